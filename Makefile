@@ -1,0 +1,72 @@
+# The project's commands; `make` alone lists them. Each sets up what it needs, so a fresh clone
+# starts with any of them, and a second run skips the setting up.
+
+PYTHON ?= python3
+# Processes that share the tests, and the Pythons that the built wheel is tested on.
+JOBS ?= 2
+WHEEL_PYTHONS ?= 3.12 3.13
+# Passed on to what the command runs: make test ARGS="-k cancel".
+ARGS ?=
+
+# `make demo` with a server and a size of your own.
+DEMO = $(if $(URL),--url "$(URL)") $(if $(WORKERS),--workers "$(WORKERS)") $(ARGS)
+SOURCES = $(wildcard aiolock tests examples benchmarks)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test chaos lint bench docs clean distclean redis-server
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: .venv/package.stamp ## see it work: make demo [URL=redis://...] [WORKERS=4]
+	@.venv/bin/python -m aiolock demo $(DEMO)
+
+test: .venv/dev.stamp redis-server ## the tests: on the tree, then on the built wheel
+	.venv/bin/python -m pytest -n $(JOBS) $(ARGS)
+	@.ci/test-wheel "$(WHEEL_PYTHONS)" -n $(JOBS) $(ARGS)
+
+chaos: .venv/dev.stamp redis-server ## break everything for a while: make chaos [SECONDS=60] [SEED=1]
+	@.venv/bin/python -m tests.chaos --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)
+
+lint: .venv/dev.stamp ## ruff, mypy and pyright, all strict
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy $(SOURCES)
+	.venv/bin/pyright
+
+bench: .venv/dev.stamp redis-server ## measure, beside the alternatives: make bench [QUICK=1]
+	.venv/bin/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
+
+docs: .venv-docs/docs.stamp ## the documentation, into site/
+	.venv-docs/bin/mkdocs build --quiet --strict
+
+clean: ## remove what was built; the environments stay
+	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find $(SOURCES) -name __pycache__ -exec rm -rf {} +
+
+distclean: clean ## the environments too: back to a fresh clone
+	rm -rf .venv .venv-bench .venv-docs .venv-wheel-*
+
+redis-server:
+	@command -v $@ >/dev/null \
+		|| .ci/install-package apt-get:redis-server dnf:redis apk:redis brew:redis \
+		|| { echo "$@ is missing and we may not install it here: please install the package redis-server (or redis)." >&2; exit 1; }
+
+# One environment in two layers: the package is enough for the demo, the rest wants the tools.
+.venv/package.stamp: pyproject.toml
+	@.ci/venv .venv $(PYTHON)
+	@.venv/bin/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/dev.stamp: .venv/package.stamp
+	@.venv/bin/python -m pip install --quiet --group dev
+	@touch $@
+
+.venv-docs/docs.stamp: pyproject.toml
+	@.ci/venv .venv-docs $(PYTHON)
+	@.venv-docs/bin/python -m pip install --quiet --group docs
+	@touch $@

@@ -1,0 +1,71 @@
+"""Pushes may be lost, and a dead holder sends none: when whoever waits asks again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final
+
+from aiolock._waiter import Waiter
+from aiolock.store import CLAIM, Queued
+
+KEEP_ALIVE: Final = 60.0
+"""Seconds after which every waiter asks again, so that a queue that still lives does not expire."""
+JUST_AFTER: Final = 0.003
+"""Seconds past the end of a lease at which to ask: it must have ended by the store's clock."""
+
+
+class Line:
+    """One client's waiters for one name. The first asks for all of them: for the others, rarely."""
+
+    def __init__(self, ask_again: Callable[[Waiter], None]) -> None:
+        self._ask_again = ask_again
+        self._loop = asyncio.get_running_loop()
+        self._waiters: dict[str, Waiter] = {}
+        self._ask_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def queued(self, waiter: Waiter, answer: Queued) -> None:
+        """The store said where the waiter stands, and when the first lease ends.
+
+        Who is next asks when that lease ends: that is how a dead holder is noticed. Whoever is
+        further back may not hear of hand-offs before it, so it asks often enough to learn of each
+        claim before that ends.
+        """
+        self._waiters[waiter.id] = waiter
+        until = answer.until if answer.place == 1 else min(answer.until, waiter.ttl, CLAIM)
+        if next(iter(self._waiters)) == waiter.id:
+            # Only what is known of the first may put its question off: a stream of newcomers must
+            # not keep one from asking whose place has got lost.
+            self._ask_at = math.inf
+        self._ask_by(self._loop.time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
+
+    def leave(self, waiter: Waiter) -> bool:
+        """The waiter waits no more; whether nobody is left."""
+        if self._waiters.pop(waiter.id, None) is not None and self._waiters:
+            # The lock may be its by now; should we not hear what becomes of it: its claim ends.
+            self._ask_by(self._loop.time() + min(waiter.ttl, CLAIM) / 1000)
+        if not self._waiters and self._timer is not None:
+            self._timer.cancel()
+        return not self._waiters
+
+    def _ask_by(self, when: float) -> None:
+        """Let the first ask again at that time, if it would not before."""
+        self._ask_at = min(self._ask_at, when)
+        # A timer that comes too early sees that and sets itself again: cheaper than a new one.
+        if self._timer is None or self._timer.when() > self._ask_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(self._ask_at, self._ask)
+
+    def _ask(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if now >= self._ask_at:
+            for place, waiter in enumerate(self._waiters.values()):
+                due = place == 0 or now - waiter.last_asked >= KEEP_ALIVE
+                if due and not waiter.asking:
+                    self._ask_again(waiter)
+            self._ask_at = now + CLAIM / 1000
+        self._ask_by(self._ask_at)

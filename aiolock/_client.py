@@ -1,0 +1,231 @@
+"""`connect` and `LockClient`: one process's link to its lock store."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import re
+import string
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
+
+import anyio
+
+from aiolock._lock import Lock
+from aiolock._policy import OnLost, Policy, checked_name, checked_ttl
+from aiolock._waiting import WaitingRoom
+from aiolock.store import Store
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from aiolock.stores.memory import MemoryServer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_STORES: Final = {
+    "memory": "aiolock.stores.memory",
+    "redis": "aiolock.stores.redis",
+    "rediss": "aiolock.stores.redis",
+    "unix": "aiolock.stores.redis",
+}
+
+
+def connect(
+    target: str | Redis | MemoryServer | Store, *, prefix: str = "aiolock", ttl: float = 30.0
+) -> LockClient:
+    """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
+
+    ``target`` is a URL (``redis://``, ``rediss://``, ``unix://``, ``memory://``), a
+    ``redis.asyncio.Redis`` of the caller's (also one from ``Sentinel.master_for``, or a
+    ``FakeAsyncRedis``; it is used to connect as it does, and is neither shared nor closed), a
+    `MemoryServer`, or a `Store`. ``prefix`` stands before every key; locks of different prefixes
+    are different locks. ``ttl``, in seconds, is what locks have that do not say.
+
+    `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
+    """
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, not {type(prefix).__name__}")
+    if not re.fullmatch(r"[!-z|~]{1,100}", prefix):
+        raise ValueError(
+            f"prefix must be 1 to 100 printable ASCII characters without spaces and braces,"
+            f" not {prefix!r}"
+        )
+    return LockClient(_store(target, prefix), ttl=ttl)
+
+
+def _store(target: object, prefix: str) -> Store:
+    if isinstance(target, str):
+        scheme, separator, _ = target.partition("://")
+        if not separator or scheme not in _STORES:
+            known = ", ".join(f"{known}://" for known in _STORES)
+            raise ValueError(f"the URL of a lock store begins with one of {known}, not {scheme!r}")
+        return cast(Store, importlib.import_module(_STORES[scheme]).from_url(target, prefix))
+    if isinstance(target, Store):
+        return target
+    # By the names of their modules, so that nobody imports a driver that they do not use.
+    modules = {base.__module__ for base in type(target).__mro__}
+    if any(module.partition(".")[0] == "redis" for module in modules):
+        return cast(Store, importlib.import_module(_STORES["redis"]).from_client(target, prefix))
+    if _STORES["memory"] in modules:
+        return cast(Store, importlib.import_module(_STORES["memory"]).from_server(target))
+    raise TypeError(
+        "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, not to a"
+        f" {type(target).__name__}"
+    )
+
+
+def _fields(template: str) -> Iterator[str]:
+    """The parameters that a name is formatted with; `ValueError` for what cannot be formatted."""
+    for _, field, spec, conversion in string.Formatter().parse(template):
+        if field is not None:
+            yield re.split(r"[.\[]", field, maxsplit=1)[0]
+            if conversion not in (None, "a", "r", "s"):
+                raise ValueError(f"{template!r} has an unknown conversion, !{conversion}")
+        yield from _fields(spec or "")
+
+
+class LockClient:
+    """One process's link to a lock store; made by `connect`.
+
+    Open it once per process and event loop and share it between all tasks: it uses two
+    connections, however many locks they hold and wait for. ``async with`` opens and closes it;
+    `open` and `aclose` do the same for a framework's lifespan hooks.
+    """
+
+    def __init__(self, store: Store, *, ttl: float = 30.0) -> None:
+        self._ttl = checked_ttl(ttl)
+        self._room = WaitingRoom(store)
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<LockClient {self.id} of {self._room.store!r}>"
+
+    @property
+    def id(self) -> str:
+        """96 random bits that name this client in a lock's `status`."""
+        return self._room.client
+
+    async def open(self) -> None:
+        """Connect; `StoreError`, with what to do about it, when the store cannot be used.
+
+        `ClientClosed` when it was opened or closed before. Cancelled, it is closed again.
+        """
+        await self._room.open()
+
+    async def aclose(self) -> None:
+        """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.
+
+        Whoever waits gets `ClientClosed`. The bodies of ``async with`` in other tasks are
+        cancelled, and waited for until their leases end. A store that does not answer is left
+        alone after a few seconds; what is held there ends by itself. Cancelled, the closing goes
+        on all the same, and under a cancelled anyio scope it is completed first. `ClientClosed` in
+        a fork or another event loop, where it would disturb the one that it belongs to.
+        """
+        self._room.check_here()
+        if self._closing is None:
+            closing = self._room.aclose(asyncio.current_task())
+            self._closing = asyncio.create_task(closing, name="aiolock close")
+        with anyio.CancelScope(shield=True):
+            await asyncio.shield(self._closing)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_waiters: int | None = None,
+        max_hold: float | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> Lock:
+        """A description of the lock ``name``; no I/O, and nothing to close.
+
+        `ValueError` or `TypeError`, with the rule, for what cannot be.
+
+        :param ttl: seconds for which the store keeps a lease that nobody renews, so how long a
+            crashed holder blocks the others; the client's, if None.
+        :param timeout: seconds that `Lock.acquire` waits at most; None waits as long as it takes.
+        :param renew: renew the lease while it is held. Without it, it is lost after ``ttl``.
+        :param reentrant: the task that holds it may acquire it again, at no cost; each
+            acquisition is released by itself. Otherwise that is `WouldDeadlock`.
+        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_hold: seconds after which it is renewed no more, and is lost.
+        :param on_lost: ``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets
+            `Lease.lost`.
+        """
+        ttl = self._ttl if ttl is None else ttl
+        return Lock(
+            self._room,
+            Policy(name, ttl, timeout, renew, reentrant, max_waiters, max_hold, on_lost),
+        )
+
+    def locked(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_waiters: int | None = None,
+        max_hold: float | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
+        """Decorate an async function so that each call runs under a lock.
+
+        ``name`` is formatted with the call's arguments: ``@client.locked("user:{user_id}")``.
+        The other parameters and the errors are those of `lock` and ``async with lock``. The
+        client may be opened after the function was decorated.
+        """
+        fields = set(_fields(checked_name(name)))
+        describe = functools.partial(
+            self.lock,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            reentrant=reentrant,
+            max_waiters=max_waiters,
+            max_hold=max_hold,
+            on_lost=on_lost,
+        )
+        describe(name)  # a bad argument is an error here, not at the first call
+
+        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            if not inspect.iscoroutinefunction(function):
+                raise TypeError(f"locked() decorates async functions, and {function!r} is not one")
+            signature = inspect.signature(function)
+            if unknown := fields - set(signature.parameters):
+                raise ValueError(
+                    f"{name!r} names {', '.join(sorted(unknown))!s}, but the parameters of"
+                    f" {function.__name__}() are {', '.join(signature.parameters) or 'none'}"
+                )
+
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                async with describe(name.format_map(bound.arguments)):
+                    return await function(*args, **kwargs)
+
+            return call
+
+        return decorate

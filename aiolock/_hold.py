@@ -1,0 +1,96 @@
+"""One grant as the client keeps it: who holds it, until when, and what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from aiolock._policy import Policy
+
+Owner = tuple[asyncio.Task[Any] | None, str]
+"""The task that called `acquire`, and the name it asked for."""
+
+
+def lasts(lease: int) -> float:
+    """For how many seconds a lease of so many ms is certainly ours, from before it was asked for.
+
+    A hundredth is left for clocks that do not run alike, as in Redlock, and 2 ms for rounding.
+    """
+    return lease * 0.00099 - 0.002
+
+
+class LeaseState(StrEnum):
+    """What is known of a lease."""
+
+    HELD = "held"
+    AT_RISK = "at_risk"
+    """A renewal is not answered: still ours, but not for long unless one is."""
+    LOST = "lost"
+    RELEASED = "released"
+
+
+ALIVE: Final = (LeaseState.HELD, LeaseState.AT_RISK)
+
+
+class Body(Protocol):
+    """The body of an ``async with`` that relies on a hold."""
+
+    task: asyncio.Task[Any] | None
+
+    def cancel(self) -> None:
+        """The hold is lost: end the body, unless it only wants to be told."""
+        ...
+
+
+class Handle(Protocol):
+    """A lease that speaks for a hold; each acquisition of a re-entrant lock gives one more."""
+
+    async def release(self) -> bool:
+        """Give it back."""
+        ...
+
+
+class Hold:
+    """One grant and what becomes of it. A lease, or several of a re-entrant lock, speak for it."""
+
+    # Defaults on the class: most holds are released before any of these is written to.
+    state = LeaseState.HELD
+    reason = ""
+    asking = False
+    ceiling: tuple[float, float] | None = None
+    """A deadline that answers to older questions cannot raise, and when that was asked for."""
+    slot = -1
+    lost: asyncio.Event | None = None
+    bodies: tuple[Body, ...] = ()
+    leases: tuple[Handle, ...] = ()
+    released: asyncio.Future[int] | None = None
+    """What the store answers, or answered, to its release."""
+    heard = False
+    """Somebody awaits that answer."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        owner: Owner,
+        waiter: str,
+        *,
+        ttl: int,
+        fence: int,
+        deadline: float,
+        ends: float | None,
+        unconfirmed: bool,
+        loose: bool,
+    ) -> None:
+        self.policy = policy
+        self.owner = owner
+        self.waiter = waiter
+        self.ttl = ttl
+        self.fence = fence
+        self.deadline = deadline
+        self.ends = ends
+        """When ``max_hold`` is over."""
+        self.unconfirmed = unconfirmed
+        """Its present lease is the claim of a pushed grant, shorter than its ttl."""
+        self.loose = loose
+        """A question was still under way when it was granted (see `WaitingRoom`)."""

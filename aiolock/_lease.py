@@ -1,0 +1,272 @@
+"""A lease: one hold of a lock as its user has it, and the body that ends when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from typing import Any, Final, TypeVar
+
+from aiolock._hold import ALIVE, Hold, LeaseState
+from aiolock._keeper import Keeper
+from aiolock._policy import checked_ttl, to_ms
+from aiolock.errors import ClientClosed, LeaseLost, StoreError
+from aiolock.store import WAS_ABSENT, WAS_QUEUED
+
+log = logging.getLogger("aiolock")
+
+Item = TypeVar("Item")
+
+_PATIENCE: Final = 9.5
+"""A store gives up on a command by itself after so many seconds (see `Store`)."""
+
+_REASONS: Final = {
+    "expired": "its lease ended before the store confirmed a renewal",
+    "refused": "the store does not know it any more: it ended, was broken, or the store was reset",
+    "broken": "somebody broke it with break_()",
+    "max_hold": "it was held as long as max_hold allows",
+    "closed": "its client was closed",
+}
+
+
+class LostEvent(asyncio.Event):
+    """Set when the lease is lost; ``await lease.lost`` is short for ``await lease.lost.wait()``."""
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        return self.wait().__await__()
+
+
+class Lease:
+    """One hold of a lock: its proof, its deadline, and the way to give it back.
+
+    Made by `Lock.acquire`. All times are seconds. A lease ends once, by release or by loss, and
+    never comes back; acquiring again gives another lease with a higher fence.
+    """
+
+    __slots__ = ("_ended", "_hold", "_keeper", "_loop")
+
+    def __init__(self, keeper: Keeper, hold: Hold) -> None:
+        self._keeper = keeper
+        self._hold = hold
+        self._ended = False
+        self._loop = asyncio.get_running_loop()
+        hold.leases += (self,)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.name!r} fence={self.fence} {self.state} {self.remaining():.3f} s>"
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._hold.policy.name
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: higher than that of any grant of this name before.
+
+        Send it along with what you write, and let the storage refuse a lower one than it has
+        seen. That, not the lock, is what stops a holder that was stopped and woke up too late.
+        """
+        return self._hold.fence
+
+    @property
+    def state(self) -> LeaseState:
+        """`held`, `at_risk` (a renewal is not answered), `lost` or `released`."""
+        if not self._ended:
+            self._keeper.check(self._hold)
+            return self._hold.state
+        lost = self._hold.state is LeaseState.LOST
+        return LeaseState.LOST if lost else LeaseState.RELEASED
+
+    @property
+    def lost(self) -> LostEvent:
+        """An event, set when the lease is lost; never set by a release. Await it, or its `wait`."""
+        event = self._hold.lost
+        if event is None:
+            event = self._hold.lost = LostEvent()
+            if self._hold.state is LeaseState.LOST:
+                event.set()
+        assert isinstance(event, LostEvent)
+        return event
+
+    def remaining(self) -> float:
+        """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
+        if self.state in ALIVE:
+            return max(0.0, self._hold.deadline - self._loop.time())
+        return 0.0
+
+    async def release(self) -> bool:
+        """Give the lock back, and it goes to the next waiter in the same step of the store.
+
+        Says whether it was still ours. Idempotent: again, it says the same and sends nothing.
+        Waits for the store's answer, but never past the end of the lease; `StoreError` when there
+        is none, and then the lease's end takes care of it. Cancelled, the release goes on all the
+        same. Of a re-entrant lock only the last release gives it back.
+        """
+        released = self._give_back()
+        if released is None:
+            return self._hold.state is not LeaseState.LOST
+        if self._hold.heard:
+            # Another task awaits it: should that be cancelled, this one is not.
+            await asyncio.wait([released])
+            if released.cancelled():
+                return True
+        elif not released.done():
+            self._hold.heard = True
+            left = self._hold.deadline - self._loop.time()
+            if left < _PATIENCE:
+                timer = self._loop.call_later(max(0.0, left), _give_up_on, released)
+                try:
+                    await released
+                finally:
+                    timer.cancel()
+            else:
+                await released
+        elif released.cancelled():
+            return True  # it was ours when the release that was cancelled had been sent
+        if (
+            released.result() in (WAS_ABSENT, WAS_QUEUED)
+            and self._hold.state is LeaseState.RELEASED
+        ):
+            self._hold.state = LeaseState.LOST
+            self._hold.reason = "refused"
+            self.lost.set()
+        return self._hold.state is not LeaseState.LOST
+
+    def _give_back(self) -> asyncio.Future[int] | None:
+        """`release` without waiting: what it would wait for, or None when there is nothing."""
+        hold = self._hold
+        self._keeper.check_here()
+        if not self._ended:
+            self._ended = True
+            hold.leases = _without(hold.leases, self)
+        return None if hold.leases else self._keeper.release(hold)
+
+    async def extend(self, ttl: float) -> None:
+        """Let the lease end ``ttl`` seconds from now, and every renewal from now on last as long.
+
+        A shorter ttl than before is fine. `LeaseLost` when the lock is not ours any more,
+        `StoreError` when nobody knows (the lease then is as it was), also when cancelled.
+        """
+        wanted = to_ms(checked_ttl(ttl))
+        self._still_ours()
+        if not await self._ask(self._keeper.affordable(self._hold, wanted)):
+            raise self._loss()
+        self._hold.ttl = wanted
+
+    async def verify(self) -> bool:
+        """Ask the store whether the lock is still ours: one round trip, changes nothing.
+
+        True is true of the moment in which the store answered. False means lost, and the body is
+        cancelled as for any loss. `StoreError` when the store does not answer.
+        """
+        return self.state in ALIVE and await self._ask(0)
+
+    async def _ask(self, ttl: int) -> bool:
+        self._keeper.check_here()
+        # Cancelled here it may have been carried out, which the keeper has reckoned with.
+        (still,) = await self._keeper.ask(self._hold, ttl)
+        return still
+
+    def _still_ours(self) -> None:
+        if self.state is LeaseState.LOST:
+            raise self._loss()
+        if self.state is LeaseState.RELEASED:
+            raise LeaseLost(f"the lease of {self.name!r} was released")
+
+    def _loss(self) -> LeaseLost:
+        """The error that says how this lease was lost."""
+        why = _REASONS[self._hold.reason]
+        return LeaseLost(f"the lock {self.name!r} (fence {self.fence}) was lost: {why}")
+
+
+def _without(items: tuple[Item, ...], item: object) -> tuple[Item, ...]:
+    return () if len(items) == 1 else tuple(each for each in items if each is not item)
+
+
+def _give_up_on(released: asyncio.Future[int]) -> None:
+    if not released.done():
+        released.set_exception(
+            StoreError("the release was not confirmed before the lease ended; its end frees it")
+        )
+
+
+class Scope:
+    """The body of an ``async with``: a lease, and the task to cancel when it is lost.
+
+    Works as `asyncio.timeout` does: it cancels the task that entered, and at the exit takes that
+    one cancellation back and raises `LeaseLost` instead. A cancellation from outside, of the same
+    moment or not, stays one.
+    """
+
+    __slots__ = ("_before", "_cancelled", "_inner", "lease", "task")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.task = asyncio.current_task()
+        self._before = self.task.cancelling() if self.task else 0
+        self._cancelled = False
+        hold = lease._hold
+        # Of bodies within each other, of a re-entrant lock, the outermost ends them all.
+        self._inner = hold.bodies != () and any(body.task is self.task for body in hold.bodies)
+        hold.bodies += (self,)
+
+    def cancel(self) -> None:
+        """The lease is lost: cancel the body, if that is what it wants."""
+        if (
+            self.task is not None
+            and self.lease._hold.policy.on_lost == "cancel"
+            and not self._inner
+        ):
+            self._cancelled = True
+            self.task.cancel(f"the lock {self.lease.name!r} was lost")
+
+    async def close(self, error: BaseException | None) -> None:
+        """Leave the body: give the lock back, and raise `LeaseLost` where that is the truth.
+
+        The body's own exception and a `CancelledError` are never replaced: after one, the release
+        is sent but not waited for, so there is nothing that could.
+        """
+        lease, hold = self.lease, self.lease._hold
+        lease._keeper.check(hold)
+        hold.bodies = _without(hold.bodies, self)
+        try:
+            if error is None and not self._cancelled:
+                await lease.release()
+            elif (released := lease._give_back()) is not None:
+                released.add_done_callback(self._log_unconfirmed)
+        except StoreError as failure:
+            self._log(failure)
+        except ClientClosed as failure:
+            if error is None:
+                raise
+            self._log(failure)
+        lease._keeper.left()
+        ours = await self._take_back(error) if self._cancelled else False
+        if hold.state is LeaseState.LOST and hold.policy.on_lost == "cancel":
+            if error is None or ours:
+                raise lease._loss() from error
+            if not isinstance(error, asyncio.CancelledError | LeaseLost):
+                error.add_note(f"aiolock: meanwhile {lease._loss()}")
+
+    async def _take_back(self, error: BaseException | None) -> bool:
+        """Undo our cancellation; whether ``error`` is it, and nobody else's."""
+        assert self.task is not None
+        alone = self.task.uncancel() <= self._before
+        if not isinstance(error, asyncio.CancelledError):
+            try:
+                # The body ended before it arrived. Before Python 3.13 it would strike at the next
+                # await, outside of the body: let it strike here.
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self.task.cancelling() > self._before:
+                    raise
+            return False
+        return alone
+
+    def _log_unconfirmed(self, released: asyncio.Future[int]) -> None:
+        if not released.cancelled() and (failure := released.exception()):
+            self._log(failure)
+
+    def _log(self, failure: BaseException) -> None:
+        log.warning("aiolock: %r stays locked until its lease ends: %s", self.lease.name, failure)

@@ -1,0 +1,92 @@
+"""What a caller may ask for: one frozen object that is valid once it exists."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+LONGEST_NAME = 512
+SHORTEST_TTL = 0.01
+LONGEST_TTL = 365 * 24 * 3600.0
+
+OnLost = Literal["cancel", "signal"]
+
+
+def seconds(what: str, value: object, *, least: float, most: float = math.inf) -> float:
+    """``value`` as a number of seconds, or the rule it breaks as a `TypeError`/`ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number of seconds, not {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:  # an int of hundreds of digits
+        number = math.inf
+    if not least <= number <= most or math.isinf(number):  # nan fails every comparison
+        limit = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
+        raise ValueError(f"{what} must be {limit} seconds, not {value!r}")
+    return number
+
+
+def checked_timeout(value: object) -> float | None:
+    """A timeout in seconds: at least 0, or None to wait as long as it takes."""
+    return None if value is None else seconds("timeout (or None)", value, least=0)
+
+
+def checked_ttl(value: object) -> float:
+    """A ttl in seconds."""
+    return seconds("ttl", value, least=SHORTEST_TTL, most=LONGEST_TTL)
+
+
+def checked_name(name: object) -> str:
+    """A lock's name: 1 to 512 characters that can be written in UTF-8."""
+    if not isinstance(name, str):
+        raise TypeError(f"a lock's name must be a str, not {type(name).__name__}")
+    if not 1 <= len(name) <= LONGEST_NAME:
+        raise ValueError(
+            f"a lock's name must have 1 to {LONGEST_NAME} characters, not {len(name)}"
+            + (": hash what is longer" if name else "")
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a lock's name must be writable in UTF-8, not {name!r}") from None
+    return name
+
+
+def to_ms(value: float) -> int:
+    """Seconds as they go over the wire. The one place where they are converted."""
+    return max(1, round(value * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one lock behaves; see `LockClient.lock` for each field."""
+
+    name: str
+    ttl: float
+    timeout: float | None = None
+    renew: bool = True
+    reentrant: bool = False
+    max_waiters: int | None = None
+    max_hold: float | None = None
+    on_lost: OnLost = "cancel"
+
+    def __post_init__(self) -> None:
+        checked_name(self.name)
+        checked_ttl(self.ttl)
+        checked_timeout(self.timeout)
+        if self.max_hold is not None:
+            seconds("max_hold (or None)", self.max_hold, least=SHORTEST_TTL, most=LONGEST_TTL)
+        if self.max_waiters is not None:
+            if isinstance(self.max_waiters, bool) or not isinstance(self.max_waiters, int):
+                raise TypeError(f"max_waiters must be an int or None, not {self.max_waiters!r}")
+            if self.max_waiters < 1:
+                raise ValueError(
+                    f"max_waiters must be at least 1, not {self.max_waiters!r}:"
+                    " for none at all, acquire with blocking=False"
+                )
+        for flag in ("renew", "reentrant"):
+            if not isinstance(getattr(self, flag), bool):
+                raise TypeError(f"{flag} must be True or False, not {getattr(self, flag)!r}")
+        if self.on_lost not in ("cancel", "signal"):
+            raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")

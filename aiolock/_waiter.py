@@ -1,0 +1,62 @@
+"""One acquisition that is under way, and the deadline arithmetic of a pushed grant."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiolock._hold import lasts
+from aiolock._policy import Policy
+
+Turn = tuple[int, int, float]
+"""A grant as the waiter sees it: fence, lease in ms, and the local deadline."""
+
+
+class Waiter:
+    """One acquisition that is under way."""
+
+    # Defaults on the class: a lock that is free is granted before any of these is written to.
+    ticket = 0
+    store_time = 0
+    """The store's clock when it answered the question that was sent at `sent`."""
+    answered = False
+    given_up = False
+    asked: asyncio.Future[Any] | None = None
+    """What the store will answer, or has answered, to the last question."""
+    turn: asyncio.Future[Turn] | None = None
+    """Waits for the push, once the store has answered that we are queued."""
+    pushed: Turn | None = None
+    """The push, where it overtook that answer."""
+    void = 0
+    """Grants up to this fence are not to be entered: taken away, or given back as too late."""
+    asking = False
+    """It asked again, and has not looked at the answer yet."""
+    loose = False
+    """A question was under way when the lock was granted by a push."""
+    outdated = False
+    """Something happened that the answer under way may not know of: ask once more after it."""
+    interrupted: Exception | None = None
+    """Why not to wait any longer; kept, for it may come while the task waits for nothing."""
+
+    def __init__(self, waiter_id: str, policy: Policy, ttl: int, sent: float) -> None:
+        self.id = waiter_id
+        self.policy = policy
+        self.ttl = ttl
+        self.sent = self.last_asked = sent
+
+    def deadline(self, lease: int, granted: int, now: float) -> float:
+        """Until when a pushed lease is certainly ours, by two clocks that only need to run alike.
+
+        The grant was made at ``granted`` µs by the store, ``granted - store_time`` after it had
+        answered us, which was after we had sent that question at ``sent``. And a push cannot
+        arrive before it was made.
+        """
+        since_answer = (granted - self.store_time) / 1e6 if self.answered else 0.0
+        return min(self.sent + since_answer, now) + lasts(lease)
+
+    def interrupt(self, error: Exception) -> None:
+        """End the waiting with an error, unless the lock has been granted."""
+        self.interrupted = error
+        future = self.turn if self.turn is not None else self.asked
+        if future is not None and not future.done():
+            future.set_exception(error)

@@ -1,0 +1,55 @@
+"""Everything aiolock raises.
+
+::
+
+    LockError
+    ├── AcquireTimeout   (TimeoutError)     the lock did not become ours in the time given
+    ├── LeaseLost                           the lock was taken from us while we held it
+    ├── NotHeld          (RuntimeError)     this task holds no such lock
+    ├── WouldDeadlock    (RuntimeError)     this task already holds the lock it waits for
+    ├── QueueFull                           as many wait already as ``max_waiters`` allows
+    ├── StoreError       (ConnectionError)  the store did not say yes or no: nobody knows
+    └── ClientClosed     (RuntimeError)     the client is not open, not here, or not any more
+
+Each is also the builtin in brackets, so code that knows nothing of aiolock can catch it. Wrong
+arguments are plain ``ValueError`` and ``TypeError``, raised before anything is sent.
+"""
+
+
+class LockError(Exception):
+    """The base of every error that aiolock raises."""
+
+
+class AcquireTimeout(LockError, TimeoutError):
+    """The lock did not become ours in the time given; nothing is left in its queue."""
+
+
+class LeaseLost(LockError):
+    """The lock was taken from us while we held it: somebody else may hold it now.
+
+    What the body did since is not protected by the lock; that is what ``lease.fence`` is for.
+    """
+
+
+class NotHeld(LockError, RuntimeError):
+    """The current task does not hold this lock, so there is nothing to release."""
+
+
+class WouldDeadlock(LockError, RuntimeError):
+    """The current task holds this lock already and would wait for itself for ever."""
+
+
+class QueueFull(LockError):
+    """As many are waiting for the lock already as ``max_waiters`` allows."""
+
+
+class StoreError(LockError, ConnectionError):
+    """The store did not say yes or no, so nobody knows; the driver's error is ``__cause__``.
+
+    Never raised for "somebody else has it". After it nothing is held, and what may have arrived
+    at the store all the same is given back.
+    """
+
+
+class ClientClosed(LockError, RuntimeError):
+    """The client is not open: not yet, not any more, or not in this process and event loop."""

@@ -1,0 +1,202 @@
+"""What the author of a store reads: the protocol, its messages and their invariants.
+
+A store keeps, for each name, the *holders* (grants, each with the end of its lease), the *queue*
+(waiters, each with a ticket) and the last *fence*. Each operation below is one atomic step at the
+store, and each is idempotent: carried out twice, it leaves and answers what it does once.
+
+Times on the wire are whole numbers: leases in milliseconds, the store's clock in microseconds.
+Only the store's clock decides who holds; a client only ever subtracts two of its readings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+CLAIM = 10_000
+"""The longest first lease of a pushed grant, in ms: what one stuck waiter costs the others."""
+
+
+class WaiterId(NamedTuple):
+    """What a store must know of a waiter, written into its id as ``<mode>:<client>:<seq>``.
+
+    The mode is ``x`` (exclusive), then ``b`` where pushes cannot be counted (so that nobody takes
+    a count of 0 for dead), then ``f`` where the lease is not renewed (so that its end does not
+    mean that its client is stuck), then the claim in ms.
+    """
+
+    blind: bool
+    fixed: bool
+    claim: int
+    client: str
+    seq: int
+
+    def __str__(self) -> str:
+        flags = ("b" if self.blind else "") + ("f" if self.fixed else "")
+        return f"x{flags}{self.claim}:{self.client}:{self.seq}"
+
+    @classmethod
+    def parse(cls, text: str) -> WaiterId:
+        """The waiter of this id."""
+        mode, client, seq = text.split(":")
+        flags = mode[1:].rstrip("0123456789")
+        return cls("b" in flags, "f" in flags, int(mode[1 + len(flags) :]), client, int(seq))
+
+
+class Granted(NamedTuple):
+    """The lock is the waiter's: for ``lease`` ms from ``now`` (µs, the store's clock) on.
+
+    ``displaced``: it asked with a ticket, but stood in the queue no more. What took it out may
+    have taken out its client's other waiters for this name.
+    """
+
+    fence: int
+    lease: int
+    now: int
+    displaced: bool = False
+
+
+class Queued(NamedTuple):
+    """The waiter stands in the queue; ``place`` 1 is next; ``until`` the first lease ends, ms.
+
+    ``displaced`` is as in `Granted`.
+    """
+
+    ticket: int
+    place: int
+    until: int
+    now: int
+    displaced: bool = False
+
+
+class Busy(NamedTuple):
+    """The lock is taken and the waiter did not want to wait; ``until`` the first lease ends, ms."""
+
+    until: int
+
+
+class Full(NamedTuple):
+    """``waiters`` stand in the queue, which is as many as were allowed."""
+
+    waiters: int
+
+
+Answer = Granted | Queued | Busy | Full
+
+WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
+"""What `Store.release` found the waiter to be.
+
+`WAS_UNKNOWN`: absent, but the release had been sent before and its reply was lost, so that may
+have been its own doing.
+"""
+
+
+class Renewal(NamedTuple):
+    """One line of a `Store.renew`; a ttl of 0 asks only whether the grant still holds."""
+
+    name: str
+    waiter: str
+    fence: int
+    ttl: int
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """One holder or waiter, as `Lock.status` shows it."""
+
+    client: str
+    """The client's id: 96 random bits."""
+    host: str
+    """The machine the client runs on; empty where the store has forgotten."""
+    pid: int
+    """The client's process; 0 where the store has forgotten."""
+    since: float
+    """When it was granted, or began to wait: Unix time in seconds, by the store's clock."""
+    place: int
+    """0 for a holder; 1 for the waiter that is next, and so on."""
+    fence: int = 0
+    """A holder's fencing token; 0 for a waiter."""
+    remaining: float = 0.0
+    """Seconds until a holder's lease ends if nobody renews it; 0 for a waiter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Who holds a lock and who waits for it, in order, at one moment."""
+
+    name: str
+    holders: tuple[Party, ...]
+    waiters: tuple[Party, ...]
+
+
+class Inbox(Protocol):
+    """Where a store delivers what comes unasked: called in the client's loop, never awaited."""
+
+    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
+        """The lock was handed to this waiter, at ``now`` (µs, store), for ``lease`` ms."""
+
+    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+        """This grant was taken away (``expired`` or ``broken``).
+
+        Where it had expired, the client's waiters for ``name`` have left the queue as well.
+        """
+
+    def reconnected(self) -> None:
+        """Pushes may have been missed: whoever waits must ask again."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A place to keep locks.
+
+    The five operations are *started by the call* and return a future of the running loop: the
+    command is under way whether or not anybody awaits it, and commands about one waiter are
+    carried out in the order in which they were called. A future's exception is a `StoreError`.
+
+    Whoever cancels the future of an `acquire` calls `release` next, so the store may then drop
+    the command as long as it keeps that order. Every other command is carried out whatever
+    becomes of its future. No future stays open for ever: a store gives up in 9.5 seconds at most.
+    """
+
+    async def open(self, client: str, inbox: Inbox) -> bool:
+        """Connect, and listen for what comes for ``client``; `StoreError` when it cannot.
+
+        Returns whether the store can count who listens (see `WaiterId`).
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Wait for what is under way, then disconnect. Idempotent; raises nothing."""
+        ...
+
+    def acquire(
+        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+    ) -> asyncio.Future[Answer]:
+        """Take the lock for ``ttl`` ms if nobody holds it or waits for it, else queue.
+
+        ``ticket`` is the waiter's old place, 0 for a newcomer; ``max_waiters`` 0 is no limit. A
+        waiter that is a holder already gets its grant again, one that is queued its place.
+        """
+        ...
+
+    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        """Remove the waiter from the holders or the queue, and hand the lock on if it held it.
+
+        With a ``fence`` it speaks of that grant alone; with 0 of whatever the waiter is now.
+        Answers one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
+        """
+        ...
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        """For each: still a holder, and then its lease ends ``ttl`` ms from now."""
+        ...
+
+    def status(self, name: str) -> asyncio.Future[Status]:
+        """Who holds the lock and who waits for it; changes nothing."""
+        ...
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        """Take the lock from these grants, tell them, hand it on; how many of them held it."""
+        ...

@@ -1,0 +1,34 @@
+"""Locks on Redis 6.2 and newer, or Valkey."""
+
+from __future__ import annotations
+
+import redis
+import redis.asyncio
+from redis.asyncio.connection import ConnectionPool
+
+from aiolock.stores.redis._store import RedisStore
+
+__all__ = ["RedisStore", "from_client", "from_url"]
+
+
+def from_url(url: str, prefix: str) -> RedisStore:
+    """A store on the server at ``url``; `ValueError` for a URL that redis-py does not take."""
+    pool = ConnectionPool.from_url(url)  # pyright: ignore[reportUnknownMemberType]  # **kwargs
+    try:
+        pool.connection_class(**pool.connection_kwargs)  # connects nothing, but sees every option
+    except TypeError as error:
+        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
+    return RedisStore(pool, prefix)
+
+
+def from_client(client: object, prefix: str) -> RedisStore:
+    """A store that connects as ``client`` does, and leaves the client itself alone."""
+    if isinstance(client, redis.Redis):
+        raise TypeError(
+            "this is a blocking redis.Redis, which would stop the event loop:"
+            " pass a redis.asyncio.Redis, or a URL"
+        )
+    if not isinstance(client, redis.asyncio.Redis):
+        raise TypeError(f"aiolock takes a redis.asyncio.Redis, not {type(client).__name__}")
+    pool: ConnectionPool = client.connection_pool
+    return RedisStore(pool, prefix)

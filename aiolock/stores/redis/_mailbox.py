@@ -1,0 +1,98 @@
+"""The subscription: one channel for the whole client, on which the scripts push to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, cast
+
+from redis.asyncio.connection import ConnectionPool
+from redis.exceptions import InvalidResponse
+
+from aiolock.store import Inbox
+from aiolock.stores.redis._link import Link
+from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._wire import Refusal
+
+SUBSCRIBE_TIMEOUT: Final = 5.0
+
+
+class Mailbox:
+    """Keeps the client's channel subscribed, and hands what arrives there to its inbox."""
+
+    def __init__(self, pool: ConnectionPool, names: Names, client: str, inbox: Inbox) -> None:
+        self._link = Link(pool, received=self._received, up=self._subscribe, down=self._down)
+        self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
+        self._names = names
+        self._inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._subscribed: asyncio.Future[None] = self._loop.create_future()
+        self._overdue: asyncio.TimerHandle | None = None
+        self.heard = self._loop.time()
+
+    async def open(self) -> None:
+        """Connect and subscribe; returns when the server has confirmed it."""
+        await self._link.open()
+        await self._subscribed
+
+    def _subscribe(self) -> None:
+        assert self._link.wire is not None
+        self._link.wire.write(self._request, at_once=True)
+        self._overdue = self._loop.call_later(
+            SUBSCRIBE_TIMEOUT, self.drop, TimeoutError("the server does not confirm SUBSCRIBE")
+        )
+
+    def drop(self, reason: Exception) -> None:
+        """Give this connection up, subscribe again on another."""
+        if not self._subscribed.done():
+            self._subscribed.set_exception(reason)
+        self._link.drop(reason)
+
+    def _down(self, reason: Exception) -> None:
+        self._confirm()
+        if not self._subscribed.done():
+            self._subscribed.set_exception(reason)
+
+    def _confirm(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def _received(self, message: Any) -> None:
+        self.heard = self._loop.time()
+        if isinstance(message, Refusal):
+            self.drop(message)
+        elif not isinstance(message, list):
+            self.drop(InvalidResponse(f"not what a subscription gets: {message!r}"))
+        else:
+            self._told(cast(list[bytes], message))
+
+    def _told(self, message: list[bytes]) -> None:
+        if message[0] == b"message":
+            self._deliver(message[2].decode())
+        elif message[0] == b"subscribe":
+            self._confirm()
+            self._link.proved()
+            if not self._subscribed.done():
+                self._subscribed.set_result(None)
+            else:
+                self._inbox.reconnected()
+
+    def _deliver(self, push: str) -> None:
+        kind, _, rest = push.partition(" ")
+        if kind == "g":
+            waiter, fence, lease, now, key = rest.split(" ", 4)
+            name = self._names.name(key)
+            self._inbox.granted(name, waiter, int(fence), int(lease), int(now))
+        elif kind == "l":
+            grant, reason, key = rest.split(" ", 2)
+            waiter, _, fence = grant.rpartition(":")
+            self._inbox.lost(self._names.name(key), waiter, int(fence), reason)
+
+    async def aclose(self) -> None:
+        """Unsubscribe and disconnect. Idempotent."""
+        self._confirm()
+        if self._link.wire is not None:
+            # For fakeredis: a server sees for itself that we are gone.
+            self._link.wire.write(b"*1\r\n$11\r\nUNSUBSCRIBE\r\n", at_once=True)
+        await self._link.aclose()

@@ -1,0 +1,48 @@
+"""Keys and channels. All keys of one name share one hash slot: its name stands in braces."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from aiolock.stores.redis._scripts import bulk
+
+
+def escape(name: str) -> str:
+    """``name`` without braces, which would move its keys to another slot."""
+    return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+
+
+def unescape(name: str) -> str:
+    """The name that was escaped."""
+    return name.replace("%7D", "}").replace("%7B", "{").replace("%25", "%")
+
+
+class Names:
+    """The keys under one prefix, as text and as they stand in a request."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.channels = f"{prefix}:push:"
+        # Names come back: an order is locked, released, and asked for again by the next waiter.
+        self.three = lru_cache(maxsize=4096)(self._three)
+        self.holders = lru_cache(maxsize=4096)(self._holders)
+
+    def keys(self, name: str) -> list[str]:
+        """Holders, queue and fence."""
+        stem = f"{self._prefix}:{{{escape(name)}}}"
+        return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
+
+    def name(self, holders: str) -> str:
+        """The name whose holders key this is; a push carries the key, which its script has."""
+        escaped = holders[len(self._prefix) + 2 : -len("}:holders")]
+        return unescape(escaped) if "%" in escaped else escaped
+
+    def client(self, client: str) -> str:
+        """Where a client writes its host and process, for `status` to show."""
+        return f"{self._prefix}:client:{client}"
+
+    def _holders(self, name: str) -> bytes:
+        return bulk(self.keys(name)[0])
+
+    def _three(self, name: str) -> bytes:
+        return b"".join(map(bulk, (3, *self.keys(name))))

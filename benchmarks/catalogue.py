@@ -1,0 +1,101 @@
+"""Who takes part, with what settings, and what has to be installed for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import metadata
+
+
+def _driver() -> str:
+    """The redis-py that aiolock runs on here: every peer that can use it gets the same."""
+    return f"redis=={metadata.version('redis')}"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A peer with its settings."""
+
+    title: str
+    module: str
+    """Of its adapter, in `benchmarks/peers/`."""
+    requirements: tuple[str, ...] = ()
+    """What pip installs into its own environment; none: it runs in the project's own."""
+    settings: dict[str, object] = field(default_factory=dict[str, object], hash=False)
+    remark: str = ""
+    """What the reader of a table should know of it."""
+
+
+AIOLOCK = Contestant("aiolock", "aiolock", remark="as it comes")
+SET_AND_DEL = Contestant(
+    "bare `SET NX PX` + `DEL`", "set_nx", remark="redis-py, no lock at all: it cannot wait"
+)
+FLOOR = Contestant("floor", "set_nx")
+"""Not a lock either: its processes throw messages, see `scenarios.floors`."""
+REDIS_PY = Contestant("redis-py `Lock`", "redis_py", remark="polls every 0.1 s, its default")
+
+PEERS = (
+    REDIS_PY,
+    Contestant(
+        "redis-py `Lock`, sleep=0.01",
+        "redis_py",
+        settings={"sleep": 0.01},
+        remark="polls every 0.01 s",
+    ),
+    Contestant(
+        "redsync 2.0.0",
+        "redsync",
+        ("redsync==2.0.0", _driver(), "hiredis"),
+        remark="`BLPOP`; no owner, and a permit whose holder dies is gone",
+    ),
+    Contestant(
+        "self-limiters 0.4.0",
+        "self_limiters",
+        ("self-limiters==0.4.0",),
+        remark="`BLPOP`, in Rust; a permit whose holder dies is gone while others use the name",
+    ),
+    Contestant(
+        "steindamm 0.11.1",
+        "steindamm",
+        ("steindamm==0.11.1", _driver(), "hiredis"),
+        remark="`BLPOP`; a permit whose holder dies is gone while others use the name",
+    ),
+    Contestant(
+        "py-redis-semaphore 0.2.0",
+        "py_redis_semaphore",
+        ("py-redis-semaphore==0.2.0", _driver(), "hiredis"),
+        remark="`BLPOP`, with a lease, a heartbeat and a fence",
+    ),
+    Contestant(
+        "redis-lock-py 1.3.0",
+        "redis_lock_py",
+        ("redis-lock-py==1.3.0", _driver(), "hiredis"),
+        remark="pub/sub, a subscription for each waiter",
+    ),
+    Contestant(
+        "python-redis-lock 4.0.1",
+        "python_redis_lock",
+        ("python-redis-lock==4.0.1", _driver(), "hiredis"),
+        remark="`BLPOP`; blocks, so it runs in threads",
+    ),
+    Contestant(
+        "pottery 3.0.1",
+        "pottery",
+        ("pottery==3.0.1", _driver(), "hiredis"),
+        remark="Redlock on one master, polls every 0–0.2 s",
+    ),
+    Contestant(
+        "coredis 6.9.0", "coredis", ("coredis==6.9.0",), remark="its own client, polls every 0.1 s"
+    ),
+    Contestant(
+        "cashews 7.6.0",
+        "cashews",
+        ("cashews==7.6.0", _driver(), "hiredis"),
+        remark="polls without a pause, its default",
+    ),
+    Contestant(
+        "aioredlock 0.7.3",
+        "aioredlock",
+        ("aioredlock==0.7.3", "aioredis==1.3.1", "hiredis"),
+        remark="Redlock on one master, aioredis 1, polls every 0.1–0.3 s; Python 3.11 at most",
+    ),
+)

@@ -1,0 +1,28 @@
+"""steindamm: a semaphore of one, a list that waiters `BLPOP` and holders `LPUSH`."""
+
+# ruff: noqa: D102  # the protocol tells what a method does
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from redis.asyncio import Redis
+from steindamm import AsyncSemaphore  # type: ignore[import-not-found]  # in its own environment
+
+
+class Peer:
+    """One connection for each waiter, and no limit to how long it waits."""
+
+    async def open(self, url: str, tasks: int) -> None:
+        self._redis = Redis.from_url(
+            url, max_connections=tasks + 10, protocol=2, socket_timeout=None
+        )
+
+    async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
+        semaphore: AbstractAsyncContextManager[object] = AsyncSemaphore.create(
+            connection=self._redis, name=name, capacity=1, expiry=30, max_sleep=0
+        )
+        return semaphore
+
+    async def close(self) -> None:
+        await self._redis.aclose()

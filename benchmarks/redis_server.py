@@ -1,0 +1,172 @@
+"""A `redis-server` of the benchmark's own, and what it says about the work it did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import redis
+
+from benchmarks.rounds import quantile
+
+# The shell ends the server when its standard input closes, so that a benchmark which is killed
+# leaves no server behind.
+_TIED = 'redis-server "$@" & server=$!; cat; kill $server; wait $server'
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the server has used up to one moment."""
+
+    cpu: float
+    """Seconds of CPU time."""
+    memory: int
+    """Bytes allocated."""
+
+
+class RedisServer:
+    """A `redis-server` without persistence, on a free port of 127.0.0.1; used with ``with``."""
+
+    def __init__(self) -> None:
+        if shutil.which("redis-server") is None:
+            raise RuntimeError("the benchmarks need redis-server on PATH")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="redis-")
+        self._socket = Path(self._folder.name, "socket")
+        options = ["--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self._socket]
+        options += ["--save", "", "--appendonly", "no", "--dir", self._folder.name]
+        options += ["--maxclients", "15000"]
+        self._process = subprocess.Popen(
+            ["sh", "-c", _TIED, "sh", *map(str, options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server
+        )
+        # Not over TCP: the peers' connections are counted there.
+        self._control = redis.Redis(unix_socket_path=str(self._socket), decode_responses=True)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                self._control.ping()
+            except redis.RedisError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self.__exit__()
+                    raise RuntimeError("redis-server does not start") from error
+                time.sleep(0.01)
+            else:
+                return self
+
+    def __exit__(self, *_: object) -> None:
+        self._control.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        finally:
+            self._process.kill()
+            self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return int(self._control.info("server")["process_id"])
+
+    @property
+    def version(self) -> str:
+        """The version the server calls itself."""
+        return str(self._control.info("server")["redis_version"])
+
+    def usage(self) -> Usage:
+        """What the server has used so far."""
+        info = self._control.info()
+        return Usage(
+            cpu=info["used_cpu_user"] + info["used_cpu_sys"],
+            memory=info["used_memory"],
+        )
+
+    def addresses(self) -> set[str]:
+        """Where open connections come from, without the benchmark's own."""
+        clients = self._control.client_list()
+        return {client["addr"] for client in clients if str(self._socket) not in client["addr"]}
+
+    @contextlib.contextmanager
+    def tap(self) -> Iterator[Tap]:
+        """Listen to every command that comes in. It slows the server down: time nothing under it.
+
+        What was heard is known after the end of the ``with``.
+        """
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(30)
+            link.connect(str(self._socket))
+            link.sendall(b"MONITOR\r\n")
+            assert link.recv(5) == b"+OK\r\n"
+            tap = Tap()
+            yield tap
+            end = f"end-of-tap-{time.monotonic_ns()}"
+            self._control.echo(end)
+            heard = bytearray()
+            while end.encode() not in heard:
+                heard += link.recv(1 << 20)
+            tap.listen(heard.decode("utf-8", "replace"))
+
+
+class Tap:
+    """What clients sent while it was open; what scripts called does not count."""
+
+    def __init__(self) -> None:
+        self.commands: dict[str, int] = {}
+        self.by_address: dict[str, int] = {}
+
+    def listen(self, heard: str) -> None:
+        """Count the lines of MONITOR: ``+<time> [<db> <address>] "<command>" ...``."""
+        for line in heard.splitlines():
+            _, _, rest = line.partition("[")
+            origin, _, command = rest.partition("] ")
+            who = origin.partition(" ")[2]
+            if command and who != "lua" and not who.startswith("unix:"):
+                name = command.split(" ", 1)[0].strip('"').upper()
+                self.commands[name] = self.commands.get(name, 0) + 1
+                self.by_address[who] = self.by_address.get(who, 0) + 1
+
+    @property
+    def total(self) -> int:
+        """How many commands clients sent."""
+        return sum(self.commands.values())
+
+
+async def c_floor(server: RedisServer, *, requests: int, runs: int = 5) -> float:
+    """Microseconds of one PING round trip by `redis-benchmark -c 1`, a client written in C.
+
+    The median of several short runs. Of each, the mean or the median of its round trips, whichever
+    is lower: a busy machine spoils the mean, and the median comes rounded up to the next 8 µs.
+    """
+    return quantile([await _ping(server, requests) for _ in range(runs)], 0.5)
+
+
+async def _ping(server: RedisServer, requests: int) -> float:
+    process = await asyncio.create_subprocess_exec(
+        *("redis-benchmark", "-h", "127.0.0.1", "-p", str(server.port)),
+        *("-c", "1", "-n", str(requests), "-t", "ping_mbulk", "--csv"),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"LC_ALL": "C"},
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    header, line = (row.replace('"', "").split(",") for row in output.decode().splitlines()[-2:])
+    result = dict(zip(header, line, strict=True))
+    return min(1e6 / float(result["rps"]), 1e3 * float(result["p50_latency_ms"]))

@@ -1,0 +1,103 @@
+"""The statistics: rounds in turn, medians, and how far apart the rounds were."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+Subject = TypeVar("Subject")
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the values lie, between two of them if need be."""
+    if not values:
+        raise ValueError("nothing was measured")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+class Spread(NamedTuple):
+    """The median of several rounds, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The median and the quartiles of what the rounds gave."""
+    return Spread(
+        quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75), len(values)
+    )
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Ours through theirs, round by round: what slowed a round down slowed down both.
+
+    Where one of the two has fewer rounds, the ratio of the medians.
+    """
+    if len(ours) != len(theirs):
+        ours, theirs = [quantile(ours, 0.5)], [quantile(theirs, 0.5)]
+    return spread([one / other for one, other in zip(ours, theirs, strict=True)])
+
+
+def in_turn(subjects: Sequence[Subject], rounds: int) -> Iterator[tuple[int, Subject]]:
+    """Each subject in each round; in each round another one begins."""
+    for number in range(rounds):
+        start = number % max(1, len(subjects))
+        for subject in (*subjects[start:], *subjects[:start]):
+            yield number, subject
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """One way through the lock: nanoseconds of the machine's monotonic clock."""
+
+    entered: int
+    asked: int
+    left: int
+    who: str
+
+
+def inversions(entries: Sequence[Entry], *, margin: int = 0) -> int:
+    """How many pairs went in another order than they asked.
+
+    A pair counts when the one asked more than ``margin`` nanoseconds before the other. Between
+    processes, or over several connections, nobody knows which of two requests of the same
+    microsecond came first; a margin leaves those out.
+    """
+    wrong = 0
+    asked: list[int] = []
+    for entry in sorted(entries):
+        wrong += len(asked) - bisect.bisect_right(asked, entry.asked + margin)
+        bisect.insort(asked, entry.asked)
+    return wrong
+
+
+def overtaken(entries: Sequence[Entry], *, margin: int = 0) -> int:
+    """How many were overtaken by somebody who had asked more than ``margin`` after them."""
+    count = 0
+    latest = 0
+    for entry in sorted(entries):
+        count += latest > entry.asked + margin
+        latest = max(latest, entry.asked)
+    return count
+
+
+def overlaps(entries: Sequence[Entry]) -> int:
+    """How often somebody entered before the one before had left: a lock that is none."""
+    ordered = sorted(entries)
+    return sum(after.entered < before.left for before, after in itertools.pairwise(ordered))
+
+
+def handovers(entries: Sequence[Entry]) -> int:
+    """How often the lock went from one task to another."""
+    ordered = sorted(entries)
+    return sum(before.who != after.who for before, after in itertools.pairwise(ordered))

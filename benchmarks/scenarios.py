@@ -1,0 +1,241 @@
+"""What is measured of every contestant: each scenario is one round of it, with its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks import measures
+from benchmarks.crew import Worker
+from benchmarks.measures import Contended
+from benchmarks.redis_server import RedisServer, c_floor
+from benchmarks.rounds import handovers, inversions, overlaps, overtaken, quantile
+
+MARGIN = 1_000_000
+"""Who asked within so many nanoseconds of each other may go in either order."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured, and for how long at most."""
+
+    rounds: int
+    pings: int
+    """Round trips of each short run in C."""
+    operations: int
+    """Of one task on a free lock."""
+    each: int
+    """Operations of each of 200 tasks on 200 free locks."""
+    crowds: dict[int, int]
+    """How many tasks of one process want one name, and how often each enters."""
+    processes: tuple[int, int, int]
+    """How many processes, of how many tasks, that enter how often."""
+    limit: float
+    """Seconds that a crowd may take; what has not come through by then does not count."""
+    chain: int
+    """Waiters of each of two processes."""
+    waits: int
+    """Hand-offs after everything has been quiet."""
+    lines: tuple[int, ...]
+    """How many wait in a queue in which the moves are timed; the first one is watched, too."""
+    watch: float
+    """Seconds for which it is watched."""
+    leases: int
+    """That one process holds."""
+    patience: float
+    """Seconds without an answer after which a peer is taken to hang."""
+
+
+FULL = Size(
+    rounds=5,
+    pings=1000,
+    operations=1500,
+    each=10,
+    crowds={1: 300, 5: 40, 20: 20, 50: 8, 200: 2},
+    processes=(4, 25, 4),
+    limit=4,
+    chain=50,
+    waits=12,
+    lines=(100, 1_000),
+    watch=6,
+    leases=1000,
+    patience=60,
+)
+QUICK = Size(
+    rounds=1,
+    pings=1000,
+    operations=400,
+    each=3,
+    crowds={20: 10, 200: 2},
+    processes=(4, 25, 1),
+    limit=1.2,
+    chain=15,
+    waits=3,
+    lines=(30,),
+    watch=0.5,
+    leases=300,
+    patience=5,
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one round of a scenario gave."""
+
+    figures: dict[str, float]
+    samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Single values, where the reader may want to see how they are spread."""
+
+
+async def alone(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """One task, a free lock."""
+    cost = await measures.uncontended(server, crew[0], operations=size.operations)
+    return Outcome(
+        {
+            "alone.us": cost.median,
+            "alone.p95.us": cost.tail,
+            "alone.client.us": cost.client,
+            "alone.server.us": cost.server,
+        }
+    )
+
+
+async def many_names(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """200 tasks, a free lock for each."""
+    cost = await measures.many_names(server, crew[0], tasks=200, operations=size.each)
+    return Outcome(
+        {
+            "names.rate": cost.rate,
+            "names.client.us": cost.client,
+            "names.server.us": cost.server,
+        }
+    )
+
+
+async def crowds(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """So many tasks of one process on one name."""
+    figures: dict[str, float] = {}
+    for tasks, times in size.crowds.items():
+        crowd = await measures.one_name(
+            server, crew[:1], tasks=tasks, times=times, limit=size.limit
+        )
+        figures |= _crowd(f"crowd{tasks}", crowd, tasks * times)
+    return Outcome(figures)
+
+
+async def processes(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """Several processes on one name."""
+    count, tasks, times = size.processes
+    crowd = await measures.one_name(
+        server, crew[:count], tasks=tasks, times=times, limit=size.limit
+    )
+    return Outcome(_crowd("processes", crowd, count * tasks * times))
+
+
+def _crowd(what: str, crowd: Contended, wanted: int) -> dict[str, float]:
+    entries = crowd.entries
+    pairs = max(1, len(entries) * (len(entries) - 1) // 2)
+    figures = {
+        f"{what}.through": len(entries) / wanted,
+        f"{what}.rate": crowd.rate,
+        f"{what}.handoffs": handovers(entries) / crowd.elapsed,
+        f"{what}.inversions": inversions(entries, margin=MARGIN) / pairs,
+        f"{what}.inverted": float(inversions(entries)),
+        f"{what}.overtaken": overtaken(entries, margin=MARGIN) / max(1, len(entries)),
+        f"{what}.overlaps": float(overlaps(entries)),
+        f"{what}.client.us": crowd.client,
+        f"{what}.server.us": crowd.server,
+        f"{what}.connections": float(crowd.connections),
+    }
+    if entries:
+        for share in (50, 95, 99):
+            figures[f"{what}.waited.p{share}.ms"] = crowd.waited(share / 100)
+    return figures
+
+
+async def chain(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """Hand-off after hand-off between two processes, out of a full queue."""
+    latencies = await measures.chain(server, crew[:2], tasks=size.chain)
+    return Outcome({"chain.us": quantile(latencies, 0.5)}, {"chain": latencies})
+
+
+async def quiet(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """A hand-off between two processes after everything has been quiet for a while."""
+    # Of different lengths, or a lock that polls would always be caught at the same moment.
+    waits = [0.05 + 0.1 * turn / size.waits for turn in range(size.waits)]
+    latencies = await measures.after_waiting(server, crew[:2], waits)
+    return Outcome({"quiet.us": quantile(latencies, 0.5)}, {"quiet": latencies})
+
+
+async def commands(server: RedisServer, crew: Sequence[Worker], _: Size) -> Outcome:
+    """What is sent for each acquire and release, free and wanted by others."""
+    return Outcome(
+        {
+            "commands.free": await measures.commands(server, crew[0], tasks=1, times=50),
+            "commands.wanted": await measures.commands(server, crew[0], tasks=10, times=5),
+        }
+    )
+
+
+async def idle(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """What holding and waiting cost, and each move in a queue.
+
+    In processes that have done nothing before: memory that was used and given back is not asked
+    for again.
+    """
+    held = await measures.holding(server, crew[0], leases=size.leases, watch=0.1)
+    figures = {"lease.client.bytes": held.client, "lease.server.bytes": held.server}
+    watch = size.watch
+    for length, worker in zip(size.lines, crew[1:], strict=True):
+        batch = min(100, length // 3)
+        (line,) = await measures.waiting(
+            server, {length: worker}, batch=batch, rounds=1, watch=watch
+        )
+        if watch:
+            figures["waiter.client.bytes"] = line.client
+            figures["waiter.server.bytes"] = line.server
+            figures["waiter.commands"] = line.commands
+            watch = 0
+        for move, (cost,) in line.moves.items():
+            figures[f"queue{length}.{move}.us"] = cost.wall
+    return Outcome(figures)
+
+
+async def floors(server: RedisServer, crew: Sequence[Worker], size: Size, of: str) -> Outcome:
+    """What nothing can beat: a round trip in C, and a hop of a bare ping-pong by pub/sub."""
+    hops = await measures.ping_pong(server, crew[:2], hops=size.pings // 2)
+    return Outcome(
+        {
+            f"{of}.floor.us": await c_floor(server, requests=size.pings),
+            f"{of}.hop.us": quantile(hops, 0.5),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One of the above, and what it needs."""
+
+    measure: Callable[[RedisServer, Sequence[Worker], Size], Awaitable[Outcome]]
+    waits: bool = True
+    """Whether it is for locks that can wait."""
+    fresh: bool = False
+    """Whether it needs processes that have done nothing before: one, and one for each queue."""
+    floor: bool = False
+    """Whether the floors are measured in each of its rounds."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.measure.__name__
+
+
+FREE = (Scenario(alone, waits=False, floor=True), Scenario(many_names, waits=False))
+WANTED = (
+    Scenario(commands),
+    Scenario(crowds),
+    Scenario(processes),
+    Scenario(chain, floor=True),
+    Scenario(quiet),
+)
+IDLE = (Scenario(idle, fresh=True),)

@@ -1,0 +1,425 @@
+"""Whether a history is right: what aiolock promises, as rules over what the processes wrote down.
+
+A lock with leases cannot promise that no two bodies ever run at once: a process that was stopped
+is still "in" its body when it wakes. What it does promise is this, and nothing here is a matter of
+luck or of tolerance, but for the `LAG` that a busy machine needs.
+
+**Exclusion.** The *span* of a body is the time in which it may rely on the lock. It begins when the
+lease is returned (`entered`) and ends with the first of these:
+
+* it left (stamped before the release was called);
+* it was told that the lock is lost (stamped at the first instruction after);
+* its own deadline passed, the one that `Lease.remaining` counts down to, wherever that stood last;
+* its process died (stamped when it was dead), or closed the client;
+* somebody began to break exactly this grant, or to wipe the server after it was granted: they ask
+  for two bodies at once, and the first is told afterwards.
+
+It does not end, though, before a release was called of which the server said that it found the
+grant. Spans of one name never overlap. Every stamp is on the side that makes a span no longer than
+what aiolock warranted, so an overlap is a fault. A process that was stopped, blocked or starved
+needs no exception: its deadline passes all the same. Nor does one that was stopped between the
+grant and the entry: its span is empty, and what it does is what the fence is for.
+
+**Entering.** Nobody enters with a lease that had ended when the store's last word about it came:
+a process that was stopped with a grant in its socket asks again.
+
+**Fences.** In the order of entries, fences of one name strictly increase over the spans that are
+not empty. Over all entries no two are equal, and who entered before another had asked has the lower
+one, also across a wipe.
+
+**Order.** Who stood in the queue (the store had answered so) before another asked, and stood there
+undisturbed until it entered, has the lower fence. Disturbed is who has lost its place or cannot
+hear that it has its turn: by a fault of its process, its links or the server, or when its lock was
+broken by `break_` (then the grant that was broken may have been its own, on the way).
+
+**Liveness.** Every attempt in a process that was not killed comes to an end. A timeout is kept, a
+cancellation takes effect at once, an exit does not outlast the lease. A loss is told at the
+deadline, at the latest. While somebody is queued undisturbed, a name does not lie idle for longer
+than it takes to notice who died. Who waits asks for its place again when its subscription was lost
+and is back, and when the queue was wiped, once the lease is over that it waited for. Once nothing
+is broken any more, everybody can take every lock.
+
+**No false alarm.** A lease is lost for a reason: its deadline passed, and something kept it from
+being renewed; or it was broken, wiped, or its client closed. `StoreError` needs a fault too.
+
+**Nothing revives.** What was broken or wiped is never renewed again.
+
+**Nothing is left.** When all clients are closed no lease is alive, no queue is left, and every key
+has an expiry.
+
+All is sorted once and searched by bisection, n log n for n events; only for a wipe, or a name that
+lay idle, all attempts are gone through.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Final
+
+from tests.chaos.run import AT_ONCE, CLAIM, COMMAND, LAG, NS, Attempt, Run, Violation
+
+Rule = Callable[[Run], Iterator[Violation]]
+
+
+def exclusion(run: Run) -> Iterator[Violation]:
+    """Spans of one name do not overlap."""
+    for name, entries in run.entries.items():
+        last: tuple[int, Attempt] | None = None
+        for attempt in entries:
+            begin, end = run.span(attempt)
+            if end <= begin:
+                continue
+            if last is not None and last[0] > begin:
+                yield run.violation(
+                    "exclusion",
+                    f"{attempt.id} entered {name!r} while {last[1].id} relied on it,"
+                    f" for {(last[0] - begin) / 1e6:.3f} ms more",
+                    last[1],
+                    attempt,
+                )
+            if last is None or end > last[0]:
+                last = end, attempt
+
+
+def entering(run: Run) -> Iterator[Violation]:
+    """Nobody enters with a lease that has ended before the last word about it was heard."""
+    for entries in run.entries.values():
+        for attempt in entries:
+            entered = attempt.entered
+            assert entered is not None
+            # Stopped since that word, it could not have known better.
+            if entered["deadline"] <= entered.t < entered["heard"] + AT_ONCE:
+                text = f"{attempt.id} entered {attempt.name!r} with a lease that had ended"
+                yield run.violation("entering", text, attempt)
+
+
+def _higher(one: Attempt, other: Attempt) -> Attempt:
+    return one if one.fence > other.fence else other
+
+
+def _lower(one: Attempt, other: Attempt) -> Attempt:
+    return one if one.fence < other.fence else other
+
+
+def fences(run: Run) -> Iterator[Violation]:
+    """Fences grow."""
+    for name, entries in run.entries.items():
+        seen: dict[int, Attempt] = {}
+        last: Attempt | None = None
+        highest = list(accumulate(entries, _higher))
+        times = [attempt.entered.t for attempt in entries if attempt.entered]
+        for attempt in entries:
+            if attempt.fence in seen:
+                text = f"{name!r} was granted twice under the fence {attempt.fence}"
+                yield run.violation("fences", text, seen[attempt.fence], attempt)
+            seen[attempt.fence] = attempt
+            begin, end = run.span(attempt)
+            if end > begin:
+                if last is not None and last.fence > attempt.fence:
+                    text = f"{attempt.id} entered {name!r} after {last.id}, with a lower fence"
+                    yield run.violation("fences", text, last, attempt)
+                last = attempt
+            before = bisect_left(times, attempt.asked.t)
+            if before and highest[before - 1].fence > attempt.fence:
+                earlier = highest[before - 1]
+                text = f"{attempt.id} asked for {name!r} after {earlier.id} entered: lower fence"
+                yield run.violation("fences", text, earlier, attempt)
+
+
+def stood_since(run: Run, attempt: Attempt) -> int | None:
+    """Since when a waiter certainly stood in the queue, undisturbed until it entered."""
+    assert attempt.entered is not None
+    clear = run.clear_since(attempt, attempt.entered.t)
+    index = bisect_left(attempt.queued, clear)
+    return attempt.queued[index] if index < len(attempt.queued) else None
+
+
+def order(run: Run) -> Iterator[Violation]:
+    """First come, first served."""
+    for name, entries in run.entries.items():
+        by_asked = sorted(entries, key=lambda attempt: attempt.asked.t)
+        times = [attempt.asked.t for attempt in by_asked]
+        # Of all that asked at or after each of them, the one that was granted first.
+        granted_first = accumulate(reversed(by_asked), _lower)
+        first = list(granted_first)[::-1]
+        for attempt in entries:
+            stood = stood_since(run, attempt)
+            if stood is None:
+                continue
+            after = bisect_right(times, stood)
+            if after < len(first) and first[after].fence < attempt.fence:
+                other = first[after]
+                text = (
+                    f"{other.id} asked for {name!r} after {attempt.id} was queued, and overtook it"
+                )
+                yield run.violation("order", text, attempt, other)
+
+
+def endings(run: Run) -> Iterator[Violation]:
+    """Every attempt comes to an end."""
+    for attempt in run.attempts.values():
+        if attempt.ended is None and attempt.who not in run.killed:
+            what = "left" if attempt.entered else "heard"
+            yield run.violation("endings", f"{attempt.id} never {what}", attempt)
+
+
+def timeouts(run: Run) -> Iterator[Violation]:
+    """A timeout is kept, and no earlier than it was given."""
+    for attempt in run.attempts.values():
+        until = attempt.waited_until
+        if until is None:
+            continue
+        timeout, waits = attempt.asked["timeout"], attempt.asked["wait"]
+        if not waits:
+            limit = COMMAND
+        elif timeout is not None:
+            limit = int(timeout * NS)
+        else:
+            continue
+        due = attempt.asked.t + limit
+        if run.late(attempt, due, until):
+            text = f"{attempt.id} waited until {(until - due) / NS:.3f} s after its timeout"
+            yield run.violation("timeouts", text, attempt)
+        timed_out = attempt.outcome in {"none", "AcquireTimeout", "TimeoutError"}
+        if waits and timed_out and until < due - NS // 200:
+            text = f"{attempt.id} timed out {(due - until) / NS:.3f} s before its time"
+            yield run.violation("timeouts", text, attempt)
+
+
+def cancellations(run: Run) -> Iterator[Violation]:
+    """A cancellation ends the wait, or the body, at once."""
+    for attempt in run.attempts.values():
+        asked = attempt.cancelling
+        until = attempt.waited_until
+        if asked is None or until is None:
+            continue
+        if until < asked:
+            until = attempt.left
+        if until is not None and run.late(attempt, asked, until):
+            text = f"{attempt.id} went on for {(until - asked) / NS:.3f} s after its cancellation"
+            yield run.violation("cancellations", text, attempt)
+
+
+def tellings(run: Run) -> Iterator[Violation]:
+    """A loss is told at the deadline, at the latest, and a grant's being broken at once."""
+    for entries in run.entries.values():
+        for attempt in entries:
+            known = [t for t in (attempt.told, attempt.left) if t is not None]
+            if not known or run.closing(attempt.who, attempt.asked.t, min(known)) is not None:
+                continue
+            late = (min(known) - attempt.deadline) / NS
+            if run.late(attempt, attempt.deadline, min(known)):
+                text = f"{attempt.id} was in its body for {late:.3f} s after its deadline, untold"
+                yield run.violation("tellings", text, attempt)
+            broken = run.broken(attempt)
+            if broken is None or broken[1] is None:
+                continue
+            told_by = broken[1].t + LAG
+            if min(known) > told_by and not run.disturbed(attempt.who, broken[0].t, told_by):
+                text = f"the lock was taken from {attempt.id}, and nobody told it"
+                yield run.violation("tellings", text, attempt)
+
+
+def exits(run: Run) -> Iterator[Violation]:
+    """An exit does not outlast the lease."""
+    for entries in run.entries.values():
+        for attempt in entries:
+            if attempt.left is None or attempt.ended is None:
+                continue
+            due = max(attempt.left, attempt.deadline)
+            if run.late(attempt, due, attempt.ended.t):
+                late = (attempt.ended.t - due) / NS
+                text = f"the exit of {attempt.id} took {late:.3f} s longer than its lease"
+                yield run.violation("exits", text, attempt)
+
+
+LOST: Final = {"LeaseLost", "NotHeld", "not ours"}
+
+
+def lost_at(attempt: Attempt) -> int | None:
+    """When a body, or whoever released for it, knew of the loss."""
+    if attempt.told is not None:
+        return attempt.told
+    if attempt.entered and attempt.ended and attempt.outcome in LOST:
+        return attempt.ended.t
+    return None
+
+
+def losses(run: Run) -> Iterator[Violation]:
+    """A lease is lost for a reason."""
+    for entries in run.entries.values():
+        for attempt in entries:
+            lost = lost_at(attempt)
+            if lost is not None and not _lost_for_a_reason(run, attempt, lost):
+                when = "after its deadline" if lost >= attempt.deadline else "within its lease"
+                text = f"{attempt.id} lost the lock {when}, and nothing was in its way"
+                yield run.violation("losses", text, attempt)
+
+
+def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
+    assert attempt.entered is not None
+    begin, deadline = attempt.entered.t, attempt.deadline
+    wiped, broken = run.wiped(attempt), run.broken(attempt)
+    if (
+        run.closing(attempt.who, attempt.asked.t, lost) is not None
+        or (wiped is not None and wiped["since"] <= lost)
+        or (broken is not None and broken[0].t <= lost)
+    ):
+        return True
+    max_hold = attempt.asked["max_hold"]
+    return lost >= deadline and (
+        not attempt.asked["renew"]
+        or (max_hold is not None and lost - begin >= 0.9 * max_hold * NS)
+        or run.disturbed(attempt.who, deadline - attempt.ttl, deadline)
+    )
+
+
+def errors(run: Run) -> Iterator[Violation]:
+    """Only the errors that are documented, each for its reason."""
+    for attempt in run.attempts.values():
+        ended = attempt.ended
+        if ended is None:
+            continue
+        asked = attempt.asked
+        fair: bool
+        match attempt.outcome:
+            case "ok" | "Boom" | "LeaseLost" | "NotHeld" | "not ours":
+                fair = attempt.entered is not None
+            case "none" | "AcquireTimeout" | "TimeoutError":
+                limited = not asked["wait"] or asked["timeout"] is not None
+                fair = limited and attempt.entered is None
+            case "cancelled":
+                fair = attempt.cancelling is not None
+            case "QueueFull":
+                fair = asked["max_waiters"] is not None
+            case "ClientClosed":
+                fair = run.closing(attempt.who, 0, ended.t) is not None
+            case "StoreError":
+                # With so little time, it is no wonder that the store had not answered at all.
+                hasty = asked["timeout"] is not None and asked["timeout"] * NS < LAG
+                fair = run.disturbed(attempt.who, ended.t - COMMAND - LAG, ended.t) or (
+                    hasty and attempt.entered is None and not attempt.queued
+                )
+            case _:
+                fair = False
+        if not fair:
+            text = f"{attempt.id} ended with {attempt.outcome}, for no reason"
+            yield run.violation("errors", text, attempt)
+
+
+def revivals(run: Run) -> Iterator[Violation]:
+    """What was broken or wiped is never renewed."""
+    for entries in run.entries.values():
+        for attempt in entries:
+            wiped, broken = run.wiped(attempt), run.broken(attempt)
+            for gone in (wiped, broken[1] if broken else None):
+                if gone is not None and attempt.deadline > gone.t + CLAIM:
+                    text = f"{attempt.id} was renewed after its grant was gone"
+                    yield run.violation("revivals", text, attempt)
+
+
+def idleness(run: Run) -> Iterator[Violation]:
+    """A name does not lie idle while somebody is queued, undisturbed."""
+    for name, entries in run.entries.items():
+        free = None
+        for attempt in entries:
+            assert attempt.entered is not None
+            if free is not None and attempt.entered.t - free > LAG:
+                yield from _idle(run, name, free, attempt.entered.t)
+            free = max(free or 0, _free_at(run, attempt))
+
+
+def _free_at(run: Run, attempt: Attempt) -> int:
+    """When, at the latest, the store knew a grant no more, if nothing was in the way."""
+    if attempt.given_back is not None:
+        return attempt.given_back
+    if attempt.left is None and attempt.who in run.killed:
+        return run.killed[attempt.who].t + CLAIM
+    return attempt.deadline + NS // 20
+
+
+def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
+    # Each process that was in trouble may have been given one claim, and let it pass. Who was dead
+    # by then costs nothing.
+    if end - begin <= LAG + CLAIM * run.in_trouble(begin, end):
+        return
+    for attempt in run.attempts.values():
+        until = attempt.waited_until
+        if attempt.name != name or until is None or until < end:
+            continue
+        index = bisect_left(attempt.queued, run.clear_since(attempt, end))
+        if index < len(attempt.queued) and attempt.queued[index] <= begin:
+            text = (
+                f"{name!r} lay idle for {(end - begin) / NS:.3f} s with {attempt.id} in its queue"
+            )
+            yield run.violation("idleness", text, attempt)
+            return
+
+
+def forgotten(run: Run) -> Iterator[Violation]:
+    """Whose place may be gone asks for it again."""
+    for attempt in run.attempts.values():
+        until = attempt.waited_until
+        if not attempt.queued or until is None:
+            continue
+        for reason, at, due in run.doubts(attempt, attempt.queued[0], until):
+            again = bisect_left(attempt.queued, at)
+            asked = attempt.queued[again] if again < len(attempt.queued) else until
+            if asked > due:
+                text = f"{reason}, and {attempt.id} did not ask again for {(asked - at) / NS:.3f} s"
+                yield run.violation("forgotten", text, attempt)
+
+
+def final(run: Run) -> Iterator[Violation]:
+    """Once nothing is broken any more, everything ends and everybody takes every lock."""
+    for attempt in run.attempts.values():
+        if attempt.asked["final"] and attempt.outcome != "ok":
+            text = f"{attempt.id} did not get {attempt.name!r} though nothing was in its way"
+            yield run.violation("final", text, attempt)
+    for event in run.events:
+        if event.kind == "stuck":
+            yield Violation("final", f"{event['who']} did not: {event['what']}", (event,))
+
+
+def left_over(run: Run) -> Iterator[Violation]:
+    """Nothing is left at the server, and what is there expires."""
+    for event in run.events:
+        if event.kind == "key" and (event["ttl"] < 0 or event["holders"] or event["waiters"]):
+            yield Violation("left_over", f"{event['key']!r} was left", (event,))
+
+
+def crashes(run: Run) -> Iterator[Violation]:
+    """No process falls over, and no error goes uncaught."""
+    for event in run.events:
+        if event.kind == "crash":
+            yield Violation("crashes", f"{event.who}: {event['text']}", (event,))
+        elif event.kind == "exited" and event["code"] != 0:
+            yield Violation("crashes", f"{event['who']} ended with {event['code']}", (event,))
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    exclusion,
+    entering,
+    fences,
+    order,
+    endings,
+    timeouts,
+    cancellations,
+    tellings,
+    exits,
+    losses,
+    errors,
+    revivals,
+    idleness,
+    forgotten,
+    final,
+    left_over,
+    crashes,
+)
+
+
+def check(run: Run) -> list[Violation]:
+    """All that is wrong with a history."""
+    return [violation for rule in RULES for violation in rule(run)]

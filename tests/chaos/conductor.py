@@ -1,0 +1,331 @@
+"""Starts the server, the workers and a proxy for each, and breaks them by the plan."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from tests.chaos.choices import NAMES
+from tests.chaos.faults import LINKS, PROCESS, Fault, plan
+from tests.chaos.history import History
+from tests.procs import Worker
+from tests.proxy import Link, Proxy
+from tests.servers import RedisServer
+
+READY_WITHIN: Final = 20.0
+QUIET_WITHIN: Final = 40.0
+"""Seconds in which all that is under way comes to its end once nothing is broken any more."""
+FINAL_WITHIN: Final = 30.0
+CLOSE_WITHIN: Final = 15.0
+_SLOW: Final = 0.1
+"""Seconds in which the server, and this process with its proxies, must have run."""
+
+
+class Slot:
+    """A place for a worker process, with a proxy of its own; a killed worker is replaced."""
+
+    def __init__(self, conductor: Conductor, name: str, proxy: Proxy) -> None:
+        self._conductor = conductor
+        self.name = name
+        self.proxy = proxy
+        self._generation = -1
+        self._workers: list[Worker] = []
+
+    async def start(self) -> None:
+        """Start a process, which does not mean that it is ready."""
+        self._generation += 1
+        conductor = self._conductor
+        self.who = f"{self.name}.{self._generation}"
+        self.worker = Worker(
+            *("-W", "error", "-m", "tests.chaos.worker", self.name, str(self._generation)),
+            *(conductor.seed, self.proxy.url, str(conductor.folder), str(conductor.tasks)),
+        )
+        self._workers.append(self.worker)
+        await conductor.stack.enter_async_context(self.worker)
+
+    @property
+    def entries(self) -> int:
+        """How many bodies were entered, as far as we have heard."""
+        return sum(
+            max((said["entries"] for said in worker.history if said["event"] == "pulse"), default=0)
+            for worker in self._workers
+        )
+
+    async def kill(self) -> None:
+        """Kill the process, and return when it is dead and the server has noticed, if it does."""
+        ports = _ports(self.proxy.links)
+        since = time.monotonic_ns()
+        self.worker.kill()
+        await self.worker.wait()
+        self._conductor.history.note("killed", who=self.who, since=since)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # behind a link that is deaf it never may
+                while await self._conductor.clients(ports):  # noqa: ASYNC110  # it tells nobody
+                    await asyncio.sleep(0.005)
+                self._conductor.history.note("gone", who=self.who)
+
+    async def does(self, what: str, within: float) -> bool:
+        """Tell the process to do something, and wait until it says that it has; whether it did."""
+        try:
+            if what != "ready":
+                await self.worker.send({"do": what})
+            if what == "close":
+                code = await self.worker.wait(within=within)
+                self._conductor.history.note("exited", who=self.who, code=code)
+            else:
+                await self.worker.expect(what, within=within)
+        except (TimeoutError, OSError, EOFError) as error:
+            text = f"{what} within {within:g} s: {type(error).__name__}"
+            self._conductor.history.note("stuck", who=self.who, what=text)
+            return False
+        return True
+
+    def links(self, sort: str) -> list[Link]:
+        """The links of one sort: "commands", "subscription", or all."""
+        which = {"commands": [False], "subscription": [True], "": [False, True]}[sort]
+        return [link for link in self.proxy.links if link.is_subscription in which]
+
+
+class Conductor:
+    """One run."""
+
+    def __init__(
+        self, folder: Path, *, seconds: float, seed: str, workers: int, tasks: int
+    ) -> None:
+        self.folder = folder
+        self.seed = seed
+        self.tasks = tasks
+        self._seconds = seconds
+        self._slot_names = [str(number) for number in range(workers)]
+
+    async def run(self, progress: Callable[[str], object]) -> None:
+        """Do it all; what happened is in the folder then."""
+        self.history = History(self.folder, "conductor")
+        async with AsyncExitStack() as self.stack:
+            self._server = self.stack.enter_context(RedisServer())
+            self._admin = await self.stack.enter_async_context(
+                redis.asyncio.Redis(
+                    unix_socket_path=self._server.socket_path,
+                    decode_responses=True,
+                    socket_timeout=2.0,
+                    retry=Retry(NoBackoff(), 1),
+                )
+            )
+            self._slots: dict[str, Slot] = {}
+            for name in self._slot_names:
+                proxy = await self.stack.enter_async_context(Proxy(self._server.port))
+                self._slots[name] = Slot(self, name, proxy)
+                await self._slots[name].start()
+            self.history.note("began", seed=self.seed, seconds=self._seconds, names=NAMES)
+            if await self._all_do("ready", READY_WITHIN):
+                await self._conduct(progress)
+        self.history.close()
+
+    async def _all_do(self, what: str, within: float) -> bool:
+        return all(
+            await asyncio.gather(*(slot.does(what, within) for slot in self._slots.values()))
+        )
+
+    async def _conduct(self, progress: Callable[[str], object]) -> None:
+        self._began = time.monotonic()
+        self._faults = 0
+        watching = [
+            asyncio.create_task(watch)
+            for watch in (self._pulse(), self._look(), self._tell(progress))
+        ]
+        lanes = plan(self.seed, self._seconds, self._slot_names)
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes.values():
+                group.create_task(self._follow(lane))
+            group.create_task(self._until(self._seconds))
+        self.history.note("quiet")
+        progress(f"{self._seconds:4.0f} s  nothing is broken any more")
+        for what, within in (
+            ("quiet", QUIET_WITHIN),
+            ("final", FINAL_WITHIN),
+            ("close", CLOSE_WITHIN),
+        ):
+            await self._all_do(what, within)
+        for task in watching:
+            task.cancel()
+        await asyncio.wait(watching)
+        await self._look_over()
+
+    async def _until(self, at: float) -> None:
+        await asyncio.sleep(self._began + at - time.monotonic())
+
+    async def _tell(self, progress: Callable[[str], object]) -> None:
+        while True:
+            await asyncio.sleep(5.0)
+            seconds = time.monotonic() - self._began
+            entries = sum(slot.entries for slot in self._slots.values())
+            progress(f"{seconds:4.0f} s  {entries:,} entries, {self._faults} faults")
+
+    async def _pulse(self) -> None:
+        """Notice when the server, or this process with its proxies, has not run."""
+        last = time.monotonic_ns()
+        while True:
+            await asyncio.sleep(0.02)
+            with contextlib.suppress(RedisError, OSError):
+                await self._admin.ping()
+            now = time.monotonic_ns()
+            if now - last > _SLOW * 1e9:
+                self.history.note("fault", kind="slow", target="all", since=last)
+            last = now
+
+    async def _look(self) -> None:
+        """Look now and then for a key that would stay for ever."""
+        while True:
+            with contextlib.suppress(RedisError, OSError):
+                async for key in self._admin.scan_iter("*"):
+                    if await self._admin.pttl(key) == -1:
+                        self.history.note("key", key=key, ttl=-1, holders=0, waiters=0)
+            await asyncio.sleep(1.0)
+
+    async def _look_over(self) -> None:
+        """Write down what is left at the server, once everybody is gone."""
+        now, _ = await self._admin.time()
+        async for key in self._admin.scan_iter("*"):
+            holders = waiters = 0
+            if key.endswith(":holders"):
+                holders = await self._admin.zcount(key, now * 1000, "+inf")
+            elif key.endswith(":queue"):
+                waiters = await self._admin.zcard(key)
+            ttl = await self._admin.pttl(key)
+            if ttl != -2:  # else it has gone since
+                self.history.note("key", key=key, ttl=ttl, holders=holders, waiters=waiters)
+
+    # Faults
+
+    async def _follow(self, lane: list[Fault]) -> None:
+        for fault in lane:
+            await self._until(fault.at)
+            self._faults += 1
+            since = time.monotonic_ns()
+            if fault.kind in PROCESS:
+                await self._break_process(fault, self._slots[fault.target])
+            elif fault.kind in LINKS:
+                await self._break_links(fault, self._slots[fault.target])
+            else:
+                await self._break_server(fault)
+            self.history.note("fault", kind=fault.kind, target=fault.target, since=since)
+
+    async def _break_process(self, fault: Fault, slot: Slot) -> None:
+        if slot.worker._ended.is_set():
+            code = await slot.worker.wait()
+            self.history.note("exited", who=slot.who, code=code)
+            await slot.start()
+        elif fault.kind == "stop":
+            slot.worker.stop()
+            await asyncio.sleep(fault.seconds)
+            slot.worker.cont()
+        else:
+            await slot.kill()
+            await asyncio.sleep(fault.seconds)
+            await slot.start()
+
+    async def _break_links(self, fault: Fault, slot: Slot) -> None:
+        kind, _, sort = fault.kind.partition("_")
+        links = slot.links(sort)
+        if kind == "cut":
+            for link in links:
+                link.cut()
+        elif kind == "kill":
+            await self._kill(links)
+        else:
+            mend = self._impair(kind, slot.proxy, links if sort else [], random.Random(fault.dice))
+            await asyncio.sleep(fault.seconds)
+            mend()
+
+    def _impair(
+        self, kind: str, proxy: Proxy, links: list[Link], dice: random.Random
+    ) -> Callable[[], None]:
+        """Do something to links that goes on until what is returned is called."""
+        if kind == "refuse":
+            proxy.refuse()
+            proxy.cut()
+            return proxy.accept
+        if kind == "delay":
+            proxy.delay(to_server=dice.uniform(0, 0.1), to_client=dice.uniform(0, 0.2))
+            return proxy.delay
+        if kind == "swallow":
+            proxy.swallow_replies(dice.randint(1, 3))
+            return lambda: _disarm(proxy)
+        if kind == "tear":
+            proxy.cut_after(dice.randint(1, 500))
+            return lambda: setattr(proxy, "_cutting", None)
+        if not links:  # deafen, drop
+            proxy.deaf(drop=kind == "drop")
+            return proxy.hear
+        for link in links:
+            link.deaf()
+        return lambda: _hear(links)
+
+    async def _kill(self, links: list[Link]) -> None:
+        """Have the server close these links."""
+        for number in await self.clients(_ports(links)):
+            with contextlib.suppress(RedisError, OSError):
+                await self._admin.client_kill_filter(_id=number)
+
+    async def clients(self, ports: set[int]) -> list[str]:
+        """What the server calls its clients at these ports; [""] when it does not answer."""
+        try:
+            clients = await self._admin.client_list()
+        except (RedisError, OSError):
+            return [""]
+        return [c["id"] for c in clients if int(c["addr"].rpartition(":")[2]) in ports]
+
+    async def _break_server(self, fault: Fault) -> None:
+        server, admin = self._server, self._admin
+        match fault.kind:
+            case "pause" | "pause_writes":
+                await admin.client_pause(int(fault.seconds * 1000), fault.kind == "pause")
+                await asyncio.sleep(fault.seconds)
+            case "freeze" | "freeze_long":
+                server.pause()
+                await asyncio.sleep(fault.seconds)
+                server.resume()
+            case "flush_scripts":
+                await admin.script_flush()
+            case "kill_subscriptions":
+                await admin.client_kill_filter(_type="pubsub")
+            case "kill_connections":
+                await admin.client_kill_filter(_type="normal")
+            case "flush" | "restart":
+                since = time.monotonic_ns()
+                if fault.kind == "flush":
+                    await admin.flushall()
+                else:
+                    server.kill()
+                    await asyncio.sleep(fault.seconds)
+                    server.start()
+                seconds, micros = await admin.time()
+                self.history.note("wiped", since=since, fence=seconds * 1_000_000 + micros)
+
+
+def _ports(links: list[Link]) -> set[int]:
+    """The ports by which the server knows these links."""
+    return {end.getsockname()[1] for link in links for end in link._ends[1:]}
+
+
+def _disarm(proxy: Proxy) -> None:
+    """Swallow no more replies; a link that has lost some must not go on without them."""
+    trap, proxy._swallowing = proxy._swallowing, None
+    if trap is not None and trap.link is not None:
+        trap.link.cut()
+
+
+def _hear(links: list[Link]) -> None:
+    for link in links:
+        link.hear()

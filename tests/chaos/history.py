@@ -1,0 +1,123 @@
+"""What happened, as each process writes it down and the checker reads it.
+
+Each process has a file of its own, named after it: ``conductor``, or a worker's slot and how often
+the slot has been filled, ``2.0``. One event is one JSON object, one line and one ``write``, so what
+was written before a SIGKILL is there after it. ``t`` is `time.monotonic_ns()`, which on Linux is
+one clock for all processes.
+
+A worker writes (``a`` is the attempt: its number in its task, its task, its process; ``n`` the name
+of the lock):
+
+==========  ====================================================================================
+asked       a, n, ttl, timeout, renew, max_hold, max_waiters, wait, style, final: before the call
+queued      a, n, ticket, place: the store has answered that it stands in the queue
+entered     a, n, fence, deadline, pushed, heard: the first thing after the lease was returned; the
+            store's last answer or push about it had come at ``heard``
+deadline    n, fence, deadline: until when the lease is ours by its own clock, when that changed
+told        a: in the body, the first thing after aiolock said that the lease is lost
+left        a: the last thing in the body, before anything is released
+given_back  n, fence, since, was: the store has answered a release that was called at ``since``
+cancelling  a: just before the attempt's task is cancelled
+ended       a, outcome: it will not enter any more
+done        a, outcome: it had entered, and the exit or the release is over
+breaking    n, fences, id: just before the store is asked to take the lock from these grants
+broke       n, id: the store has answered that
+stall       since: the event loop did not run from ``since`` to ``t``
+block       seconds: just before it is made to stall, by ``time.sleep``
+reconnected the subscription was lost, and is back
+opened      client
+closing     just before the client is closed
+closed      since: the client is closed, which began at ``since``
+crash       text: an error that nobody caught
+==========  ====================================================================================
+
+The conductor writes:
+
+==========  ====================================================================================
+began       seed, seconds, names
+fault       kind, target (a slot, or "all"), since: it acted from ``since`` to ``t``
+killed      who, since: the process died between ``since`` and ``t``
+gone        who: the server has noticed that this process is dead
+wiped       since, fence: the server lost all it knew; what it granted until ``t`` is below fence
+exited      who, code: the process ended by itself
+key         key, ttl (ms, -1 for ever), holders, waiters: found at the server when all was over; or
+            before, when it had no ttl
+stuck       who, what: a process did not do what it was told within the time it had
+quiet       no more faults from here on
+==========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a history."""
+
+    t: int
+    who: str
+    kind: str
+    data: dict[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.data[key]
+
+    def line(self, begin: int) -> str:
+        """The event for people, its time in seconds after ``begin``."""
+        shown = " ".join(
+            f"{key}={self._shown(key, value, begin)}" for key, value in self.data.items()
+        )
+        return f"{(self.t - begin) / 1e9:11.6f}  {self.who:<10} {self.kind:<11} {shown}"
+
+    def _shown(self, key: str, value: Any, begin: int) -> str:
+        if key in {"since", "deadline", "heard"}:
+            return f"{(value - begin) / 1e9:.6f}"
+        return str(value)
+
+
+class History:
+    """The file that one process writes."""
+
+    def __init__(self, folder: Path, who: str) -> None:
+        self.who = who
+        self._file = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(self, kind: str, /, *, t: int | None = None, **data: object) -> None:
+        """Write down what happened: now, unless ``t`` says when."""
+        line = {"t": time.monotonic_ns() if t is None else t, "e": kind, **data}
+        os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._file)
+
+
+def write(folder: Path, events: Iterable[Event]) -> None:
+    """Write a history from events, as the processes would have."""
+    files: dict[str, History] = {}
+    for event in events:
+        if event.who not in files:
+            files[event.who] = History(folder, event.who)
+        files[event.who].note(event.kind, t=event.t, **event.data)
+    for file in files.values():
+        file.close()
+
+
+def read(folder: Path) -> list[Event]:
+    """All that the processes wrote, in the order in which it happened."""
+    events: list[Event] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        # What follows the last line's end is a line that a SIGKILL tore: it never happened.
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            data = json.loads(line)
+            events.append(Event(data.pop("t"), path.stem, data.pop("e"), data))
+    events.sort(key=lambda event: event.t)
+    return events

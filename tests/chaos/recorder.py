@@ -1,0 +1,145 @@
+"""A store between aiolock and the real one, that writes down what only a store can see."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import partial
+
+import aiolock
+from aiolock.store import Answer, Inbox, Queued, Renewal, Status, Store
+from tests.chaos.history import History
+
+ATTEMPT: ContextVar[str] = ContextVar("attempt", default="")
+"""The attempt for which something is done, also in the tasks that are made to do it."""
+
+
+class Recorder:
+    """A store that passes everything on, and writes down what only a store can see."""
+
+    def __init__(self, store: Store, history: History) -> None:
+        self._store = store
+        self._history = history
+        self._attempts: dict[str, str] = {}
+        self._pushed: set[tuple[str, int]] = set()  # attempt, fence
+        self._heard: dict[str, int] = {}
+        self._leases: dict[tuple[str, int], tuple[aiolock.Lease, int]] = {}
+        self._breaks = 0
+
+    def deadline(self, lease: aiolock.Lease) -> int:
+        """Until when a lease is ours, at least. Read before `remaining` is: rather too early."""
+        return time.monotonic_ns() + int(lease.remaining() * 1e9)
+
+    def entered(self, attempt: str, lease: aiolock.Lease) -> None:
+        """A body begins."""
+        deadline = self.deadline(lease)
+        self._history.note(
+            "entered",
+            a=attempt,
+            n=lease.name,
+            fence=lease.fence,
+            deadline=deadline,
+            pushed=(attempt, lease.fence) in self._pushed,
+            heard=self._heard.get(attempt),
+        )
+        self._leases[lease.name, lease.fence] = lease, deadline
+
+    def left(self, lease: aiolock.Lease) -> None:
+        """A body is over."""
+        del self._leases[lease.name, lease.fence]
+
+    def _look(self, renewals: Sequence[Renewal]) -> None:
+        for renewal in renewals:
+            grant = (renewal.name, renewal.fence)
+            if grant in self._leases:
+                lease, before = self._leases[grant]
+                deadline = self.deadline(lease)
+                # A microsecond more or less is how it was reckoned.
+                if abs(deadline - before) > 100_000 and lease.state in ("held", "at_risk"):
+                    self._leases[grant] = lease, deadline
+                    self._history.note(
+                        "deadline", n=lease.name, fence=lease.fence, deadline=deadline
+                    )
+
+    def _look_soon(self, renewals: Sequence[Renewal], _: object = None) -> None:
+        # After the keeper, which hears of the answer when this does.
+        asyncio.get_running_loop().call_soon(self._look, renewals)
+
+    # Store
+
+    async def open(self, client: str, inbox: Inbox) -> bool:
+        self._inbox = inbox
+        return await self._store.open(client, self)
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    def acquire(
+        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+    ) -> asyncio.Future[Answer]:
+        # Asked again by a timer, so not in the attempt's own context.
+        attempt = self._attempts.setdefault(waiter, ATTEMPT.get())
+        asked = self._store.acquire(
+            name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+        )
+        asked.add_done_callback(partial(self._answered, attempt, name))
+        return asked
+
+    def _answered(self, attempt: str, name: str, answered: asyncio.Future[Answer]) -> None:
+        self._heard[attempt] = time.monotonic_ns()
+        if not answered.cancelled() and answered.exception() is None:
+            answer = answered.result()
+            if isinstance(answer, Queued):
+                self._history.note(
+                    "queued", a=attempt, n=name, ticket=answer.ticket, place=answer.place
+                )
+
+    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        since = time.monotonic_ns()
+        released = self._store.release(name, waiter, fence)
+        released.add_done_callback(partial(self._given_back, name, fence, since))
+        return released
+
+    def _given_back(self, name: str, fence: int, since: int, released: asyncio.Future[int]) -> None:
+        if fence and not released.cancelled() and released.exception() is None:
+            self._history.note(
+                "given_back", n=name, fence=fence, since=since, was=released.result()
+            )
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        renewed = self._store.renew(renewals)
+        renewed.add_done_callback(partial(self._look_soon, renewals))
+        self._look_soon(renewals)  # `extend` to less counts from when it is sent
+        return renewed
+
+    def status(self, name: str) -> asyncio.Future[Status]:
+        return self._store.status(name)
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        self._breaks += 1
+        number = self._breaks
+        self._history.note("breaking", n=name, fences=list(fences), id=number)
+        broken = self._store.break_(name, fences)
+        broken.add_done_callback(partial(self._broke, name, number))
+        return broken
+
+    def _broke(self, name: str, number: int, broken: asyncio.Future[int]) -> None:
+        if not broken.cancelled() and broken.exception() is None:
+            self._history.note("broke", n=name, id=number)
+
+    # Inbox
+
+    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
+        attempt = self._attempts[waiter]
+        self._heard[attempt] = time.monotonic_ns()
+        self._pushed.add((attempt, fence))
+        self._inbox.granted(name, waiter, fence, lease, now)
+
+    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+        self._inbox.lost(name, waiter, fence, reason)
+
+    def reconnected(self) -> None:
+        self._history.note("reconnected")
+        self._inbox.reconnected()

@@ -1,0 +1,344 @@
+"""One process of the chaos: many tasks that take locks in all sorts of ways, and write it down.
+
+``python -m tests.chaos.worker SLOT GENERATION SEED URL FOLDER TASKS``. What each task does is
+drawn from `random.Random` of the seed, the process and the task's number, one whole `Choice` at a
+time, so that nothing that happens changes what is drawn next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import aiolock
+from aiolock.stores.redis import from_url
+from tests.chaos.choices import NAMES, Choice, draw, final_choice
+from tests.chaos.history import History
+from tests.chaos.recorder import ATTEMPT, Recorder
+from tests.procs import commands, say
+
+PREFIX: Final = "chaos"
+
+STALL: Final = 0.06
+"""Seconds for which the event loop must not have run to be said to have stalled."""
+_PULSE: Final = 0.02
+_SAY_EVERY: Final = 1.0
+
+
+class Boom(Exception):
+    """The body's own error."""
+
+
+class Process:
+    """A client, which is closed and replaced now and then, and the tasks that use it."""
+
+    def __init__(self, who: str, seed: str, url: str, history: History) -> None:
+        self._who = who
+        self._seed = seed
+        self._url = url
+        self.history = history
+        self._loop = asyncio.get_running_loop()
+        self._quiet: asyncio.Future[None] = self._loop.create_future()
+        self.entries = 0
+
+    async def open(self) -> None:
+        """Connect, however long that takes."""
+        self.recorder = Recorder(from_url(self._url, PREFIX), self.history)
+        self.client = aiolock.connect(self.recorder, prefix=PREFIX)
+        while True:
+            try:
+                await self.client.open()
+            except aiolock.StoreError:
+                await asyncio.sleep(0.1)
+            else:
+                self.history.note("opened", client=self.client.id)
+                return
+
+    async def close(self) -> None:
+        """Close the client, whatever its locks are doing."""
+        since = time.monotonic_ns()
+        self.history.note("closing")
+        await self.client.aclose()
+        self.history.note("closed", since=since)
+
+    def quiet(self) -> None:
+        """Begin nothing new, and come to an end with what is under way."""
+        if not self._quiet.done():
+            self._quiet.set_result(None)
+
+    async def pulse(self) -> None:
+        """Notice when the event loop has not run, for whatever reason."""
+        last = said = time.monotonic_ns()
+        while True:
+            await asyncio.sleep(_PULSE)
+            now = time.monotonic_ns()
+            if now - last > STALL * 1e9:
+                self.history.note("stall", since=last)
+            if now - said > _SAY_EVERY * 1e9:
+                say("pulse", entries=self.entries)
+                said = now
+            last = now
+
+    async def reopen(self) -> None:
+        """Close the client now and then, in the middle of everything, and open another."""
+        rng = random.Random(f"{self._seed} {self._who} reopen")
+        while await self.rest(rng.uniform(6.0, 25.0)):
+            await self.close()
+            await self.open()
+
+    async def repeat(self, task: int) -> None:
+        """Make one attempt after another, until there is to be quiet."""
+        rng = random.Random(f"{self._seed} {self._who} {task}")
+        number = 0
+        while not self._quiet.done():
+            number += 1
+            choice = draw(rng)
+            await self._attempt(f"{number}/{task}/{self._who}", choice)
+            await self.rest(choice.pause)
+
+    async def final(self) -> None:
+        """Take every lock once; by now nothing is in the way."""
+        for number, name in enumerate(NAMES):
+            await self._attempt(f"{number}/final/{self._who}", final_choice(name), final=True)
+
+    async def rest(self, seconds: float, lost: asyncio.Task[Literal[True]] | None = None) -> bool:
+        """Wait so long, unless there is to be quiet or a lease is lost; whether there is not."""
+        ends: list[asyncio.Future[Any]] = [self._quiet] if lost is None else [self._quiet, lost]
+        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return not self._quiet.done()
+
+    async def _attempt(self, attempt: str, choice: Choice, *, final: bool = False) -> None:
+        ATTEMPT.set(attempt)
+        lock = self.client.lock(choice.name, **choice.options)
+        if choice.style == "break":
+            with contextlib.suppress(aiolock.StoreError, aiolock.ClientClosed):
+                await lock.break_()
+            return
+        tried = asyncio.create_task(_Attempt(self, attempt, choice, lock, final=final).run())
+        timer = None
+        if choice.cancel_after is not None:
+            timer = self._loop.call_later(choice.cancel_after, self._cancel, tried, attempt)
+        await asyncio.wait([tried])
+        if timer is not None:
+            timer.cancel()
+        if not tried.cancelled():
+            tried.result()
+
+    def _cancel(self, tried: asyncio.Task[None], attempt: str) -> None:
+        if not tried.done():
+            self.history.note("cancelling", a=attempt)
+            tried.cancel()
+
+
+class _Attempt:
+    """One attempt, in a task of its own: from asking to the end of the exit."""
+
+    def __init__(
+        self, process: Process, attempt: str, choice: Choice, lock: aiolock.Lock, *, final: bool
+    ) -> None:
+        self._process = process
+        self._id = attempt
+        self._choice = choice
+        self._lock = lock
+        self._recorder = process.recorder  # of the lock's client, also when that is replaced
+        self._final = final
+        self._entered = False
+        self._told = False
+        self._lost: asyncio.Task[Literal[True]] | None = None
+
+    def _note(self, kind: str, **data: Any) -> None:
+        self._process.history.note(kind, a=self._id, **data)
+
+    async def run(self) -> None:
+        choice = self._choice
+        said = ("ttl", "max_hold", "max_waiters")
+        options: dict[str, Any] = {key: choice.options.get(key) for key in said}
+        self._note(
+            "asked",
+            n=choice.name,
+            **options,
+            renew=choice.options.get("renew", True),
+            timeout=choice.timeout,
+            wait=choice.wait,
+            style=choice.style,
+            final=self._final,
+        )
+        outcome = "ok"
+        try:
+            outcome = await self._try()
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        except (aiolock.LockError, TimeoutError, Boom) as error:
+            outcome = type(error).__name__
+        except BaseException as error:
+            outcome = f"crash: {error!r}"
+            raise
+        finally:
+            self._note("done" if self._entered else "ended", outcome=outcome)
+
+    async def _try(self) -> str:
+        lock, choice = self._lock, self._choice
+        timeout = choice.timeout
+        if choice.style == "with":
+            lock = self._process.client.lock(choice.name, **choice.options, timeout=timeout)
+            async with lock as lease:
+                await self._body(lease)
+            return "ok"
+        if choice.style == "wait_for":
+            lease_or_none = await asyncio.wait_for(lock.acquire(), timeout)
+            assert lease_or_none is not None
+            try:
+                await self._body(lease_or_none)
+            finally:
+                released = await lock.release()
+            return "ok" if released else "not ours"
+        acquisition = lock.acquire(timeout=timeout) if choice.wait else lock.acquire(blocking=False)
+        if choice.style == "acquire with":
+            async with acquisition as lease:
+                await self._body(lease)
+            return "ok"
+        lease_or_none = await acquisition
+        if lease_or_none is None:
+            return "none"
+        try:
+            await self._body(lease_or_none)
+        finally:
+            released = await lease_or_none.release()
+        return "ok" if released else "not ours"
+
+    # The body
+
+    async def _body(self, lease: aiolock.Lease) -> None:
+        self._recorder.entered(self._id, lease)
+        self._entered = True
+        self._process.entries += 1
+        scoped = self._choice.style in {"with", "acquire with"}
+        if not scoped or self._choice.options["on_lost"] == "signal":
+            # Nobody cancels it.
+            self._lost = asyncio.create_task(lease.lost.wait())
+            self._lost.add_done_callback(self._hear)
+        try:
+            for step in self._choice.steps:
+                await getattr(self, f"_{step.what}")(lease, step.seconds)
+                if self._told:
+                    await self._process.rest(self._choice.linger)
+                    break
+        except (asyncio.CancelledError, aiolock.LeaseLost):
+            if lease.state is aiolock.LeaseState.LOST:
+                self._tell()
+            raise
+        finally:
+            self._recorder.left(lease)
+            self._note("left")
+            if self._lost is not None:
+                self._lost.remove_done_callback(self._hear)
+                self._lost.cancel()
+
+    def _hear(self, lost: asyncio.Task[Literal[True]]) -> None:
+        if not lost.cancelled():
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._note("told")
+
+    # The steps
+
+    async def _rest(self, _: aiolock.Lease, seconds: float) -> None:
+        await self._process.rest(seconds, self._lost)
+
+    async def _block(self, _: aiolock.Lease, seconds: float) -> None:
+        self._note("block", seconds=seconds)
+        time.sleep(seconds)
+
+    async def _verify(self, lease: aiolock.Lease, _: float) -> None:
+        with contextlib.suppress(aiolock.StoreError):
+            if not await lease.verify():
+                self._tell()
+
+    async def _extend(self, lease: aiolock.Lease, seconds: float) -> None:
+        try:
+            await lease.extend(seconds)
+        except aiolock.LeaseLost:
+            self._tell()
+        except aiolock.StoreError:
+            pass
+
+    async def _again(self, lease: aiolock.Lease, _: float) -> None:
+        """Enter once more: the same task, so the same hold, and it takes no time and no turn."""
+        if self._still_held(lease):
+            async with self._lock as again:
+                assert again.fence == lease.fence
+
+    async def _deadlock(self, lease: aiolock.Lease, _: float) -> None:
+        """Wait for oneself, which is an error at once."""
+        if self._still_held(lease):
+            with contextlib.suppress(aiolock.WouldDeadlock):
+                async with self._lock:
+                    raise AssertionError("a task has waited for itself")
+
+    async def _raise(self, _: aiolock.Lease, __: float) -> None:
+        raise Boom
+
+    def _still_held(self, lease: aiolock.Lease) -> bool:
+        """Otherwise asking again would be an ordinary wait."""
+        if lease.state is aiolock.LeaseState.LOST:
+            self._tell()
+        return lease.state in ("held", "at_risk")
+
+
+async def main(*arguments: str) -> None:
+    """Do as the conductor says: ``quiet``, ``final``, ``close``; it is told when that is done."""
+    slot, generation, seed, url, folder, tasks = arguments
+    who = f"{slot}.{generation}"
+    history = History(Path(folder), who)
+
+    def crash(text: str) -> None:
+        history.note("crash", text=text)
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(
+        lambda _, context: crash(f"{context['message']}: {context.get('exception')!r}")
+    )
+    sys.unraisablehook = lambda raised: crash(f"{raised.err_msg}: {raised.exc_value!r}")
+    logging.getLogger("aiolock").addHandler(logging.NullHandler())
+    try:
+        process = Process(who, seed, url, history)
+        pulse = asyncio.create_task(process.pulse())
+        await process.open()
+        say("ready")
+        orders = commands()
+        async with asyncio.TaskGroup() as group:
+            for task in range(int(tasks)):
+                group.create_task(process.repeat(task))
+            group.create_task(process.reopen())
+            await _order(orders, "quiet")
+            process.quiet()
+        say("quiet")
+        await _order(orders, "final")
+        await process.final()
+        say("final")
+        await _order(orders, "close")
+        await process.close()
+        pulse.cancel()
+    except BaseException as error:
+        crash(repr(error))
+        raise
+
+
+async def _order(orders: AsyncIterator[dict[str, Any]], what: str) -> None:
+    order = await anext(orders)
+    assert order == {"do": what}, order
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

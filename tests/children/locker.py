@@ -1,0 +1,46 @@
+"""A process that holds and waits for locks as a test tells it to; see `tests.failures.Locker`."""
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import aiolock
+from tests.procs import commands, say
+
+
+async def hold(client: aiolock.LockClient, leave: asyncio.Event, who: str, **options: Any) -> None:
+    """Enter a body, and stay in it until told to leave."""
+    try:
+        async with client.lock("lock", **options) as lease:
+            say(f"entered {who}", fence=lease.fence)
+            try:
+                await leave.wait()
+            except asyncio.CancelledError:
+                say(f"cancelled {who}")
+                raise
+        say(f"left {who}")
+    except aiolock.LockError as error:
+        say(f"failed {who}", error=type(error).__name__)
+
+
+async def main(url: str, prefix: str) -> None:
+    """Do what the test says until it closes the pipe."""
+    leave: dict[str, asyncio.Event] = {}
+    async with aiolock.connect(url, prefix=prefix) as client, asyncio.TaskGroup() as tasks:
+        say("ready", client=client.id)
+        async for command in commands():
+            match command:
+                case {"do": "lock", "who": who, **options}:
+                    leave[who] = asyncio.Event()
+                    tasks.create_task(hold(client, leave[who], who, **options))
+                case {"do": "unlock", "who": who}:
+                    leave[who].set()
+                case {"do": "block", "seconds": seconds}:
+                    time.sleep(seconds)
+                case _:
+                    raise ValueError(command)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""Fixtures that all tests share: servers, a proxy, key prefixes, a check for tasks left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.proxy import Proxy
+from tests.servers import RedisServer
+from tests.worlds import KINDS, World
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One server for all tests (of this xdist worker), which no test may break."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server of the test's own, to kill, stop, pause or restart."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A key prefix that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def proxy(redis_server: RedisServer) -> AsyncIterator[Proxy]:
+    """A proxy of the test's own in front of the shared server."""
+    async with Proxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def _no_task_left() -> AsyncIterator[None]:
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"the test has left tasks running: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _check_tasks(request: pytest.FixtureRequest) -> None:
+    """Check after every async test, and after its fixtures, that no task is left running."""
+    if request.node.get_closest_marker("asyncio"):
+        request.getfixturevalue("_no_task_left")
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest, prefix: str) -> World:
+    """An empty lock store of each kind."""
+    server = request.getfixturevalue("redis_server") if request.param == "redis" else None
+    return World(request.param, server.url if server else "", prefix)

@@ -1,0 +1,171 @@
+"""What the tests of failures share: other processes that lock, and a look behind aiolock's back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+import pytest
+
+import aiolock
+from tests.procs import Message, Worker
+from tests.proxy import Link, Proxy
+from tests.servers import RedisServer
+
+
+async def until(condition: Callable[[], object], *, within: float = 10.0) -> None:
+    """Wait until a condition holds that nothing announces."""
+    try:
+        async with asyncio.timeout(within):
+            while not condition():  # noqa: ASYNC110 # nothing announces it
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise TimeoutError(f"a condition did not come true within {within} s") from None
+
+
+async def take(lock: aiolock.Lock) -> aiolock.Lease:
+    """Acquire a lock for the task that runs this, which then owns it."""
+    lease = await lock.acquire()
+    assert lease is not None
+    return lease
+
+
+async def within_100_ms(measure: Callable[[], Awaitable[float]]) -> None:
+    """Check that something comes in time; a busy machine may make it late once, but not always."""
+    lags: list[float] = []
+    for _ in range(3):
+        lags.append(await measure())
+        if lags[-1] < 0.1:
+            return
+    raise AssertionError(f"came late every time, by {lags} s")
+
+
+def command_link(proxy: Proxy) -> Link:
+    """The link on which the one client behind a proxy sends its commands."""
+    (link,) = (link for link in proxy.links if not link.is_subscription)
+    return link
+
+
+def subscription_link(proxy: Proxy) -> Link:
+    """The link on which the one client behind a proxy is pushed its grants."""
+    (link,) = (link for link in proxy.links if link.is_subscription)
+    return link
+
+
+class Peek:
+    """What a server has of one lock, read without aiolock."""
+
+    def __init__(self, server: RedisServer, prefix: str, name: str = "lock") -> None:
+        self.server = server
+        self.prefix = prefix
+        self._keys = f"{prefix}:{{{name}}}"
+
+    def holders(self) -> list[str]:
+        """The grants, ``<mode>:<client>:<seq>:<fence>``, also those that have ended."""
+        return list(self.server.call("ZRANGE", f"{self._keys}:holders", 0, -1))
+
+    def queue(self) -> list[str]:
+        """The waiters, ``<mode>:<client>:<seq>``, in order."""
+        return list(self.server.call("ZRANGE", f"{self._keys}:queue", 0, -1))
+
+    async def queued(self, count: int) -> None:
+        """Wait until so many stand in the queue."""
+        await until(lambda: len(self.queue()) == count)
+
+    def clients(self) -> list[str]:
+        """The clients of the waiters, in order."""
+        return [waiter.split(":")[1] for waiter in self.queue()]
+
+    def ticket(self, waiter: str) -> int:
+        """A waiter's place in the queue."""
+        return int(self.server.call("ZSCORE", f"{self._keys}:queue", waiter))
+
+    def fence(self) -> int:
+        """The last fence."""
+        return int(self.server.call("GET", f"{self._keys}:fence"))
+
+    def ends(self, client: str = "") -> float:
+        """When the present lease (of that client) ends, as `time.monotonic()` will say.
+
+        -inf where there is no such lease any more.
+        """
+        grants = [grant for grant in self.holders() if client in grant]
+        now = time.monotonic()
+        seconds, micros = self.server.call("TIME")
+        end = grants and self.server.call("ZSCORE", f"{self._keys}:holders", grants[0])
+        if not end:
+            return -math.inf
+        return now + float(end) / 1000 - int(seconds) - int(micros) / 1e6
+
+    def listens(self, client: str) -> bool:
+        """Whether a client is subscribed to what is pushed to it."""
+        channel = f"{self.prefix}:push:{client}"
+        return int(self.server.call("PUBSUB", "NUMSUB", channel)[1]) > 0
+
+
+def check_nothing_left(server: RedisServer, prefix: str) -> None:
+    """Check what is left of a prefix: fences and introductions, and all of it on its way out."""
+    for key in server.call("KEYS", f"{prefix}:*"):
+        kind = key.rpartition(":")[2]
+        introduction = key.startswith(f"{prefix}:client:")
+        assert introduction or kind == "fence", f"the test has left {key}"
+        # -2 where it has gone since.
+        assert server.call("PTTL", key) != -1, f"{key} would stay for ever"
+
+
+async def check_works(client: aiolock.LockClient) -> None:
+    """Check that a client can do all that one can do."""
+    lock = client.lock("lock", ttl=5, max_waiters=1)
+    first = await take(lock)
+    await first.extend(4)
+    assert await first.verify()
+    waiting = asyncio.create_task(take(lock))
+    while not (await lock.status()).waiters:
+        pass
+    with pytest.raises(aiolock.QueueFull):
+        await asyncio.create_task(take(lock))
+    status = await lock.status()
+    parties = (*status.holders, *status.waiters)
+    assert [(party.client, party.pid) for party in parties] == 2 * [(client.id, os.getpid())]
+    assert await first.release()
+    second = await asyncio.wait_for(waiting, 5)
+    assert second.fence > first.fence
+    assert await lock.break_()
+    await asyncio.wait_for(second.lost.wait(), 5)
+    assert not await lock.locked()
+
+
+class Locker(Worker):
+    """A process with a client of its own, that takes the lock named "lock" when it is told to."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        super().__init__("-m", "tests.children.locker", url, prefix)
+        self.client = ""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.client = str((await self.expect("ready"))["client"])
+        return self
+
+    async def lock(self, who: str = "it", **options: Any) -> None:
+        """Have a task of that name ask for the lock, and stay in the body until `unlock`."""
+        await self.send({"do": "lock", "who": who, **options})
+
+    async def entered(self, who: str = "it") -> Message:
+        """Return when that task has entered the body."""
+        return await self.expect(f"entered {who}")
+
+    async def unlock(self, who: str = "it") -> None:
+        """Have that task leave the body, and return when it has."""
+        await self.send({"do": "unlock", "who": who})
+        await self.expect(f"left {who}")
+
+    async def killed(self, peek: Peek) -> None:
+        """Kill the process, and return when the server has noticed that it is gone."""
+        self.kill()
+        await self.wait()
+        await until(lambda: not peek.listens(self.client))

@@ -1,0 +1,291 @@
+"""Each safeguard is taken out, one at a time, and then a test must fail.
+
+A safeguard without a test that misses it is either not needed or not tested. ``docs/ablations.md``
+shows this table; the last test keeps the two alike.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import aiolock
+
+PACKAGE = Path(aiolock.__file__).parent
+ROOT = Path(__file__).parent.parent
+LUA = "stores/redis/lua"
+
+
+@dataclass(frozen=True)
+class Safeguard:
+    """Some lines of the source, what stands there without them, and the test that misses them."""
+
+    name: str
+    file: str
+    lines: str
+    without: str
+    test: str
+
+
+SAFEGUARDS = (
+    Safeguard(
+        "compare on release",
+        f"{LUA}/release.lua",
+        "if redis.call('ZREM', KEYS[1], member) == 0 then",
+        "if redis.call('DEL', KEYS[1]) == 0 then",
+        "test_contract.py::TestRedis::test_release_of_one_grant",
+    ),
+    Safeguard(
+        "release or leave in one script",
+        f"{LUA}/release.lua",
+        "  member = redis.call('ZRANGE', KEYS[1], 0, 0)[1]\n",
+        "  member = nil\n",
+        "test_cancellation.py::test_acquire_hold_and_release",
+    ),
+    Safeguard(
+        "whoever gives up says so",
+        "_waiting.py",
+        "            _ = self._release(waiter, 0)\n",
+        "            pass\n",
+        "test_cancellation.py::test_queued_behind_another_client",
+    ),
+    Safeguard(
+        "skip where nobody listens",
+        f"{LUA}/advance.lua",
+        "    if heard ~= 0 or flags:find('b', 1, true) then\n",
+        "    if true then\n",
+        "test_scripts.py::test_whoever_is_not_counted_is_skipped_and_hears_nothing",
+    ),
+    Safeguard(
+        "counted before spoken to",
+        f"{LUA}/advance.lua",
+        "    local heard = redis.pcall('PUBSUB', 'NUMSUB', channels .. client)[2]\n",
+        "    local heard = redis.pcall('PUBLISH', channels .. client, 'g')\n",
+        "test_scripts.py::test_whoever_is_not_counted_is_skipped_and_hears_nothing",
+    ),
+    Safeguard(
+        "the claim",
+        f"{LUA}/advance.lua",
+        "      local fence = grant(head, claim)\n",
+        "      claim = '600000'\n      local fence = grant(head, claim)\n",
+        "test_contract.py::TestRedis::test_claim_ends",
+    ),
+    Safeguard(
+        "purge on expiry",
+        f"{LUA}/reap.lua",
+        "  if not flags:find('f', 1, true) then\n",
+        "  if false then\n",
+        "test_contract.py::TestRedis::test_stuck_client_leaves_the_queue",
+    ),
+    Safeguard(
+        "fence above the last",
+        f"{LUA}/mint.lua",
+        "  last = math.max(last and tonumber(last) or 0, floor)\n",
+        "  last = floor\n",
+        "test_scripts.py::test_fences_grow_when_the_clock_was_set_back[the_key]",
+    ),
+    Safeguard(
+        "fence floor",
+        f"{LUA}/mint.lua",
+        "  last = math.max(last and tonumber(last) or 0, floor)\n",
+        "  last = last and tonumber(last) or 0\n",
+        "test_scripts.py::test_fences_grow_when_the_clock_was_set_back[the_holder]",
+    ),
+    Safeguard(
+        "an allowed write first",
+        f"{LUA}/renew.lua",
+        "      redis.call('PEXPIRE', holders, ttl + 60000)\n",
+        "",
+        "test_failures_server.py::test_server_full",
+    ),
+    Safeguard(
+        "the dead do not fill the queue",
+        f"{LUA}/acquire.lua",
+        "          waiting = waiting - bury(ARGV[5])\n",
+        "          waiting = waiting\n",
+        "test_scripts.py::test_the_dead_do_not_fill_the_queue",
+    ),
+    Safeguard(
+        "EVAL where EVALSHA is not known",
+        "stores/redis/_pipe.py",
+        '        elif code != "NOSCRIPT":\n',
+        "        elif True:\n",
+        "test_failures_server.py::test_scripts_flushed",
+    ),
+    Safeguard(
+        "sent again after a break",
+        "stores/redis/_pipe.py",
+        "        again = [c for c in self._pending if c.sure or not c.future.done()]\n",
+        "        again = []\n",
+        "test_wire.py::test_what_was_under_way_is_sent_again",
+    ),
+    Safeguard(
+        "a release sent twice is no loss",
+        "stores/redis/_scripts.py",
+        "int(was) or WAS_UNKNOWN",
+        "int(was)",
+        "test_failures_links.py::test_reply_to_release_lost",
+    ),
+    Safeguard(
+        "deadline from before the send",
+        "_waiting.py",
+        "                turn = (answer.fence, answer.lease, sent + lasts(answer.lease))\n",
+        "                sent = self._loop.time()\n"
+        "                turn = (answer.fence, answer.lease, sent + lasts(answer.lease))\n",
+        "test_waiting.py::test_a_store_too_slow_for_the_ttl_is_an_error",
+    ),
+    Safeguard(
+        "the push counts from before the question",
+        "_waiter.py",
+        "        return min(self.sent + since_answer, now) + lasts(lease)\n",
+        "        return now + lasts(lease)\n",
+        "test_waiting.py::test_a_late_push_is_given_back_and_asked_for_again_in_that_order",
+    ),
+    Safeguard(
+        "a late grant is not entered",
+        "_waiting.py",
+        "            if self._loop.time() < turn[2] and turn[0] > waiter.void:\n",
+        "            if True:\n",
+        "test_waiting.py::test_a_grant_given_back_is_not_entered_by_its_late_push",
+    ),
+    Safeguard(
+        "given back before asked again",
+        "_waiting.py",
+        "            await waiter.asked\n",
+        "",
+        "test_waiting.py::test_a_late_push_is_given_back_and_asked_for_again_in_that_order",
+    ),
+    Safeguard(
+        "void grants",
+        "_waiting.py",
+        "        if fence <= granted.void:\n",
+        "        if False:\n",
+        "test_waiting.py::test_a_grant_given_back_is_not_entered_by_its_late_push",
+    ),
+    Safeguard(
+        "a loose hold is released whatever it is",
+        "_keeper.py",
+        "                fence = 0 if hold.loose else hold.fence\n",
+        "                fence = hold.fence\n",
+        "test_waiting.py::test_a_push_that_overtakes_the_answer_to_an_earlier_question",
+    ),
+    Safeguard(
+        "ask again after resubscribing",
+        "_waiting.py",
+        "    def reconnected(self) -> None:\n",
+        "    def reconnected(self) -> None:\n        return\n",
+        "test_waiting.py::test_what_the_answer_under_way_may_not_know_is_asked_once_more",
+    ),
+    Safeguard(
+        "ask once more after an outdated answer",
+        "_waiting.py",
+        "            if waiter.outdated:\n                self._ask_again(waiter)\n",
+        "",
+        "test_waiting.py::test_what_the_answer_under_way_may_not_know_is_asked_once_more",
+    ),
+    Safeguard(
+        "ask when the lease ends",
+        "_backstop.py",
+        "                if due and not waiter.asking:\n",
+        "                if False:\n",
+        "test_waiting.py::test_a_displaced_waiter_lets_the_others_ask_again",
+    ),
+    Safeguard(
+        "a grant nobody waits for goes back",
+        "_waiting.py",
+        "                _ = self._release_for(name, waiter, fence)\n",
+        "                pass\n",
+        "test_waiting.py::test_a_grant_for_somebody_who_gave_up_is_given_back",
+    ),
+    Safeguard(
+        "the displaced call the others",
+        "_waiting.py",
+        "            if same and waiter.last_asked < found.last_asked:\n",
+        "            if False:\n",
+        "test_waiting.py::test_a_displaced_waiter_lets_the_others_ask_again",
+    ),
+    Safeguard(
+        "the local deadline",
+        "_keeper.py",
+        '            self.lose(hold, "expired")\n            return\n',
+        "            return\n",
+        "test_lease.py::test_at_risk_and_lost",
+    ),
+    Safeguard(
+        "unknown is not refused",
+        "_keeper.py",
+        "        held = [True] * len(batch) if unknown else answer.result()\n",
+        "        held = [False] * len(batch) if unknown else answer.result()\n",
+        "test_lease.py::test_at_risk_and_back",
+    ),
+    Safeguard(
+        "the alarm is for the first that is due",
+        "_keeper.py",
+        "            if self._order:\n                self._arm(self._order[0])\n",
+        "            if self._order and self._timer is None:\n"
+        "                self._arm(self._order[0])\n",
+        "test_keeper.py::test_a_long_lease_put_off_does_not_delay_a_short_one",
+    ),
+    Safeguard(
+        "a loss cancels the body",
+        "_lease.py",
+        '            self.task.cancel(f"the lock {self.lease.name!r} was lost")\n',
+        "            pass\n",
+        "test_lease.py::test_loss_cancels_the_body",
+    ),
+    Safeguard(
+        "the outermost body of a task ends them all",
+        "_lease.py",
+        "        self._inner = hold.bodies != () and any(",
+        "        self._inner = False and any(",
+        "test_keeper.py::test_nested_bodies_of_one_task_are_cancelled_once",
+    ),
+    Safeguard(
+        "a turn between answer and task",
+        "stores/memory.py",
+        "            self._loop.call_soon(_resolve, future, answer)\n",
+        "            _resolve(future, answer)\n",
+        "test_cancellation.py::test_acquire_hold_and_release",
+    ),
+)
+
+
+@pytest.mark.skipif(PACKAGE.parent != ROOT, reason="on the tree only: it is the same source")
+@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda s: s.name.replace(" ", "_"))
+def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
+    """The test that is named passes with the safeguard, elsewhere, and fails without it, here."""
+    copy = tmp_path / "aiolock"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (copy / safeguard.file).read_text("utf-8")
+    assert source.count(safeguard.lines) == 1, "the safeguard has moved: bring the table up to date"
+    changed = source.replace(safeguard.lines, safeguard.without)
+    (copy / safeguard.file).write_text(changed, "utf-8")
+    test = [sys.executable, "-m", "pytest", f"tests/{safeguard.test}", "-q", "-x"]
+    # The ablated copy goes before the real one; the tests it runs must not start this one again.
+    options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest"]
+    options += ["--timeout=25", "-W", "default"]
+    ran = subprocess.run(
+        [*test, *options, "-o", f"pythonpath={tmp_path} {ROOT}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=55,
+    )
+    assert ran.returncode == 1, f"nobody misses it:\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+
+
+def test_the_docs_show_this_table() -> None:
+    """Each safeguard stands in the docs, with the test that misses it."""
+    page = (ROOT / "docs" / "ablations.md").read_text("utf-8")
+    for safeguard in SAFEGUARDS:
+        row = f"| {safeguard.name} | `{safeguard.file}` | `{safeguard.test}` |"
+        assert row in page, f"docs/ablations.md lacks: {row}"
+    assert page.count("\n| ") == len(SAFEGUARDS) + 2

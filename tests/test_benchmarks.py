@@ -1,0 +1,323 @@
+"""The benchmarks: their statistics and tables, and that each runs and gives sane figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bars, contest, environments, handoff, redis_server, run, scenarios, table
+from benchmarks import uncontended as free_lock
+from benchmarks.bars import Ours
+from benchmarks.catalogue import AIOLOCK, FLOOR, PEERS, REDIS_PY, SET_AND_DEL, Contestant
+from benchmarks.contest import Record
+from benchmarks.crew import PeerFailed, Worker, workers
+from benchmarks.measures import Cost, Holding, Waiting
+from benchmarks.redis_server import RedisServer, Tap
+from benchmarks.rounds import (
+    Entry,
+    Spread,
+    handovers,
+    in_turn,
+    inversions,
+    overlaps,
+    overtaken,
+    quantile,
+    ratios,
+    spread,
+)
+from benchmarks.scenarios import Outcome, Scenario, Size
+
+TINY = Size(
+    rounds=1,
+    pings=20,
+    operations=20,
+    each=2,
+    crowds={3: 2, 200: 1},
+    processes=(2, 2, 2),
+    limit=20,
+    chain=3,
+    waits=1,
+    lines=(6,),
+    watch=0.05,
+    leases=5,
+    patience=20,
+)
+HERE = Path(sys.executable)
+
+
+def in_order(*asked: int, who: str = "") -> list[Entry]:
+    """Entries, one after the other, that asked at these moments."""
+    return [Entry(10 * place, moment, 10 * place, who) for place, moment in enumerate(asked)]
+
+
+def test_quantile() -> None:
+    """A quantile lies between the two values that it falls between."""
+    values = [40, 10, 30, 20]
+    assert [quantile(values, share) for share in (0, 0.5, 1)] == [10, 25, 40]
+    assert quantile(values, 0.25) == 17.5
+    assert quantile([7], 0.95) == 7
+    with pytest.raises(ValueError, match="nothing was measured"):
+        quantile([], 0.5)
+
+
+def test_spread() -> None:
+    """A spread is the median, the quartiles and how many rounds there were."""
+    assert spread([5, 1, 2, 4, 3]) == Spread(3, 2, 4, 5)
+
+
+def test_ratios_by_round() -> None:
+    """A round in which both were slow does not show in the ratio."""
+    assert ratios([10, 1000, 10], [5, 500, 5]) == Spread(2, 2, 2, 3)
+
+
+def test_ratios_of_unequal_rounds() -> None:
+    """Where one has fewer rounds, the medians are compared."""
+    assert ratios([10, 20, 30], [5, 5]) == Spread(4, 4, 4, 1)
+
+
+def test_in_turn() -> None:
+    """Everybody has a turn in each round, and each round begins with another one."""
+    turns = list(in_turn("abc", 4))
+    assert "".join(who for _, who in turns) == "abc" + "bca" + "cab" + "abc"
+    assert [number for number, _ in turns] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert list(in_turn("", 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "pairs", "waits"),
+    [
+        pytest.param((1, 2, 3, 4), 0, 0, id="in order"),
+        pytest.param((4, 3, 2, 1), 6, 3, id="backwards"),
+        pytest.param((1, 3, 2, 4), 1, 1, id="one overtakes"),
+        pytest.param((4, 1, 2, 3), 3, 3, id="the last goes first"),
+    ],
+)
+def test_order(asked: Sequence[int], pairs: int, waits: int) -> None:
+    """Inversions count pairs, overtaken counts those who were passed."""
+    assert inversions(in_order(*asked)) == pairs
+    assert overtaken(in_order(*asked)) == waits
+
+
+def test_order_with_a_margin() -> None:
+    """Who asked within the margin of another may go before it."""
+    assert inversions(in_order(3, 1), margin=2) == overtaken(in_order(3, 1), margin=2) == 0
+    assert inversions(in_order(4, 1), margin=2) == overtaken(in_order(4, 1), margin=2) == 1
+
+
+def test_overlaps_and_handovers() -> None:
+    """Two inside at once are seen, and so is a task that takes the lock from itself."""
+    apart = [Entry(0, 0, 5, "a"), Entry(6, 0, 9, "a"), Entry(10, 0, 11, "b")]
+    assert (overlaps(apart), handovers(apart)) == (0, 1)
+    assert overlaps([Entry(0, 0, 5, "a"), Entry(4, 0, 9, "b")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (4.567, "4.57"), (45.67, "45.7"), (12345.6, "12,346")],
+)
+def test_number(value: float, text: str) -> None:
+    """A number has as many digits as say something."""
+    assert table.number(value) == text
+
+
+def test_markdown() -> None:
+    """A table is Markdown that reads as text."""
+    assert table.markdown(("a", "figure"), [("x", 1), ("long", 22)]) == (
+        "| a    | figure |\n| ---- | ------ |\n| x    | 1      |\n| long | 22     |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("at_least", "median", "reached"),
+    [(True, 8.0, True), (True, 7.9, False), (False, 8.0, True), (False, 8.1, False)],
+)
+def test_bar(*, at_least: bool, median: float, reached: bool) -> None:
+    """A bar is reached when the median is on its right side; the table says so."""
+    bar = table.Bar("w", Spread(median, 1, 9, 3), "×", 8, at_least)
+    assert bar.reached is reached
+    assert bar.row()[3] == ("yes" if reached else "**no**")
+    assert bar.row()[1] == f"{median:.2f} (1.00–9.00) ×"
+
+
+def test_tap_counts_clients_only() -> None:
+    """Commands inside scripts, and the benchmark's own, are not what clients sent."""
+    tap = Tap()
+    tap.listen(
+        '+1.1 [0 127.0.0.1:5] "evalsha" "x] \\"y"\r\n'
+        '+1.2 [0 lua] "SET" "a"\r\n'
+        '+1.3 [0 unix:/tmp/socket] "INFO"\r\n'
+        '+1.4 [0 127.0.0.1:6] "GET" "a"\r\n'
+        '+1.5 [0 127.0.0.1:5] "EVALSHA"\r\n'
+    )
+    assert tap.commands == {"EVALSHA": 2, "GET": 1}
+    assert tap.by_address == {"127.0.0.1:5": 2, "127.0.0.1:6": 1}
+    assert tap.total == 3
+
+
+async def test_contest() -> None:
+    """Every scenario runs with every kind of contestant, and its figures make sense."""
+    polling = PEERS[1]  # redis-py with a short pause: the default one takes seconds
+    entered_by = dict.fromkeys((FLOOR, AIOLOCK, SET_AND_DEL, polling), HERE)
+    with RedisServer() as server:
+        async with contest.teams(entered_by, TINY) as entered:
+            everything = (*scenarios.FREE, *scenarios.WANTED, *scenarios.IDLE)
+            await contest.contest(server, entered, everything, rounds=1)
+            records = {contestant: team.record for contestant, team in entered.items()}
+    assert [record.failures for record in records.values()] == [{}] * 4
+    ours, theirs = records[AIOLOCK].figures, records[polling].figures
+    assert ours.keys() == theirs.keys()
+    assert records[SET_AND_DEL].figures.keys() == {
+        name for name in ours if name.startswith(("alone", "names"))
+    }
+    assert records[FLOOR].figures.keys() == {
+        f"{scenario}.{what}.us" for scenario in ("alone", "chain") for what in ("floor", "hop")
+    }
+    exact = {
+        "commands.free": 2,
+        "commands.wanted": 2,
+        "crowd3.through": 1,
+        "crowd200.through": 1,
+        "processes.through": 1,
+        "crowd200.inverted": 0,
+        "crowd200.overlaps": 0,
+        "processes.overlaps": 0,
+        "crowd200.connections": 2,
+        "processes.connections": 2,
+    }
+    assert {name: ours[name] for name in exact} == {n: [value] for n, value in exact.items()}
+    assert theirs["crowd200.connections"] == [200]
+    for name, values in ours.items():
+        if name.endswith((".us", ".rate", ".ms")) and "server" not in name:
+            assert values[0] > 0, name
+    assert 1 <= len(records[AIOLOCK].samples["chain"]) < 2 * TINY.chain
+
+
+async def test_failures_are_reported() -> None:
+    """Who cannot start, fails or hangs is in the record with the reason, and the others go on."""
+    absent = Contestant("absent", "no_such_module")
+
+    async def hang(_: RedisServer, crew: Sequence[Worker], __: Size) -> Outcome:
+        await crew[0].hear("what nobody says", within=0.05)
+        return Outcome({})
+
+    size = replace(TINY, processes=(1, 1, 1))
+    with RedisServer() as server:
+        async with contest.teams(dict.fromkeys((absent, SET_AND_DEL), HERE), size) as entered:
+            crowds = Scenario(scenarios.crowds, waits=False)  # which this one cannot
+            order = (crowds, Scenario(hang, waits=False), *scenarios.FREE)
+            await contest.contest(server, entered, order, rounds=2)
+    assert "No module named" in entered[absent].record.failures["start"]
+    assert entered[absent].record.figures == {}
+    failures = entered[SET_AND_DEL].record.failures
+    assert "is taken, and this does not wait" in failures["crowds"]
+    assert failures["hang"] == "hangs: no 'what nobody says' within 0.05 s"
+    assert len(entered[SET_AND_DEL].record.figures["alone.us"]) == 2
+
+
+async def test_worker_that_ends() -> None:
+    """A worker that is gone is a failure at once, not a time-out."""
+    async with workers(SET_AND_DEL, HERE) as (worker,):
+        worker.say(workload="none", url="", at_once=1, options={})
+        with pytest.raises(PeerFailed, match="StopIteration"):
+            await worker.hear("ready")
+    with pytest.raises(PeerFailed, match="ended: "):
+        async with workers(SET_AND_DEL, Path("/bin/false")):
+            pytest.fail("/bin/false is no worker")
+
+
+async def test_ours_alone() -> None:
+    """Leases, waiters and a lone waiter of aiolock are measured."""
+    with RedisServer() as server:
+        ours = await run.ours_alone(server, leases=20, watched=0.1, lengths=(4, 8), rounds=1)
+    assert ours.lone_waiter < 100
+    assert ours.holding.tasks == 0
+    assert 0 <= ours.holding.busy < 1
+    assert [line.length for line in ours.lines] == [4, 8]
+    assert all(
+        line.moves.keys() == {"enqueue", "cancel", "grant"} and line.moves["grant"][0].wall > 0
+        for line in ours.lines
+    )
+
+
+async def test_uncontended_runs() -> None:
+    """The benchmark of a free lock prints its bars."""
+    text = await free_lock.measure(replace(TINY, processes=(2, 1, 1)))
+    assert text.count("uncontended acquire + release, one task") == 2
+    assert "200 tasks on 200 names" in text
+    assert "did not come through" not in text
+
+
+async def test_handoff_runs() -> None:
+    """The benchmark of a wanted lock prints its bars."""
+    text = await handoff.measure(replace(TINY, limit=0.5))
+    for promise in ("hand-offs per second", "two processes", "inversions", "connections"):
+        assert promise in text
+    assert "did not come through" not in text
+
+
+async def test_floor_in_c() -> None:
+    """The floor is a plausible number of microseconds."""
+    with RedisServer() as server:
+        assert 1 < await redis_server.c_floor(server, requests=50, runs=1) < 1e6
+
+
+async def test_environment_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that does not install is named with pip's reason."""
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    wrong = Contestant("wrong", "wrong", ("this is no requirement",))
+    ready, missing = await environments.environments((AIOLOCK, wrong))
+    assert ready == {AIOLOCK: HERE}
+    assert missing[wrong].startswith("does not install: ERROR: Invalid requirement")
+
+
+async def test_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment with the same requirements is kept, another one is made anew."""
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    made: list[tuple[str, ...]] = []
+
+    async def note(*arguments: str) -> None:
+        made.append(arguments)
+        (tmp_path / "peer").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(environments, "_run", note)
+    python = await environments.environment("peer", ("peer==1",))
+    assert python == tmp_path / "peer" / "bin" / "python"
+    assert made[-1][-1] == "peer==1"
+    await environments.environment("peer", ("peer==1",))
+    assert len(made) == 2
+    await environments.environment("peer", ("peer==2",))
+    assert made[-1][-1] == "peer==2"
+
+
+def test_results(tmp_path: Path) -> None:
+    """The results are one table with all bars, and the same as JSON."""
+    fast = PEERS[2]
+    records = {contestant: Record() for contestant in (FLOOR, AIOLOCK, SET_AND_DEL, REDIS_PY, fast)}
+    for place, record in enumerate(records.values()):
+        for name in ("alone.us", "names.rate", "crowd200.rate", "chain.us"):
+            record.figures[name] = [1.23456 + place]
+    for name in ("alone.floor.us", "chain.floor.us", "chain.hop.us"):
+        records[FLOOR].figures[name] = [1.0]
+    for name in ("commands.wanted", "crowd200.connections", "crowd200.inverted"):
+        records[AIOLOCK].figures[name] = [2.0]
+    records[fast].failures["quiet"] = "hangs"
+    cost = Cost(1, 1, 1)
+    moves = {move: [cost] for move in ("enqueue", "cancel", "grant")}
+    lines = [Waiting(length, 1, 1, 0, moves) for length in (100, 10_000)]
+    ours = Ours(0.05, Holding(1, 1, 0, 0.01, 0.01, 4), 10_000, 30, lines)
+    run.write(tmp_path, {"Python": "3"}, records, {PEERS[3]: "does not install"}, ours)
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    figures = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert len(figures["bars"]) == len(bars.promises(records, ours)) == 15
+    assert f"{fast.title}: " in text
+    assert figures["contestants"][AIOLOCK.title]["figures"]["alone.us"] == [2.235]
+    assert figures["missing"] == {PEERS[3].title: "does not install"}
+    lost = [line.split("|")[1:4] for line in text.splitlines() if "does not install" in line]
+    assert [[cell.strip() for cell in line] for line in lost] == [
+        [PEERS[3].title, "install", "does not install"]
+    ]

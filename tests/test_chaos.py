@@ -1,0 +1,36 @@
+"""Several processes and everything that can break, for a while; the checker judges what happened.
+
+``make chaos`` is the same for longer; ``docs/chaos.md`` says what is done and what is checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import aiolock
+from tests.chaos.__main__ import chaos, explain, report
+from tests.chaos.checker import check
+from tests.chaos.history import read
+from tests.chaos.run import Run
+
+_ROOT = Path(__file__).resolve().parent.parent
+_ON_THE_TREE = Path(aiolock.__file__).is_relative_to(_ROOT)
+
+# On the installed wheel it is only to show that it works there, on another Python.
+RUNS = [("1", 30.0), ("2", 30.0)] if _ON_THE_TREE else [("1", 10.0)]
+
+
+@pytest.mark.timeout(180)  # its own limits come first, and say what is stuck
+@pytest.mark.parametrize(
+    ("seed", "seconds"), RUNS, ids=[f"seed_{seed}_{seconds:g}_s" for seed, seconds in RUNS]
+)
+async def test_chaos(tmp_path: Path, seed: str, seconds: float) -> None:
+    """Whatever is killed, stopped, cut off, paused, wiped or cancelled, every promise is kept."""
+    await chaos(tmp_path, seconds=seconds, seed=seed)
+    run = Run(read(tmp_path))
+    violations = check(run)
+    assert not violations, explain(run, violations)
+    print(report(run, violations))  # noqa: T201  # what pytest shows with -s, and of a failure
+    assert sum(map(len, run.entries.values())) > 5 * seconds, "hardly anything happened"

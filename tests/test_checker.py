@@ -1,0 +1,770 @@
+"""The chaos's checker: each rule finds the history that breaks it, and right ones pass.
+
+The histories are written by hand, times in seconds. The attempt ``1/0/2.0`` is the first of task 0
+in process ``2.0``, the first one in slot 2.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import faults, history
+from tests.chaos.__main__ import main
+from tests.chaos.checker import RULES, check
+from tests.chaos.choices import draw
+from tests.chaos.history import Event
+from tests.chaos.run import NS, Run, Windows
+
+A, B, C = "1/0/0.0", "1/0/1.0", "1/0/2.0"
+"""An attempt in each of three processes."""
+
+Story = Sequence[Event | Sequence[Event]]
+
+BEGAN = Event(0, "conductor", "began", {"seed": "1", "seconds": 10.0, "names": ["lock"]})
+
+
+def ns(seconds: float) -> int:
+    """Seconds as they are written down."""
+    return round(seconds * NS)
+
+
+def at(t: float, who: str, kind: str, /, **data: object) -> Event:
+    """Something that a process wrote down."""
+    return Event(ns(t), who, kind, data)
+
+
+def of(t: float, attempt: str, kind: str, **data: object) -> Event:
+    """Something that an attempt's process wrote down about it."""
+    return at(t, attempt.rpartition("/")[2], kind, a=attempt, **data)
+
+
+def asks(t: float, attempt: str, **options: object) -> Event:
+    """An attempt begins."""
+    usual = {
+        "n": "lock",
+        "ttl": 1.0,
+        "timeout": None,
+        "renew": True,
+        "max_hold": None,
+        "max_waiters": None,
+        "wait": True,
+        "style": "with",
+        "final": False,
+    }
+    return of(t, attempt, "asked", **(usual | options))
+
+
+def queued(t: float, attempt: str) -> Event:
+    """The store has answered that it waits."""
+    return of(t, attempt, "queued", n="lock", ticket=1, place=1)
+
+
+def enters(t: float, attempt: str, fence: int, until: float, heard: float | None = None) -> Event:
+    """A body begins, whose lease ends at ``until``."""
+    return of(
+        t,
+        attempt,
+        "entered",
+        n="lock",
+        fence=fence,
+        deadline=ns(until),
+        pushed=True,
+        heard=ns(t if heard is None else heard),
+    )
+
+
+def renewed(t: float, attempt: str, fence: int, until: float) -> Event:
+    """The lease of a body now ends at ``until``."""
+    who = attempt.rpartition("/")[2]
+    return at(t, who, "deadline", n="lock", fence=fence, deadline=ns(until))
+
+
+def leaves(t: float, attempt: str, outcome: str = "ok", lasts: float = 0.001) -> list[Event]:
+    """A body ends, and its exit."""
+    return [of(t, attempt, "left"), of(t + lasts, attempt, "done", outcome=outcome)]
+
+
+def gives_back(t: float, attempt: str, fence: int, was: int = 1) -> Event:
+    """A release, which was called at ``t``, is answered."""
+    who = attempt.rpartition("/")[2]
+    return at(t + 0.001, who, "given_back", n="lock", fence=fence, since=ns(t), was=was)
+
+
+def ends(t: float, attempt: str, outcome: str) -> Event:
+    """An attempt ends that did not enter."""
+    return of(t, attempt, "ended", outcome=outcome)
+
+
+def stall(begin: float, end: float, who: str) -> Event:
+    """The event loop of a process did not run."""
+    return at(end, who, "stall", since=ns(begin))
+
+
+def fault(begin: float, end: float, kind: str, target: str) -> Event:
+    """The conductor broke something."""
+    return at(end, "conductor", "fault", kind=kind, target=target, since=ns(begin))
+
+
+def killed(t: float, who: str) -> Event:
+    """The conductor killed a process."""
+    return at(t, "conductor", "killed", who=who, since=ns(t - 0.001))
+
+
+def gone(t: float, who: str) -> Event:
+    """The server has noticed that a process is dead."""
+    return at(t, "conductor", "gone", who=who)
+
+
+def wiped(t: float, fence: int) -> Event:
+    """The server lost all it knew, and what it had granted until then has a lower fence."""
+    return at(t, "conductor", "wiped", since=ns(t - 0.001), fence=fence)
+
+
+def told(story: Story) -> list[Event]:
+    """The story as one history, in order."""
+    events = [BEGAN]
+    for event in story:
+        events += [event] if isinstance(event, Event) else event
+    return sorted(events, key=lambda event: event.t)
+
+
+def rules_broken(story: Story) -> set[str]:
+    """The rules that the checker says a story breaks."""
+    return {violation.rule for violation in check(Run(told(story)))}
+
+
+HAND_OFF: Story = [
+    asks(1.0, A),
+    enters(1.1, A, 10, 2.1),
+    asks(1.2, B),
+    queued(1.3, B),
+    leaves(1.5, A),
+    gives_back(1.5, A, 10),
+    enters(1.6, B, 11, 2.6),
+    leaves(1.7, B),
+    gives_back(1.7, B, 11),
+]
+
+RIGHT: dict[str, Story] = {
+    "hand_off": HAND_OFF,
+    "stopped_past_its_deadline": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        enters(2.15, B, 11, 3.15),
+        leaves(2.2, B),
+        stall(1.2, 5.0, "0.0"),
+        of(5.0, A, "told"),
+        leaves(5.0, A, "LeaseLost"),
+    ],
+    "killed_in_its_body": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        killed(1.4, "0.0"),
+        enters(2.15, B, 11, 3.15),
+        leaves(2.2, B),
+    ],
+    "killed_when_it_was_handed_to": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.15, C),
+        queued(1.2, C),
+        asks(1.2, B),
+        queued(1.3, B),
+        leaves(1.4, A),
+        gives_back(1.4, A, 10),
+        killed(1.5, "2.0"),
+        gone(1.51, "2.0"),
+        enters(3.0, B, 12, 4.0),
+        leaves(3.1, B),
+    ],
+    "killed_while_it_waits": [asks(1.0, A), queued(1.1, A), killed(1.4, "0.0")],
+    "broken": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        at(1.4, "2.0", "breaking", n="lock", fences=[10], id=1),
+        enters(1.401, B, 11, 2.4),
+        at(1.402, "2.0", "broke", n="lock", id=1),
+        of(1.403, A, "told"),
+        leaves(1.404, A, "LeaseLost"),
+        leaves(1.5, B),
+    ],
+    "wiped": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        wiped(1.3, 20),
+        asks(1.4, B),
+        enters(1.5, B, 30, 2.5),
+        of(1.6, A, "told"),
+        leaves(1.6, A, "LeaseLost"),
+        leaves(1.7, B),
+    ],
+    "stopped_between_grant_and_entry": [
+        asks(1.0, A),
+        queued(1.1, A),
+        asks(1.2, B),
+        stall(1.2, 3.0, "0.0"),
+        enters(2.3, B, 11, 3.3),
+        enters(3.0, A, 10, 3.0, heard=1.3),
+        leaves(3.001, A, "LeaseLost"),
+        leaves(3.1, B),
+    ],
+    "lost_its_place_when_it_was_stopped": [
+        asks(1.0, A),
+        queued(1.1, A),
+        stall(1.2, 3.0, "0.0"),
+        asks(1.3, B),
+        enters(2.3, B, 11, 3.3),
+        leaves(2.4, B),
+        gives_back(2.4, B, 11),
+        queued(3.0, A),
+        enters(3.1, A, 12, 4.1),
+        leaves(3.2, A),
+    ],
+    "lost_its_place_when_its_link_was_cut": [
+        asks(1.0, A),
+        queued(1.1, A),
+        fault(1.2, 1.2, "cut", "0"),
+        asks(1.3, B),
+        enters(1.4, B, 11, 2.4),
+        leaves(1.5, B),
+        enters(1.6, A, 12, 2.6),
+        leaves(1.7, A),
+    ],
+    "not_renewed_and_lost": [
+        asks(1.0, A, renew=False),
+        enters(1.1, A, 10, 2.1),
+        of(2.1, A, "told"),
+        leaves(2.2, A, "LeaseLost"),
+    ],
+    "held_as_long_as_it_may": [
+        asks(1.0, A, max_hold=0.8),
+        enters(1.1, A, 10, 1.88),
+        of(1.88, A, "told"),
+        leaves(1.9, A, "LeaseLost"),
+    ],
+    "renewed_longer_than_its_ttl": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        renewed(1.5, A, 10, 2.5),
+        renewed(2.0, A, 10, 3.0),
+        leaves(2.9, A),
+        gives_back(2.9, A, 10),
+    ],
+    "released_after_its_deadline_and_found": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        stall(1.2, 2.2, "0.0"),
+        leaves(2.2, A, "LeaseLost"),
+        gives_back(2.2, A, 10),
+        asks(2.3, B),
+        enters(2.3, B, 11, 3.3),
+        leaves(2.4, B),
+    ],
+    "gave_up": [
+        asks(1.0, A, timeout=0.5),
+        queued(1.1, A),
+        ends(1.5, A, "AcquireTimeout"),
+        asks(1.0, B),
+        queued(1.1, B),
+        of(1.2, B, "cancelling"),
+        ends(1.2, B, "cancelled"),
+        asks(1.0, C, wait=False),
+        ends(1.1, C, "none"),
+    ],
+    "nobody_knows_so_soon": [asks(1.0, A, timeout=0.001), ends(1.002, A, "StoreError")],
+    "nobody_knows": [
+        fault(1.0, 4.0, "freeze", "all"),
+        asks(2.0, A),
+        ends(12.0, A, "StoreError"),
+    ],
+    "closed_in_the_middle": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.0, "1/1/0.0"),
+        queued(1.1, "1/1/0.0"),
+        at(1.2, "0.0", "closing"),
+        ends(1.2, "1/1/0.0", "ClientClosed"),
+        of(1.2, A, "told"),
+        leaves(1.2, A, "LeaseLost"),
+        at(1.3, "0.0", "closed", since=ns(1.2)),
+    ],
+    "wiped_and_asked_again": [
+        asks(1.0, A),
+        queued(1.1, A),
+        wiped(2.0, 20),
+        queued(3.0, A),
+        enters(9.0, A, 30, 10.0),
+        leaves(9.1, A),
+    ],
+    "reconnected_and_asked_again": [
+        asks(1.0, A),
+        queued(1.1, A),
+        at(2.0, "0.0", "reconnected"),
+        queued(2.1, A),
+        enters(9.0, A, 30, 10.0),
+        leaves(9.1, A),
+    ],
+    "left_over_but_not_for_long": [
+        at(9.0, "conductor", "key", key="x:fence", ttl=600, holders=0, waiters=0)
+    ],
+}
+
+# By the name of the rule, and what is wrong.
+WRONG: dict[str, Story] = {
+    "exclusion-two_at_once": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        enters(1.3, B, 11, 2.3),
+        leaves(1.4, B),
+        leaves(1.5, A),
+    ],
+    "exclusion-renewed_meanwhile": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        renewed(1.5, A, 10, 2.5),
+        asks(1.2, B),
+        enters(2.2, B, 11, 3.2),
+        leaves(2.3, B),
+        leaves(2.4, A),
+    ],
+    "exclusion-killed_only_later": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        enters(1.3, B, 11, 2.3),
+        leaves(1.4, B),
+        killed(1.5, "0.0"),
+    ],
+    "exclusion-broken_only_later": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        enters(1.3, B, 11, 2.3),
+        leaves(1.4, B),
+        at(1.4, "2.0", "breaking", n="lock", fences=[10], id=1),
+        of(1.5, A, "told"),
+        leaves(1.5, A, "LeaseLost"),
+    ],
+    "exclusion-another_was_broken": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        at(1.2, "2.0", "breaking", n="lock", fences=[9], id=1),
+        asks(1.2, B),
+        enters(1.3, B, 11, 2.3),
+        leaves(1.4, B),
+        leaves(1.5, A),
+    ],
+    "exclusion-wiped_before_it_was_granted": [
+        wiped(0.5, 5),
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        enters(1.3, B, 11, 2.3),
+        leaves(1.4, B),
+        leaves(1.5, A),
+    ],
+    "exclusion-told_but_the_server_still_had_it": [
+        asks(1.0, A, renew=False),
+        enters(1.1, A, 10, 2.1),
+        of(2.1, A, "told"),
+        asks(1.2, B),
+        queued(1.3, B),
+        enters(2.2, B, 11, 3.2),
+        leaves(2.3, B),
+        leaves(2.4, A, "LeaseLost"),
+        gives_back(2.4, A, 10),
+    ],
+    "exclusion-the_last_of_three": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 3.1),
+        killed(1.2, "1.0"),
+        asks(1.1, B),
+        enters(1.15, B, 11, 1.15, heard=0.5),
+        asks(1.3, C),
+        enters(2.3, C, 12, 3.3),
+        leaves(2.4, C),
+        leaves(2.5, A),
+    ],
+    "entering-too_late": [
+        asks(1.0, A),
+        queued(1.1, A),
+        stall(1.2, 3.0, "0.0"),
+        enters(3.01, A, 10, 3.01, heard=3.009),
+        leaves(3.02, A, "LeaseLost"),
+    ],
+    "fences-went_down": [
+        asks(1.0, A),
+        asks(1.0, B),
+        enters(1.1, A, 11, 2.1),
+        leaves(1.2, A),
+        enters(1.3, B, 10, 2.3),
+        leaves(1.4, B),
+    ],
+    "fences-the_same_twice": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        leaves(1.2, A),
+        asks(1.2, B),
+        enters(1.3, B, 10, 2.3),
+        leaves(1.4, B),
+    ],
+    "fences-went_down_with_the_wipe": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        leaves(1.2, A),
+        wiped(1.3, 20),
+        asks(1.4, B),
+        enters(1.5, B, 9, 2.3),
+        leaves(1.6, B),
+    ],
+    "order-overtaken": [
+        asks(1.0, A),
+        queued(1.1, A),
+        asks(1.2, B),
+        enters(1.3, B, 10, 2.3),
+        leaves(1.4, B),
+        enters(1.5, A, 11, 2.5),
+        leaves(1.6, A),
+    ],
+    "order-overtaken_once_it_was_back": [
+        asks(1.0, A),
+        queued(1.1, A),
+        stall(1.2, 2.0, "0.0"),
+        queued(2.6, A),
+        asks(2.7, B),
+        enters(2.8, B, 10, 3.8),
+        leaves(2.9, B),
+        enters(3.0, A, 11, 4.0),
+        leaves(3.1, A),
+    ],
+    "order-the_others_trouble": [
+        asks(1.0, A),
+        queued(1.1, A),
+        fault(1.15, 1.2, "cut", "1"),
+        stall(1.15, 1.2, "1.0"),
+        asks(1.2, B),
+        enters(1.3, B, 10, 2.3),
+        leaves(1.4, B),
+        enters(1.5, A, 11, 2.5),
+        leaves(1.6, A),
+    ],
+    "endings-waits_for_ever": [asks(1.0, A), queued(1.1, A)],
+    "endings-never_leaves": [asks(1.0, A), enters(1.1, A, 10, 2.1)],
+    "endings-another_was_killed": [asks(1.0, A), queued(1.1, A), killed(1.2, "1.0")],
+    "timeouts-too_late": [
+        asks(1.0, A, timeout=0.5),
+        queued(1.1, A),
+        ends(3.0, A, "AcquireTimeout"),
+    ],
+    "timeouts-entered_too_late": [
+        asks(1.0, A, timeout=0.5),
+        queued(1.1, A),
+        enters(3.0, A, 10, 4.0),
+        leaves(3.1, A),
+    ],
+    "timeouts-too_early": [
+        asks(1.0, A, timeout=0.5),
+        queued(1.1, A),
+        ends(1.3, A, "none"),
+    ],
+    "timeouts-waited_though_it_should_not": [asks(1.0, A, wait=False), ends(14.0, A, "none")],
+    "cancellations-went_on_waiting": [
+        asks(1.0, A),
+        queued(1.1, A),
+        of(1.2, A, "cancelling"),
+        ends(3.0, A, "cancelled"),
+    ],
+    "cancellations-went_on_in_the_body": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 9.0),
+        of(1.2, A, "cancelling"),
+        leaves(3.0, A, "cancelled"),
+    ],
+    "tellings-nobody_told_it": [
+        asks(1.0, A, renew=False),
+        enters(1.1, A, 10, 2.1),
+        leaves(4.0, A, "LeaseLost"),
+    ],
+    "tellings-told_late": [
+        asks(1.0, A, renew=False),
+        enters(1.1, A, 10, 2.1),
+        stall(2.0, 2.2, "0.0"),
+        of(4.0, A, "told"),
+        leaves(4.1, A, "LeaseLost"),
+    ],
+    "tellings-broken_and_not_told": [
+        asks(1.0, A, renew=False),
+        enters(1.1, A, 10, 3.0),
+        at(1.2, "2.0", "breaking", n="lock", fences=[10], id=1),
+        at(1.3, "2.0", "broke", n="lock", id=1),
+        leaves(2.5, A, "LeaseLost"),
+    ],
+    "exits-hung": [asks(1.0, A), enters(1.1, A, 10, 2.1), leaves(1.2, A, lasts=3.0)],
+    "losses-told_for_nothing": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        of(1.5, A, "told"),
+        leaves(1.5, A, "LeaseLost"),
+    ],
+    "losses-said_so_at_the_exit": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        leaves(1.2, A, "LeaseLost"),
+    ],
+    "losses-not_renewed": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        of(2.1, A, "told"),
+        leaves(2.1, A, "LeaseLost"),
+    ],
+    "losses-before_max_hold": [
+        asks(1.0, A, max_hold=5.0),
+        enters(1.1, A, 10, 2.1),
+        of(2.1, A, "told"),
+        leaves(2.1, A, "LeaseLost"),
+    ],
+    "losses-another_was_broken": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        at(1.2, "2.0", "breaking", n="lock", fences=[9], id=1),
+        of(1.5, A, "told"),
+        leaves(1.5, A, "LeaseLost"),
+    ],
+    "errors-nothing_was_broken": [asks(1.0, A), ends(2.0, A, "StoreError")],
+    "errors-it_had_answered": [
+        asks(1.0, A, timeout=0.1),
+        queued(1.05, A),
+        ends(1.1, A, "StoreError"),
+    ],
+    "errors-long_ago": [
+        fault(1.0, 1.1, "cut", "0"),
+        asks(20.0, A),
+        ends(20.1, A, "StoreError"),
+    ],
+    "errors-nobody_cancelled": [asks(1.0, A), queued(1.1, A), ends(1.2, A, "cancelled")],
+    "errors-no_timeout": [asks(1.0, A), queued(1.1, A), ends(1.2, A, "AcquireTimeout")],
+    "errors-no_limit": [asks(1.0, A), ends(1.2, A, "QueueFull")],
+    "errors-nobody_closed": [asks(1.0, A), ends(1.2, A, "ClientClosed")],
+    "errors-undocumented": [asks(1.0, A), ends(1.2, A, "KeyError")],
+    "revivals-broken": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        at(1.2, "2.0", "breaking", n="lock", fences=[10], id=1),
+        at(1.3, "2.0", "broke", n="lock", id=1),
+        of(1.4, A, "told"),
+        renewed(2.5, A, 10, 3.5),
+        leaves(3.0, A),
+    ],
+    "revivals-wiped": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        wiped(1.3, 20),
+        renewed(2.5, A, 10, 3.5),
+        leaves(3.0, A),
+    ],
+    "idleness-released_and_not_handed_on": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        leaves(1.4, A),
+        gives_back(1.4, A, 10),
+        enters(3.0, B, 11, 4.0),
+        leaves(3.1, B),
+    ],
+    "idleness-handed_to_who_was_dead": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.15, C),
+        queued(1.2, C),
+        asks(1.2, B),
+        queued(1.3, B),
+        killed(1.3, "2.0"),
+        gone(1.31, "2.0"),
+        leaves(1.4, A),
+        gives_back(1.4, A, 10),
+        enters(3.0, B, 11, 4.0),
+        leaves(3.1, B),
+    ],
+    "idleness-nobody_noticed_who_died": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        killed(1.4, "0.0"),
+        enters(9.0, B, 11, 10.0),
+        leaves(9.1, B),
+    ],
+    "forgotten-its_subscription_was_lost": [
+        asks(1.0, A),
+        queued(1.1, A),
+        at(2.0, "0.0", "reconnected"),
+        enters(4.0, A, 30, 5.0),
+        leaves(4.1, A),
+    ],
+    "forgotten-the_queue_was_wiped": [
+        asks(1.0, A),
+        queued(1.1, A),
+        wiped(2.0, 20),
+        enters(9.0, A, 30, 10.0),
+        leaves(9.1, A),
+    ],
+    "final-could_not_take_it": [
+        asks(1.0, A, timeout=20.0, final=True),
+        ends(21.0, A, "none"),
+    ],
+    "final-stuck": [at(9.0, "conductor", "stuck", who="0.0", what="quiet within 40 s")],
+    "left_over-a_holder": [
+        at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=1, waiters=0)
+    ],
+    "left_over-a_waiter": [
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=0, waiters=1)
+    ],
+    "left_over-for_ever": [
+        at(9.0, "conductor", "key", key="x:fence", ttl=-1, holders=0, waiters=0)
+    ],
+    "crashes-an_error": [at(9.0, "0.0", "crash", text="KeyError")],
+    "crashes-an_exit": [at(9.0, "conductor", "exited", who="0.0", code=1)],
+}
+
+
+@pytest.mark.parametrize("story", RIGHT)
+def test_right(story: str) -> None:
+    """A history that keeps every promise breaks no rule."""
+    assert rules_broken(RIGHT[story]) == set()
+
+
+@pytest.mark.parametrize("story", WRONG)
+def test_wrong(story: str) -> None:
+    """A history that breaks one promise is found by the rule for it, and by no other."""
+    rule = story.partition("-")[0]
+    assert rules_broken(WRONG[story]) == {rule}
+
+
+def test_every_rule_is_tested() -> None:
+    """There is a wrong history for each rule."""
+    assert {story.partition("-")[0] for story in WRONG} == {rule.__name__ for rule in RULES}
+
+
+def test_violation_shows_what_was_written_down() -> None:
+    """A violation comes with all events of the attempts that it speaks of, and what was broken."""
+    (violation,) = check(
+        Run(
+            told(
+                [
+                    asks(0.5, C),
+                    of(0.55, C, "cancelling"),
+                    ends(0.6, C, "cancelled"),
+                    asks(1.0, A),
+                    queued(1.1, A),
+                    fault(1.14, 1.15, "cut", "1"),
+                    fault(1.16, 1.17, "cut", "2"),
+                    asks(1.2, B),
+                    enters(1.3, B, 10, 2.3),
+                    leaves(1.4, B),
+                    enters(1.5, A, 11, 2.5),
+                    leaves(1.6, A),
+                ]
+            )
+        )
+    )
+    shown = [(event.who, event.kind) for event in violation.excerpt]
+    assert shown == [
+        ("0.0", "asked"),
+        ("0.0", "queued"),
+        ("conductor", "fault"),
+        ("1.0", "asked"),
+        ("1.0", "entered"),
+        ("1.0", "left"),
+        ("1.0", "done"),
+        ("0.0", "entered"),
+        ("0.0", "left"),
+        ("0.0", "done"),
+    ]
+
+
+def test_windows() -> None:
+    """Windows that overlap are one; what they cover, touch and leave clear is exact."""
+    windows = Windows([(50, 60), (10, 20), (15, 30), (30, 40)])
+    assert windows.cover(0, 100) == 40
+    assert windows.cover(20, 55) == 25
+    assert windows.cover(41, 49) == 0
+    assert windows.cover(55, 51) == 0
+    assert windows.touch(40, 41)
+    assert windows.touch(0, 10)
+    assert windows.touch(0, 100)
+    assert not windows.touch(41, 49)
+    assert not windows.touch(61, 99)
+    assert windows.clear_since(5) == 0
+    assert windows.clear_since(15) == 16
+    assert windows.clear_since(45) == 41
+    assert windows.clear_since(99) == 61
+    assert not Windows().touch(0, 100)
+
+
+def test_history_survives_a_kill(tmp_path: Path) -> None:
+    """What was written is read back in order, but for a line that was cut off in the middle."""
+    events = told(HAND_OFF)
+    history.write(tmp_path, events)
+    with (tmp_path / "0.0.jsonl").open("a") as file:
+        file.write('{"t": 1, "e": "ent')
+    read = history.read(tmp_path)
+    assert [event.t for event in read] == [event.t for event in events]
+    for who in ("0.0", "1.0", "conductor"):
+        assert [e for e in read if e.who == who] == [e for e in events if e.who == who]
+
+
+@pytest.mark.parametrize(
+    ("story", "code", "verdict"),
+    [(HAND_OFF, 0, "right"), (WRONG["order-overtaken"], 1, "WRONG: 1 violations")],
+    ids=["right", "wrong"],
+)
+def test_verdict_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], story: Story, code: int, verdict: str
+) -> None:
+    """The command prints figures and verdict, and fails with an excerpt when a rule is broken."""
+    history.write(tmp_path, told(story))
+    assert main(["--check", str(tmp_path)]) == code
+    printed = capsys.readouterr().out
+    rows = dict(line.split("  ", 1) for line in printed.splitlines() if "  " in line.strip())
+    assert rows["verdict"].strip() == verdict
+    assert rows["entries"].strip() == "2"
+    assert ("VIOLATION of order" in printed) == (code == 1)
+    assert (f"a={B} n=lock fence=10" in printed) == (code == 1)
+
+
+def test_seed_decides_the_plan() -> None:
+    """One seed gives one plan, another gives another, and a long one has every kind of fault."""
+    slots = ["0", "1"]
+    plan = faults.plan("1", 600.0, slots)
+    assert plan == faults.plan("1", 600.0, slots)
+    assert plan != faults.plan("2", 600.0, slots)
+    kinds = {fault.kind for lane in plan.values() for fault in lane}
+    assert kinds == {*faults.PROCESS, *faults.LINKS, *faults.SERVER}
+    for lane in plan.values():
+        for before, after in pairwise(lane):
+            assert before.at + before.seconds < after.at
+        assert lane[-1].at + lane[-1].seconds <= 600.0
+
+
+def test_seed_decides_what_a_task_does() -> None:
+    """One seed gives one sequence of attempts, another gives another."""
+
+    def choices(seed: str) -> list[object]:
+        rng = random.Random(seed)
+        return [draw(rng) for _ in range(100)]
+
+    assert choices("1") == choices("1")
+    assert choices("1") != choices("2")

@@ -1,0 +1,154 @@
+"""Redis Sentinel: a client of the caller's that follows the master, and a master that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis.asyncio
+from redis.asyncio.sentinel import Sentinel
+from redis.exceptions import RedisError
+
+import aiolock
+from tests.failures import Peek, check_nothing_left, take, until
+from tests.procs import tied
+from tests.servers import RedisServer, hold_port
+
+CONFIG = """
+bind 127.0.0.1
+port {port}
+dir {directory}
+sentinel monitor locks 127.0.0.1 {master} 1
+sentinel down-after-milliseconds locks 300
+sentinel failover-timeout locks 3000
+"""
+
+
+class Watched:
+    """A master, a replica of it, and a sentinel that watches them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        options = ("--repl-diskless-sync-delay", "0")
+        self.master = stack.enter_context(RedisServer(*options))
+        replicaof = ("--replicaof", "127.0.0.1", str(self.master.port))
+        self.replica = stack.enter_context(RedisServer(*options, *replicaof))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sentinel-")))
+        holder = stack.enter_context(hold_port())
+        self.port = int(holder.getsockname()[1])
+        config = directory / "sentinel.conf"
+        config.write_text(
+            CONFIG.format(port=self.port, directory=directory, master=self.master.port)
+        )
+        log = stack.enter_context((directory / "log").open("wb"))
+        sentinel = subprocess.Popen(
+            tied("redis-server", str(config), "--sentinel"),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        stack.callback(sentinel.wait)
+        stack.callback(sentinel.kill)
+
+    async def call(self, *args: str) -> Any:
+        """Run a command of the sentinel's; None where it cannot answer (yet)."""
+        async with redis.asyncio.Redis(port=self.port, decode_responses=True) as sentinel:
+            try:
+                return await cast(Any, sentinel).execute_command("SENTINEL", *args)
+            except RedisError:
+                return None
+
+    async def ready(self) -> None:
+        """Wait until the sentinel can replace the master."""
+        in_sync = "slave0"
+        await until(lambda: in_sync in self.master.call("INFO", "replication"))
+        await self._until_answer("REPLICAS", bool)
+
+    async def fail_over(self, *, kill: bool) -> None:
+        """Make the replica the master, and return when no other server takes writes."""
+        if kill:
+            self.master.kill()
+        else:
+            await self._until_answer("FAILOVER", lambda answer: answer == "OK")
+        now = str(self.replica.port)
+        await self._until_answer("GET-MASTER-ADDR-BY-NAME", lambda answer: now in answer)
+        if not kill:
+            # A sentinel would do this in 10 s, and then kill all connections; others do not.
+            self.master.call("REPLICAOF", "127.0.0.1", now)
+            await until(
+                lambda: self.master.call("INFO", "replication")["master_link_status"] == "up"
+            )
+
+    async def _until_answer(self, command: str, accepts: Callable[[Any], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not accepts(await self.call(command, "locks") or ""):  # noqa: ASYNC110 # as there
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    """Two servers and a sentinel of the test's own."""
+    with ExitStack() as stack:
+        watched = Watched(stack)
+        await watched.ready()
+        yield watched
+
+
+@pytest.fixture
+async def caller(watched: Watched) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of the caller's that follows the master."""
+    untyped: Any = Sentinel
+    sentinel = untyped([("127.0.0.1", watched.port)])
+    async with sentinel.master_for("locks") as caller:
+        yield caller
+    for client in sentinel.sentinels:
+        await client.aclose()
+
+
+@pytest.mark.parametrize("how", ["master_killed", "master_demoted"])
+async def test_failover(
+    watched: Watched, caller: redis.asyncio.Redis, prefix: str, how: str
+) -> None:
+    """After a fail-over leases and waiters are on the new master; nobody enters out of turn."""
+    before, after = Peek(watched.master, prefix), Peek(watched.replica, prefix)
+    inside: list[int] = []
+    fences: list[int] = []
+
+    async def work(client: aiolock.LockClient, number: int) -> None:
+        async with client.lock("lock") as lease:
+            inside.append(number)
+            assert inside == [number]
+            fences.append(lease.fence)
+            # What another client was pushed at the same time would have arrived before the reply.
+            assert await lease.verify()
+            await asyncio.sleep(0)
+            inside.remove(number)
+
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(aiolock.connect(caller, prefix=prefix))
+            for _ in range(4)
+        ]
+        lease = await take(clients[0].lock("lock"))
+        fences.append(lease.fence)
+        working: list[asyncio.Task[None]] = []
+        for number, client in enumerate(clients[1:]):
+            working.append(asyncio.create_task(work(client, number)))
+            await before.queued(number + 1)
+        # Replication is asynchronous: what had not arrived would be lost with the master.
+        await until(lambda: after.queue() == before.queue() and after.holders())
+        await watched.fail_over(kill=how == "master_killed")
+        assert await lease.verify()
+        assert await lease.release()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*working)
+        assert fences == sorted(set(fences))
+        async with clients[0].lock("new"):
+            assert Peek(watched.replica, prefix, "new").holders()
+    assert await caller.ping()
+    check_nothing_left(watched.replica, prefix)

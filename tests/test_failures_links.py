@@ -1,0 +1,466 @@
+"""Links that are killed, cut within a command, robbed of a reply, dead without a reset, slow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+
+import pytest
+
+import aiolock
+from tests.failures import (
+    Peek,
+    check_nothing_left,
+    command_link,
+    subscription_link,
+    take,
+    until,
+)
+from tests.proxy import Link, Proxy
+from tests.servers import RedisServer
+
+HELD = aiolock.LeaseState.HELD
+
+
+@pytest.fixture
+def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
+    """The shared server, on which the test must leave nothing."""
+    yield redis_server
+    check_nothing_left(redis_server, prefix)
+
+
+@pytest.fixture
+def peek(server: RedisServer, prefix: str) -> Peek:
+    """What the server has of the lock."""
+    return Peek(server, prefix)
+
+
+@pytest.fixture
+async def client(server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockClient]:
+    """A client with good links, whose every script the server knows."""
+    async with aiolock.connect(server.url, prefix=prefix, ttl=30) as client:
+        async with client.lock("lock") as lease:
+            await lease.verify()
+        await client.lock("lock").status()
+        yield client
+
+
+@pytest.fixture
+async def victim(
+    client: aiolock.LockClient, proxy: Proxy, prefix: str
+) -> AsyncIterator[aiolock.LockClient]:
+    """A client with links that go through the proxy."""
+    async with aiolock.connect(proxy.url, prefix=prefix, ttl=30) as victim:
+        yield victim
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead links are noticed twenty times as fast."""
+    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
+
+
+async def ends(lease: aiolock.Lease) -> None:
+    """Check that a lease is ours until we give it back."""
+    assert await lease.verify()
+    assert await lease.release()
+
+
+# --- Killed
+
+
+async def test_subscription_killed_while_waiting(
+    server: RedisServer, client: aiolock.LockClient, victim: aiolock.LockClient, peek: Peek
+) -> None:
+    """Waiters whose subscription was killed get the lock in their turn, from a new one."""
+    lease = await take(client.lock("lock"))
+    waiting = [asyncio.create_task(take(victim.lock("lock"))) for _ in range(3)]
+    await peek.queued(3)
+    queue = peek.queue()
+    assert server.call("CLIENT", "KILL", "TYPE", "pubsub") == 2
+    await until(lambda: peek.listens(victim.id) and peek.listens(client.id))
+    assert peek.queue() == queue
+    for waiter in waiting:
+        await lease.release()
+        lease = await asyncio.wait_for(waiter, 5)
+    await ends(lease)
+
+
+async def test_subscription_killed_at_the_hand_off(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """A push that was lost with its connection is made up for as soon as there is another."""
+    lease = await take(client.lock("lock"))
+    waiting = asyncio.create_task(take(victim.lock("lock")))
+    await peek.queued(1)
+    proxy.swallow_replies(1, subscription_link(proxy))
+    await lease.release()
+    (grant,) = peek.holders()
+    lease = await asyncio.wait_for(waiting, 5)
+    assert grant.endswith(f":{lease.fence}")
+    await ends(lease)
+
+
+async def test_subscription_gone_at_the_hand_off(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """Waiters taken for dead while they could not listen come back to their old places."""
+    lease = await take(client.lock("lock"))
+    waiting = [asyncio.create_task(take(victim.lock("lock"))) for _ in range(2)]
+    await peek.queued(2)
+    queue = peek.queue()
+    proxy.refuse()
+    subscription_link(proxy).cut()
+    await until(lambda: not peek.listens(victim.id))
+    await lease.release()
+    assert peek.holders() == peek.queue() == []
+    lease = await take(client.lock("lock"))
+    behind = asyncio.create_task(take(client.lock("lock")))
+    await peek.queued(1)
+    proxy.accept()
+    await peek.queued(3)
+    assert peek.queue()[:2] == queue
+    for waiter in (*waiting, behind):
+        await lease.release()
+        lease = await asyncio.wait_for(waiter, 5)
+    await ends(lease)
+
+
+async def test_command_connection_killed(
+    server: RedisServer, client: aiolock.LockClient, victim: aiolock.LockClient, peek: Peek
+) -> None:
+    """Leases and places in the queue outlive the command connection."""
+    lease = await take(client.lock("lock"))
+    waiting = asyncio.create_task(take(victim.lock("lock")))
+    await peek.queued(1)
+    assert server.call("CLIENT", "KILL", "TYPE", "normal") == 2
+    assert await lease.verify()
+    assert lease.state is HELD
+    assert await lease.release()
+    await ends(await asyncio.wait_for(waiting, 5))
+
+
+async def test_both_connections_killed(
+    server: RedisServer, client: aiolock.LockClient, victim: aiolock.LockClient, peek: Peek
+) -> None:
+    """Leases and places in the queue outlive both connections, killed again and again."""
+    lease = await take(client.lock("lock"))
+    waiting = [asyncio.create_task(take(victim.lock("lock"))) for _ in range(3)]
+    await peek.queued(3)
+    fences = [lease.fence]
+    for waiter in waiting:
+        server.call("CLIENT", "KILL", "TYPE", "pubsub")
+        server.call("CLIENT", "KILL", "TYPE", "normal")
+        assert await lease.release()
+        lease = await asyncio.wait_for(waiter, 5)
+        fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+    await ends(lease)
+
+
+# --- A lost reply
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_reply_to_acquire_lost(
+    victim: aiolock.LockClient, proxy: Proxy, peek: Peek, blocking: bool
+) -> None:
+    """The lock is acquired once, also where the reply that said so was lost."""
+    before = time.monotonic()
+    proxy.swallow_replies(1, command_link(proxy))
+    lease = await victim.lock("lock").acquire(blocking=blocking)
+    assert lease is not None
+    (grant,) = peek.holders()
+    assert grant.endswith(f":{lease.fence}")
+    assert lease.fence == peek.fence(), "another fence was minted"
+    assert time.monotonic() + lease.remaining() <= peek.ends()
+    assert time.monotonic() + lease.remaining() <= before + 30
+    await ends(lease)
+
+
+async def test_reply_to_acquire_lost_in_the_queue(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """A waiter whose reply was lost stands in the queue once, and is handed the lock."""
+    lease = await take(client.lock("lock"))
+    proxy.swallow_replies(1, command_link(proxy))
+    waiting = asyncio.create_task(take(victim.lock("lock", max_waiters=1)))
+    await until(lambda: proxy.connections == 3 and len(proxy.links) == 2)
+    await peek.queued(1)
+    assert peek.clients() == [victim.id]
+    await lease.release()
+    await ends(await asyncio.wait_for(waiting, 5))
+
+
+async def test_grant_lost_with_the_reply(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """A waiter that was queued and granted while its reply was lost enters with that grant."""
+    lease = await take(client.lock("lock"))
+    proxy.refuse()
+    proxy.swallow_replies(1, command_link(proxy))
+    waiting = asyncio.create_task(take(victim.lock("lock")))
+    await peek.queued(1)
+    await lease.release()
+    (grant,) = peek.holders()
+    assert grant.split(":")[1] == victim.id
+    proxy.accept()
+    lease = await asyncio.wait_for(waiting, 5)
+    assert grant.endswith(f":{lease.fence}")
+    await ends(lease)
+
+
+async def test_reply_to_release_lost(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """A release without a reply is a release: once, of this lease, and the body was not lost."""
+    waiting: asyncio.Task[aiolock.Lease]
+    async with victim.lock("lock") as lease:
+        waiting = asyncio.create_task(take(client.lock("lock")))
+        await peek.queued(1)
+        proxy.swallow_replies(1, command_link(proxy))
+    assert lease.state is aiolock.LeaseState.RELEASED
+    assert not lease.lost.is_set()
+    await ends(await asyncio.wait_for(waiting, 5))
+
+    lease = await take(victim.lock("lock"))
+    proxy.swallow_replies(1, command_link(proxy))
+    assert await lease.release()
+    assert await lease.release()
+
+
+async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
+    """A renewal without a reply is made again, and the lease goes on."""
+    ttl = 0.6
+    lease = await take(victim.lock("lock", ttl=ttl))
+    end = time.monotonic() + ttl
+    proxy.swallow_replies(1, command_link(proxy))
+    await until(lambda: proxy.connections == 3)
+    await until(lambda: time.monotonic() > end)
+    assert lease.state is HELD
+    assert peek.holders()[0].endswith(f":{lease.fence}")
+    await ends(lease)
+
+
+async def test_reply_to_extend_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
+    """An extension without a reply is made again, and then counts from when it was first sent."""
+    lease = await take(victim.lock("lock", ttl=1))
+    proxy.swallow_replies(1, command_link(proxy))
+    sent = time.monotonic()
+    await lease.extend(30)
+    assert 25 < time.monotonic() + lease.remaining() - sent <= 30
+    assert time.monotonic() + lease.remaining() <= peek.ends()
+    await ends(lease)
+
+
+async def test_reply_to_break_lost(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """Breaking a lock without a reply takes it from its holder, and not from the next as well."""
+    await victim.lock("lock").break_()
+    holder = await take(client.lock("lock"))
+    waiting = asyncio.create_task(take(client.lock("lock")))
+    await peek.queued(1)
+    proxy.swallow_replies(1, command_link(proxy))
+    # StoreError is an honest answer too: nobody knows.
+    with suppress(aiolock.StoreError):
+        assert await victim.lock("lock").break_()
+    await asyncio.wait_for(holder.lost.wait(), 5)
+    lease = await asyncio.wait_for(waiting, 5)
+    await victim.lock("lock").status()
+    await ends(lease)
+
+
+# --- Half a command
+
+
+@pytest.mark.parametrize("size", [1, 30, 200])
+@pytest.mark.parametrize("operation", ["acquire", "release", "renew"])
+async def test_command_cut_in_two(
+    victim: aiolock.LockClient, proxy: Proxy, peek: Peek, operation: str, size: int
+) -> None:
+    """A command of which only a part arrived is sent again, whole."""
+    link = command_link(proxy)
+    if operation == "acquire":
+        proxy.cut_after(size, link)
+    lease = await take(victim.lock("lock"))
+    if operation == "renew":
+        proxy.cut_after(size, link)
+        await lease.extend(20)
+        assert 15 < peek.ends() - time.monotonic() <= 20
+    if operation == "release":
+        proxy.cut_after(size, link)
+        assert await lease.release()
+        assert lease.state is aiolock.LeaseState.RELEASED
+    else:
+        await ends(lease)
+    assert proxy.connections == 3
+    assert peek.holders() == []
+
+
+# --- Dead without a reset
+
+
+def dead(proxy: Proxy, which: str) -> list[Link]:
+    """Make links dead without a reset: what was sent and what will be is lost."""
+    links = {"commands": [command_link(proxy)], "subscription": [subscription_link(proxy)]}
+    chosen = links.get(which, proxy.links)
+    for link in chosen:
+        link.deaf(drop=True)
+    return list(chosen)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("which", ["commands", "subscription", "both"])
+async def test_dead_link_noticed_while_waiting(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek, which: str
+) -> None:
+    """Links that died in silence are noticed and replaced while their client just waits."""
+    lease = await take(client.lock("lock"))
+    waiting = asyncio.create_task(take(victim.lock("lock")))
+    await peek.queued(1)
+    links = dead(proxy, which)
+    await until(lambda: len(set(proxy.links) - set(links)) == 2)
+    assert not waiting.done()
+    await lease.release()
+    await ends(await asyncio.wait_for(waiting, 5))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("which", ["commands", "subscription", "both"])
+async def test_dead_link_at_the_hand_off(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek, which: str
+) -> None:
+    """A waiter that was handed the lock over a dead link enters once that is noticed."""
+    lease = await take(client.lock("lock"))
+    waiting = asyncio.create_task(take(victim.lock("lock")))
+    await peek.queued(1)
+    dead(proxy, which)
+    await lease.release()
+    (grant,) = peek.holders()
+    lease = await asyncio.wait_for(waiting, 5)
+    assert grant.endswith(f":{lease.fence}")
+    await ends(lease)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_dead_link_of_a_holder(
+    victim: aiolock.LockClient, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder whose link died is at risk until that is noticed, and then goes on."""
+    # Asks at a third of its ttl, is at risk a sixth later, and has till the end for the rest.
+    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 0.5)
+    lease = await take(victim.lock("lock", ttl=1.5))
+    end = time.monotonic() + 1.5
+    dead(proxy, "commands")
+    states = {lease.state}
+    while time.monotonic() < end:
+        states.add(lease.state)
+        await asyncio.sleep(0.02)
+    assert states == {HELD, aiolock.LeaseState.AT_RISK}
+    assert lease.state is HELD
+    await ends(lease)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_dead_link_of_a_holder_for_longer_than_its_ttl(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """A holder that is cut off for longer than its ttl is told before another can enter."""
+    left: list[float] = []
+    fences: list[int] = []
+
+    async def body() -> None:
+        async with victim.lock("lock", ttl=0.6) as lease:
+            fences.append(lease.fence)
+            try:
+                await asyncio.sleep(10)
+            finally:
+                left.append(time.time())
+
+    holding = asyncio.create_task(body())
+    await until(lambda: fences)
+    waiting = asyncio.create_task(take(client.lock("lock", ttl=0.6)))
+    await peek.queued(1)
+    proxy.deaf(drop=True)
+    with pytest.raises(aiolock.LeaseLost):
+        await holding
+    proxy.hear()
+    second = await asyncio.wait_for(waiting, 5)
+    assert second.fence > fences[0]
+    assert second.fence / 1e6 > left[0], "two held it at once"
+    await ends(second)
+
+
+async def test_dead_link_noticed_within_15_s(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """With the real time limits, links that died in silence are replaced within 15 seconds."""
+    lease = await take(client.lock("lock"))
+    waiting = asyncio.create_task(take(victim.lock("lock")))
+    await peek.queued(1)
+    links = dead(proxy, "both")
+    start = time.monotonic()
+    await until(lambda: len(set(proxy.links) - set(links)) == 2, within=20)
+    # Each link is replaced by itself: both, here, since both died.
+    assert time.monotonic() - start < 15
+    await lease.release()
+    await ends(await asyncio.wait_for(waiting, 5))
+
+
+# --- Slow
+
+
+async def test_slow_link(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """On a slow link all is as on a fast one, and a lease counts from before it was asked for."""
+    proxy.delay(to_server=0.1, to_client=0.1)
+    sent = time.monotonic()
+    async with victim.lock("lock", ttl=5) as lease:
+        assert time.monotonic() - sent >= 0.2
+        assert time.monotonic() + lease.remaining() <= sent + 5
+        waiting = asyncio.create_task(take(client.lock("lock")))
+        await peek.queued(1)
+    lease = await asyncio.wait_for(waiting, 5)
+    again = asyncio.create_task(take(victim.lock("lock", ttl=5)))
+    await peek.queued(1)
+    await lease.release()
+    lease = await asyncio.wait_for(again, 5)
+    assert time.monotonic() + lease.remaining() <= peek.ends()
+    await ends(lease)
+
+
+async def test_link_slower_than_the_ttl(
+    victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """Where every lease has ended before it is known of, there is an error and no lock."""
+    proxy.delay(to_server=0.03, to_client=0.03)
+    with pytest.raises(aiolock.StoreError, match="too short"):
+        await victim.lock("lock", ttl=0.05).acquire()
+    await until(lambda: not peek.holders())
+
+
+async def test_push_slower_than_the_claim(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """A push that comes when its lease has ended lets nobody in; the waiter asks again."""
+    ttl = 0.3
+    lease = await take(client.lock("lock", ttl=ttl))
+    waiting = asyncio.create_task(take(victim.lock("lock", ttl=ttl)))
+    await peek.queued(1)
+    proxy.delay(to_client=2 * ttl)
+    await lease.release()
+    (stale,) = peek.holders()
+    between = await take(client.lock("lock", ttl=ttl))
+    assert not waiting.done()
+    proxy.delay()
+    await between.release()
+    lease = await asyncio.wait_for(waiting, 5)
+    assert int(stale.split(":")[-1]) < between.fence < lease.fence
+    await ends(lease)

@@ -1,0 +1,141 @@
+"""Who may import whom: the layers of the package, kept by reading its source."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import aiolock
+
+ROOT = Path(aiolock.__file__).parent
+
+# Each module of the core imports only those before it: the lower knows nothing of the higher.
+CORE = [
+    "aiolock.errors",
+    "aiolock.store",
+    "aiolock._policy",
+    "aiolock._hold",
+    "aiolock._waiter",
+    "aiolock._backstop",
+    "aiolock._keeper",
+    "aiolock._waiting",
+    "aiolock._lease",
+    "aiolock._lock",
+    "aiolock._client",
+    "aiolock",
+]
+STORE = {"aiolock.store", "aiolock.errors"}
+DRIVERS = {"redis", "hiredis", "fakeredis"}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its name."""
+    found = dict[str, Path]()
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def _parsed(source: str) -> ast.Module:
+    # A collection in the middle of it can make CPython 3.11 lose count (SystemError).
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()
+
+
+def imports(module: str) -> set[str]:
+    """The modules that a module imports, wherever in it, but for type checkers alone."""
+    found = set[str]()
+    for node in _run_time(_parsed(MODULES[module].read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            base = node.module or ""
+            # `from package import name` imports package.name where that is a module.
+            found |= {
+                f"{base}.{a.name}" if f"{base}.{a.name}" in MODULES else base for a in node.names
+            }
+    return found
+
+
+def _run_time(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            children: list[ast.AST] = [*child.orelse]
+        else:
+            children = [child]
+        for each in children:
+            yield each
+            yield from _run_time(each)
+
+
+def ours(module: str) -> set[str]:
+    """The modules of the package that a module imports."""
+    return {name for name in imports(module) if name.partition(".")[0] == "aiolock"}
+
+
+def test_every_module_has_a_layer() -> None:
+    """A new module is given its place here, and one that is gone is taken out."""
+    beside = {
+        name
+        for name in MODULES
+        if name.startswith(("aiolock.stores", "aiolock.demo", "aiolock._demo"))
+        or name in ("aiolock.testing", "aiolock.__main__")
+    }
+    assert MODULES.keys() - beside == set(CORE)
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_core_imports_what_is_below(module: str) -> None:
+    """A module of the core imports only modules of the core that are below it."""
+    assert ours(module) <= set(CORE[: CORE.index(module)])
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.stores")])
+def test_stores_import_the_protocol(module: str) -> None:
+    """A store imports the protocol and the errors, and its own modules; never another store."""
+    own = ".".join(module.split(".")[:3])
+    assert {name for name in ours(module) if not name.startswith(own)} <= STORE
+
+
+def test_testing_imports_the_protocol() -> None:
+    """What store authors test with knows no store, and nothing of the core."""
+    assert ours("aiolock.testing") <= STORE
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if "demo" in m or m.endswith("__main__")])
+def test_commands_use_what_is_public(module: str) -> None:
+    """The commands use aiolock as anybody would."""
+    assert not [name for name in ours(module) if "._" in name and "demo" not in name]
+
+
+def test_drivers_stay_in_their_store() -> None:
+    """Only the Redis store imports a driver of Redis."""
+    for module in MODULES:
+        if not module.startswith("aiolock.stores.redis") and "demo" not in module:
+            assert not {name.partition(".")[0] for name in imports(module)} & DRIVERS, module
+
+
+def test_one_module_opens_stores_by_name() -> None:
+    """Stores are loaded by name, in `connect` alone, so that nobody loads a driver in vain."""
+    assert [m for m in CORE if "importlib" in imports(m)] == ["aiolock._client"]
+
+
+def test_import_is_seen_wherever_it_is() -> None:
+    """These tests see an import inside a function, and do not see one for type checkers."""
+    tree = _parsed(
+        "if TYPE_CHECKING:\n    import a\nelse:\n    import b\ndef f():\n    from c import d\n"
+    )
+    seen = [ast.unparse(n) for n in _run_time(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert seen == ["import b", "from c import d"]

@@ -1,0 +1,245 @@
+"""The public surface: what there is, that it is described, and what an import costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from importlib import resources
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import aiolock
+import aiolock.errors
+import aiolock.store
+import aiolock.stores.memory
+import aiolock.testing
+
+PUBLIC = [aiolock, aiolock.errors, aiolock.store, aiolock.testing]
+
+# A change of any of these lines is a change of the API: an entry in the changelog.
+NAMES = [
+    "AcquireTimeout",
+    "Acquisition",
+    "ClientClosed",
+    "Lease",
+    "LeaseLost",
+    "LeaseState",
+    "Lock",
+    "LockClient",
+    "LockError",
+    "NotHeld",
+    "Party",
+    "QueueFull",
+    "Status",
+    "Store",
+    "StoreError",
+    "WouldDeadlock",
+    "connect",
+]
+SIGNATURES = {
+    "connect": "(target, *, prefix='aiolock', ttl=30.0)",
+    "LockClient.id": "property",
+    "LockClient.open": "async (self)",
+    "LockClient.aclose": "async (self)",
+    "LockClient.lock": (
+        "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
+        " max_hold=None, on_lost='cancel')"
+    ),
+    "LockClient.locked": (
+        "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
+        " max_hold=None, on_lost='cancel')"
+    ),
+    "Lock.name": "property",
+    "Lock.ttl": "property",
+    "Lock.acquire": "(self, *, timeout=the lock's own, blocking=True)",
+    "Lock.release": "async (self)",
+    "Lock.locked": "async (self)",
+    "Lock.held": "(self)",
+    "Lock.status": "async (self)",
+    "Lock.break_": "async (self)",
+    "Lease.name": "property",
+    "Lease.fence": "property",
+    "Lease.state": "property",
+    "Lease.lost": "property",
+    "Lease.remaining": "(self)",
+    "Lease.release": "async (self)",
+    "Lease.extend": "async (self, ttl)",
+    "Lease.verify": "async (self)",
+    "Party": "(client, host, pid, since, place, fence=0, remaining=0.0)",
+    "Status": "(name, holders, waiters)",
+}
+ERRORS: dict[str, type[Exception] | None] = {
+    "AcquireTimeout": TimeoutError,
+    "LeaseLost": None,
+    "NotHeld": RuntimeError,
+    "WouldDeadlock": RuntimeError,
+    "QueueFull": None,
+    "StoreError": ConnectionError,
+    "ClientClosed": RuntimeError,
+}
+
+
+def test_all() -> None:
+    """`__all__` is what was agreed on, in order, and all of it is there."""
+    assert aiolock.__all__ == NAMES
+    assert sorted(NAMES) == NAMES
+    for name in NAMES:
+        assert getattr(aiolock, name).__name__ == name
+
+
+def test_nothing_else_is_public() -> None:
+    """What has no underscore and is no module is in `__all__`."""
+    public = {
+        name
+        for name, value in vars(aiolock).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public == set(NAMES)
+
+
+def signature(thing: Any) -> str:
+    """How it is called, without types."""
+    if isinstance(thing, property):
+        return "property"
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(thing).parameters.values()
+    ]
+    text = str(inspect.Signature(parameters))
+    return f"async {text}" if inspect.iscoroutinefunction(thing) else text
+
+
+def test_signatures() -> None:
+    """Names, order, kinds and defaults of all arguments are what was agreed on."""
+    found = dict[str, str]()
+    for name in SIGNATURES:
+        thing: Any = aiolock
+        for part in name.split("."):
+            thing = inspect.getattr_static(thing, part)
+        found[name] = signature(thing)
+    assert found == SIGNATURES
+
+
+def test_methods() -> None:
+    """Lock, Lease and LockClient have no public method or property beside those."""
+    for kind in (aiolock.LockClient, aiolock.Lock, aiolock.Lease):
+        ours = {
+            name.partition(".")[2] for name in SIGNATURES if name.startswith(f"{kind.__name__}.")
+        }
+        assert {name for name in vars(kind) if not name.startswith("_")} == ours - {""}
+
+
+def test_errors() -> None:
+    """Each error is a LockError and the builtin that code without aiolock would catch."""
+    tree = aiolock.errors.__doc__
+    assert tree is not None
+    kinds = {
+        name: kind
+        for name, kind in vars(aiolock.errors).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
+    assert kinds.keys() == ERRORS.keys() | {"LockError"}
+    for name, builtin in ERRORS.items():
+        kind = kinds[name]
+        assert kind is getattr(aiolock, name)
+        assert kind.__bases__ == (aiolock.LockError, *([builtin] if builtin else []))
+        line = next(line for line in tree.splitlines() if f"─ {name} " in line)
+        assert (f"({builtin.__name__})" in line) if builtin else ("(" not in line)
+    assert aiolock.LockError.__bases__ == (Exception,)
+
+
+def test_states() -> None:
+    """The states of a lease are strings of their own names."""
+    assert [str(state) for state in aiolock.LeaseState] == ["held", "at_risk", "lost", "released"]
+    assert issubclass(aiolock.LeaseState, str)
+
+
+def public_things() -> Iterator[tuple[str, Any]]:
+    """Each module, class, function, method and property that a user may see."""
+    for module in PUBLIC:
+        yield module.__name__, module
+        names = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
+        for name in names:
+            thing = getattr(module, name)
+            ours = str(getattr(thing, "__module__", "")).startswith("aiolock")
+            if not ours or not (inspect.isclass(thing) or inspect.isfunction(thing)):
+                continue
+            yield f"{module.__name__}.{name}", thing
+            for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+                if not member.startswith("_") and (
+                    inspect.isfunction(value) or isinstance(value, property | classmethod)
+                ):
+                    yield f"{module.__name__}.{name}.{member}", value
+    yield "MemoryServer", aiolock.stores.memory.MemoryServer
+
+
+THINGS = list(public_things())
+
+
+@pytest.mark.parametrize(("name", "thing"), [pytest.param(*each, id=each[0]) for each in THINGS])
+def test_docstrings(name: str, thing: Any) -> None:
+    """Everything public has a docstring that begins with a sentence."""
+    doc = inspect.getdoc(thing)
+    assert doc, f"{name} has no docstring"
+    # What dataclasses, named tuples and enums make up for themselves does not count.
+    assert not doc.startswith((f"{name.rpartition('.')[2]}(", "An enumeration")), doc
+    assert re.match(r"[A-Z`0-9].*?[.:](\s|$)", doc, re.DOTALL), doc
+
+
+def test_annotations_can_be_read() -> None:
+    """What inspects signatures at run time, as FastAPI does, can resolve every type."""
+    for name, thing in THINGS:
+        # connect() speaks of a driver that need not be installed.
+        if inspect.isfunction(thing) and name != "aiolock.connect":
+            typing.get_type_hints(thing)
+
+
+def test_version() -> None:
+    """The version is the distribution's."""
+    assert importlib.metadata.version("aiolock-redis") == aiolock.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(a|b|rc|dev)\d+)?", aiolock.__version__)
+
+
+def test_typed() -> None:
+    """Type checkers are told that the package is typed."""
+    assert resources.files("aiolock").joinpath("py.typed").is_file()
+
+
+def python(source: str) -> str:
+    """What a fresh Python prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_import_loads_no_driver() -> None:
+    """Neither importing aiolock nor a lock in memory loads a driver or a test tool."""
+    assert (
+        python(
+            "import asyncio, sys, aiolock\n"
+            "async def main():\n"
+            "    async with aiolock.connect('memory://') as client, client.lock('a'):\n"
+            "        pass\n"
+            "asyncio.run(main())\n"
+            "unwanted = {'redis', 'hiredis', 'fakeredis', 'pytest', 'aiolock.stores.redis'}\n"
+            "print(sorted(unwanted & sys.modules.keys()))"
+        )
+        == "[]"
+    )
+
+
+def test_testing_needs_no_pytest() -> None:
+    """Whoever only wants the store that fails on purpose needs no pytest."""
+    assert python("import sys, aiolock.testing\nprint('pytest' in sys.modules)") == "False"

@@ -1,0 +1,442 @@
+"""Every way to connect to Redis, and what is said where it cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+import aiolock
+from aiolock.stores.redis import _scripts
+from aiolock.stores.redis._pipe import ACL_RULE
+from tests.failures import Peek, check_nothing_left, check_works, take, until
+from tests.proxy import Proxy
+from tests.servers import RedisServer
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[RedisServer]:
+    """A server with a password, TLS and a unix socket."""
+    with RedisServer(password="secret", tls=True) as server:
+        yield server
+
+
+@pytest.fixture
+def locked_server(module_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
+    """That server, on which the test must leave nothing."""
+    yield module_server
+    check_nothing_left(module_server, prefix)
+
+
+@pytest.fixture
+def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
+    """The shared server, open to all, on which the test must leave nothing."""
+    yield redis_server
+    check_nothing_left(redis_server, prefix)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not answer is given up ten times as fast."""
+    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 0.4)
+    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._wire.CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._mailbox.SUBSCRIBE_TIMEOUT", 0.5)
+
+
+# --- URLs
+
+
+@pytest.mark.parametrize("url", ["url", "unix_url", "tls_url"])
+async def test_url(locked_server: RedisServer, prefix: str, url: str) -> None:
+    """TCP, a unix socket and TLS with a certificate of one's own, each with a password."""
+    async with aiolock.connect(getattr(locked_server, url), prefix=prefix) as client:
+        await check_works(client)
+
+
+async def test_url_with_database(server: RedisServer, prefix: str) -> None:
+    """The database of the URL is the one that is used, again also after a break."""
+    url = server.url.removesuffix("/0") + "/3"
+    async with aiolock.connect(url, prefix=prefix) as client:
+        await check_works(client)
+        server.call("CLIENT", "KILL", "TYPE", "normal")
+        async with client.lock("lock"):
+            assert "db3" in server.call("INFO", "keyspace")
+            assert server.call("KEYS", f"{prefix}:*") == []
+        await client.lock("lock").locked()
+    with redis.Redis(port=server.port, db=3, decode_responses=True) as raw:
+        keys: Any = raw.keys(f"{prefix}:*")
+        assert [key for key in keys if not key.endswith(":fence") and ":client:" not in key] == []
+        assert all(raw.pttl(key) != -1 for key in keys)
+
+
+async def test_url_with_user(locked_server: RedisServer, prefix: str) -> None:
+    """User and password of the URL are used, and need not be simple."""
+    password = "p@ss/w:rd"
+    locked_server.call("ACL", "SETUSER", "ann", "on", f">{password}", "~*", "&*", "+@all")
+    url = f"redis://ann:p%40ss%2Fw%3Ard@127.0.0.1:{locked_server.port}/0"
+    async with aiolock.connect(url, prefix=prefix) as client:
+        await check_works(client)
+        assert "user=ann" in locked_server.call("CLIENT", "LIST", "TYPE", "pubsub")
+        assert password not in repr(client)
+
+
+# --- What cannot be used
+
+
+async def fails(target: Any, pattern: str, prefix: str = "prefix") -> None:
+    """Check that a client cannot be opened, and says why."""
+    client = aiolock.connect(target, prefix=prefix)
+    with pytest.raises(aiolock.StoreError) as caught:
+        await client.open()
+    assert re.search(pattern, str(caught.value), re.IGNORECASE | re.DOTALL)
+    assert isinstance(caught.value.__cause__, redis.exceptions.RedisError | OSError)
+    with pytest.raises(aiolock.ClientClosed):
+        await client.lock("lock").acquire()
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("url", "pattern"),
+    [
+        pytest.param("redis://:wrong@127.0.0.1:{port}", "WRONGPASS|invalid", id="password"),
+        pytest.param("redis://bob:secret@127.0.0.1:{port}", "WRONGPASS|invalid", id="user"),
+        pytest.param("redis://127.0.0.1:{port}", "auth", id="no_password"),
+        pytest.param("redis://:secret@127.0.0.1:{port}/99", "index|database", id="database"),
+        pytest.param("redis://:secret@127.0.0.1:{tls}", "clos|reset", id="plain_on_the_TLS_port"),
+        pytest.param("rediss://:secret@127.0.0.1:{tls}", "certificate", id="unknown_authority"),
+        pytest.param("unix:///nowhere/redis.sock", "No such file", id="no_socket"),
+    ],
+)
+async def test_wrong_url(
+    locked_server: RedisServer, caplog: pytest.LogCaptureFixture, url: str, pattern: str
+) -> None:
+    """A URL that leads nowhere is a StoreError that says why, at once."""
+    await fails(url.format(port=locked_server.port, tls=locked_server.tls_port), pattern)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_tls_on_the_plain_port(locked_server: RedisServer) -> None:
+    """A server that does not understand TLS, and so says nothing, is a StoreError in the end."""
+    await fails(f"rediss://:secret@127.0.0.1:{locked_server.port}", "in time")
+
+
+async def test_wrong_port() -> None:
+    """A port on which nobody listens is a StoreError that names it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        await fails(f"redis://127.0.0.1:{port}", str(port))
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer with what was asked."""
+    while data := await reader.read(1000):
+        writer.write(data)
+
+
+async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer as a web server."""
+    await reader.read(1000)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+async def ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer OK to everything."""
+    while data := await reader.read(1000):
+        writer.write(b"+OK\r\n" * data.count(b"*"))
+
+
+async def nil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer that there is nothing."""
+    while data := await reader.read(1000):
+        writer.write(b"$-1\r\n" * data.count(b"*"))
+
+
+async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer nothing at all."""
+    await reader.read()
+
+
+async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close at once."""
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[int]:
+    """Listen on a port, and do something with each connection."""
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handlers.add(task)
+        try:
+            await serve(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        if handlers:
+            await asyncio.wait(handlers)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("serve", [echo, http, ok, nil, silence, hang_up])
+async def test_not_redis(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """What listens but is not Redis is a StoreError soon, whatever it answers."""
+    async with listening(serve) as port:
+        async with asyncio.timeout(5):
+            await fails(f"redis://127.0.0.1:{port}", "")
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_replica(server: RedisServer) -> None:
+    """A replica is a StoreError that says that it is read-only."""
+    with RedisServer("--replicaof", "127.0.0.1", str(server.port)) as replica:
+        await fails(replica.url, "READONLY")
+
+
+async def test_eviction_policy(
+    own_server: RedisServer, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a full server would evict locks, opening warns of it, and else it does not."""
+    for limit, policy, warns in [
+        ("0", "allkeys-lru", False),
+        ("100mb", "noeviction", False),
+        ("100mb", "volatile-ttl", True),
+        ("100mb", "allkeys-lru", True),
+    ]:
+        own_server.call("CONFIG", "SET", "maxmemory", limit)
+        own_server.call("CONFIG", "SET", "maxmemory-policy", policy)
+        caplog.clear()
+        async with aiolock.connect(own_server.url, prefix=prefix):
+            assert (f"maxmemory-policy is {policy}" in caplog.text) is warns
+
+
+# --- ACL
+
+RIGHTS = ACL_RULE.format(prefix="prefix").split()
+BLANK = ("reset", "on", ">pw", "resetchannels")  # Redis 6.2 gives new users all channels
+
+
+@pytest.fixture(scope="module")
+def acl_server() -> Iterator[RedisServer]:
+    """A server that knows all scripts already, from a client with more rights."""
+    with RedisServer() as server:
+        for script in vars(_scripts).values():
+            if isinstance(script, _scripts.Script):
+                server.call("SCRIPT", "LOAD", script.source)
+        yield server
+
+
+async def test_acl_least_rights(acl_server: RedisServer) -> None:
+    """With just the rights of the rule everything works."""
+    acl_server.call("ACL", "SETUSER", "least", *BLANK, *RIGHTS)
+    url = f"redis://least:pw@127.0.0.1:{acl_server.port}/3"
+    async with aiolock.connect(url, prefix="prefix") as client:
+        await check_works(client)
+        # And where the scripts have to be told.
+        acl_server.call("SCRIPT", "FLUSH")
+        await check_works(client)
+
+
+@pytest.mark.parametrize("right", RIGHTS)
+async def test_acl_right_missing(acl_server: RedisServer, right: str) -> None:
+    """Without any one of the rights opening fails, names the rule, and leaves nothing for ever."""
+    rights = [other for other in RIGHTS if other != right]
+    acl_server.call("ACL", "SETUSER", "less", *BLANK, *rights)
+    url = f"redis://less:pw@127.0.0.1:{acl_server.port}/3"
+    await fails(url, re.escape(ACL_RULE.format(prefix="prefix")))
+    with redis.Redis(port=acl_server.port, db=3, decode_responses=True) as raw:
+        left: Any = raw.keys("*")
+        for_ever = [key for key in left if raw.pttl(key) == -1]
+        raw.flushdb()
+    assert for_ever == []
+
+
+# --- The caller's own client
+
+Options = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="default"),
+        pytest.param({"decode_responses": True}, id="decode_responses"),
+        pytest.param({"decode_responses": True, "protocol": 3}, id="protocol_3_decoded"),
+        pytest.param({"protocol": 3}, id="protocol_3"),
+        pytest.param({"max_connections": 1}, id="max_connections_1"),
+        pytest.param({"single_connection_client": True}, id="single_connection_client"),
+        pytest.param({"client_name": "caller"}, id="client_name"),
+        pytest.param({"encoding": "utf-16"}, id="encoding"),
+        pytest.param({"health_check_interval": 1, "socket_timeout": 0.1}, id="health_check"),
+        pytest.param({"retry": Retry(ExponentialBackoff(), 3)}, id="retry"),
+    ],
+)
+async def test_clients_options(server: RedisServer, prefix: str, options: Options) -> None:
+    """A client of the caller's serves whatever its options, and stays the caller's."""
+    async with redis.asyncio.Redis(port=server.port, **options) as caller:
+        await caller.ping()
+        async with aiolock.connect(caller, prefix=prefix) as client:
+            await check_works(client)
+            async with client.lock("lock"):
+                await caller.ping()
+        assert await caller.ping()
+
+
+async def test_client_with_blocking_pool(server: RedisServer, prefix: str) -> None:
+    """A blocking pool whose only connection is in use does not block us, nor we it."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=1)
+    async with redis.asyncio.Redis(connection_pool=pool) as caller:
+        blpop: Any = caller.blpop(["nothing"], timeout=0)  # typed for both kinds of client
+        popping: asyncio.Task[Any] = asyncio.create_task(blpop)
+        await until(lambda: "cmd=blpop" in server.call("CLIENT", "LIST"))
+        async with aiolock.connect(caller, prefix=prefix) as client:
+            await check_works(client)
+        assert not popping.done()
+        server.call("RPUSH", "nothing", "something")
+        assert await popping
+        server.call("DEL", "nothing")
+    await pool.disconnect()
+
+
+async def test_client_from_url_with_tls_and_user(locked_server: RedisServer, prefix: str) -> None:
+    """What the caller's client knows of TLS and passwords is used."""
+    async with redis.asyncio.Redis.from_url(locked_server.tls_url) as caller:
+        async with aiolock.connect(caller, prefix=prefix) as client:
+            await check_works(client)
+        assert await caller.ping()
+
+
+async def test_clients_wrong_password(locked_server: RedisServer) -> None:
+    """A client that cannot connect is a StoreError, and is left as it was."""
+    async with redis.asyncio.Redis(port=locked_server.port, password="wrong") as caller:
+        await fails(caller, "WRONGPASS|invalid")
+
+
+async def test_blocking_client(server: RedisServer) -> None:
+    """A client that would block the event loop is refused."""
+    with redis.Redis(port=server.port) as caller, pytest.raises(TypeError, match="blocking"):
+        aiolock.connect(caller)
+
+
+# --- What a client leaves and costs
+
+
+async def test_every_key_expires(server: RedisServer, prefix: str) -> None:
+    """Should all clients vanish, their keys go too, but none before the lease it speaks of."""
+    async with aiolock.connect(server.url, prefix=prefix) as client:
+        for ttl in (0.5, 30, 3600):
+            lease = await take(client.lock("lock", ttl=ttl))
+            waiting = asyncio.create_task(take(client.lock("lock", ttl=ttl)))
+            await Peek(server, prefix).queued(1)
+            for _ in range(2):
+                keys: list[str] = server.call("KEYS", f"{prefix}:*")
+                kinds = {key.rpartition(":")[2]: server.call("PTTL", key) / 1000 for key in keys}
+                assert {"holders", "fence", "queue"} < set(kinds)
+                assert all(left > 0 for left in kinds.values())
+                assert kinds["holders"] > lease.remaining()
+                await lease.extend(2 * ttl)
+            await lease.release()
+            lease = await asyncio.wait_for(waiting, 5)
+            await lease.release()
+
+
+async def test_two_connections(own_server: RedisServer, prefix: str) -> None:
+    """A process has two connections, however many wait and hold; closed, it has none."""
+
+    def connections() -> int:
+        return len(own_server.call("CLIENT", "LIST").strip().splitlines()) - 1
+
+    assert connections() == 0
+    peeks = [Peek(own_server, prefix, str(name)) for name in range(10)]
+    async with aiolock.connect(own_server.url, prefix=prefix) as client:
+        assert connections() == 2
+
+        async def work(name: str) -> None:
+            async with client.lock(name):
+                await asyncio.sleep(0)
+
+        leases = [await take(client.lock(str(name))) for name in range(10)]
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(200):
+                tasks.create_task(work(str(number % 10)))
+            for peek in peeks:
+                await peek.queued(20)
+            assert connections() == 2
+            for lease in leases:
+                await lease.release()
+        assert connections() == 2
+    await until(lambda: connections() == 0)
+    check_nothing_left(own_server, prefix)
+
+
+@pytest.mark.parametrize(
+    ("waiters", "place"),
+    [
+        pytest.param(1, 1, id="one_that_is_next"),
+        pytest.param(1, 2, id="one_behind_another_client"),
+        pytest.param(50, 1, id="fifty"),
+    ],
+)
+async def test_idle_waiters_send_next_to_nothing(
+    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, waiters: int, place: int
+) -> None:
+    """An idle waiter asks at most once in 10 s, and so does its client's heartbeat.
+
+    All times are a twentieth of the real ones, so it is once in half a second here.
+    """
+    monkeypatch.setattr("aiolock._waiting.CLAIM", 500)
+    monkeypatch.setattr("aiolock._backstop.CLAIM", 500)
+    monkeypatch.setattr("aiolock._backstop.KEEP_ALIVE", 3.0)
+    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 0.5)
+    peek = Peek(server, prefix)
+    async with (
+        Proxy(server.port) as proxy,
+        aiolock.connect(server.url, prefix=prefix, ttl=1.5) as other,
+        aiolock.connect(proxy.url, prefix=prefix, ttl=1.5) as client,
+    ):
+        lease = await take(other.lock("lock"))
+        ahead = [asyncio.create_task(take(other.lock("lock"))) for _ in range(place - 1)]
+        await peek.queued(place - 1)
+        waiting = [asyncio.create_task(take(client.lock("lock"))) for _ in range(waiters)]
+        await peek.queued(place - 1 + waiters)
+        proxy.recording = True
+        start = time.monotonic()
+        await asyncio.sleep(1.4)
+        proxy.recording = False
+        sent = b"".join(proxy.requests)
+        most = 1 + int((time.monotonic() - start) / 0.5)
+        asked = sent.count(_scripts.ACQUIRE.digest.encode())
+        beaten = sent.count(_scripts.PRESENCE.digest.encode())
+        assert asked <= most
+        assert 1 <= beaten <= most
+        assert sent.count(b"EVAL") == asked + beaten
+        for waiter in (*ahead, *waiting):
+            await lease.release()
+            lease = await asyncio.wait_for(waiter, 5)
+        await lease.release()

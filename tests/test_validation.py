@@ -1,0 +1,271 @@
+"""Wrong arguments are errors before anything is sent, and their text is the rule."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import fakeredis
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+from redis.cluster import RedisCluster
+
+import aiolock
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+
+Wrong = tuple[object, type[Exception], str]
+
+SECONDS: list[Wrong] = [
+    ("3", TypeError, "must be a number of seconds, not '3'"),
+    (True, TypeError, "must be a number of seconds, not True"),
+    ([], TypeError, "must be a number of seconds"),
+    (1j, TypeError, "must be a number of seconds"),
+    (math.nan, ValueError, "not nan"),
+    (math.inf, ValueError, "not inf"),
+    (-math.inf, ValueError, "not -inf"),
+    (-1, ValueError, "not -1"),
+    (-0.001, ValueError, "not -0.001"),
+    (10**400, ValueError, "seconds"),
+]
+POSITIVE: list[Wrong] = [
+    *SECONDS,
+    (0, ValueError, "from 0.01 to .* seconds, not 0"),
+    (0.001, ValueError, "from 0.01 to .* seconds, not 0.001"),
+    (400 * 24 * 3600, ValueError, "from 0.01 to .* seconds"),
+]
+FLAGS: list[Wrong] = [
+    (1, TypeError, "must be True or False, not 1"),
+    (None, TypeError, "must be True or False, not None"),
+    ("no", TypeError, "must be True or False, not 'no'"),
+]
+LOCKS: dict[str, list[Wrong]] = {
+    "name": [
+        ("", ValueError, "1 to 512 characters, not 0"),
+        ("x" * 513, ValueError, "1 to 512 characters, not 513: hash"),
+        ("a\ud800b", ValueError, r"UTF-8, not 'a\\ud800b'"),
+        (b"a", TypeError, "must be a str, not bytes"),
+        (42, TypeError, "must be a str, not int"),
+        (None, TypeError, "must be a str, not NoneType"),
+    ],
+    "ttl": POSITIVE,
+    "timeout": SECONDS,
+    "renew": FLAGS,
+    "reentrant": FLAGS,
+    "max_waiters": [
+        (0, ValueError, "at least 1, not 0: .*blocking=False"),
+        (-1, ValueError, "at least 1, not -1"),
+        (1.5, TypeError, "must be an int or None, not 1.5"),
+        (True, TypeError, "must be an int or None, not True"),
+        ("3", TypeError, "must be an int or None, not '3'"),
+    ],
+    "max_hold": POSITIVE,
+    "on_lost": [
+        ("kill", ValueError, "'cancel' or 'signal', not 'kill'"),
+        (None, ValueError, "'cancel' or 'signal', not None"),
+        ([], ValueError, "'cancel' or 'signal'"),
+    ],
+}
+
+
+def cases(table: dict[str, list[Wrong]]) -> list[Any]:
+    """One parameter set for each wrong value, with an id that says which."""
+    return [
+        pytest.param(argument, *wrong, id=f"{argument}-{number}")
+        for argument, values in table.items()
+        for number, wrong in enumerate(values)
+    ]
+
+
+@pytest.fixture
+def faulty() -> FaultyStore:
+    """A store that counts what it is asked."""
+    return FaultyStore(MemoryStore(MemoryServer()))
+
+
+@pytest.fixture
+async def client(faulty: FaultyStore) -> AsyncIterator[aiolock.LockClient]:
+    """An open client, to which nothing but its opening may be sent."""
+    async with aiolock.connect(faulty) as client:
+        yield client
+        assert faulty.calls == {"open": 1}
+
+
+@pytest.mark.parametrize(("argument", "value", "error", "match"), cases(LOCKS))
+async def test_lock(
+    client: aiolock.LockClient, argument: str, value: object, error: type[Exception], match: str
+) -> None:
+    """A wrong argument of `lock`, or of the decorator, is an error that names it."""
+    named = match if argument == "name" else f"{argument}.* {match}"
+    options: dict[str, Any] = {"name": "a", argument: value}
+    with pytest.raises(error, match=f"(?s){named}") as caught:
+        client.lock(**options)
+    assert not isinstance(caught.value, aiolock.LockError)
+    with pytest.raises(error, match=f"(?s){named}"):
+        client.locked(**options)
+
+
+@pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"timeout": SECONDS}))
+async def test_acquire(
+    client: aiolock.LockClient, argument: str, value: Any, error: type[Exception], match: str
+) -> None:
+    """A wrong timeout of `acquire` is an error of the call, before anything is awaited."""
+    with pytest.raises(error, match=f"{argument}.* {match}"):
+        _ = client.lock("a").acquire(timeout=value)
+
+
+async def test_acquire_not_blocking(client: aiolock.LockClient) -> None:
+    """Not to wait and to wait for so long cannot both be meant; and `blocking` is a flag."""
+    for timeout in (3, 0.001):
+        with pytest.raises(ValueError, match=r"blocking=False .* no timeout"):
+            _ = client.lock("a").acquire(blocking=False, timeout=timeout)
+    wrong: Any
+    for wrong in (0, None, 1, 2.5, "no"):
+        with pytest.raises(TypeError, match="blocking must be True or False"):
+            _ = client.lock("a").acquire(blocking=wrong)
+
+
+async def test_a_timeout_is_not_taken_for_blocking(client: aiolock.LockClient) -> None:
+    """The arguments of `acquire` have names, so nobody passes seconds where a flag is wanted."""
+    acquire: Any = client.lock("a").acquire
+    with pytest.raises(TypeError, match="positional"):
+        _ = acquire(5)
+    lock: Any = client.lock
+    with pytest.raises(TypeError, match="positional"):
+        lock("a", 30)
+
+
+@pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"ttl": POSITIVE}))
+async def test_extend(
+    faulty: FaultyStore, argument: str, value: Any, error: type[Exception], match: str
+) -> None:
+    """A wrong ttl of `extend` is an error that changes nothing."""
+    async with aiolock.connect(faulty) as client, client.lock("a") as lease:
+        with pytest.raises(error, match=f"{argument}.* {match}"):
+            await lease.extend(value)
+        assert faulty.calls["renew"] == 0
+        assert lease.state == "held"
+
+
+async def test_what_is_right(client: aiolock.LockClient) -> None:
+    """The limits themselves are inside, and so is everything in between."""
+    for options in (
+        {"name": "x" * 512},
+        {"name": "{}: ü🔒\n\0"},
+        {"ttl": 0.01},
+        {"ttl": 365 * 24 * 3600},
+        {"ttl": 1},
+        {"timeout": 0},
+        {"timeout": 1e9},
+        {"timeout": None},
+        {"max_waiters": 1},
+        {"max_hold": 0.01},
+        {"max_hold": None},
+        {"renew": False, "reentrant": True, "on_lost": "signal"},
+    ):
+        wish: dict[str, Any] = {"name": "a"} | options
+        client.lock(**wish)
+    for acquisition in (
+        client.lock("a").acquire(timeout=0),
+        client.lock("a").acquire(timeout=None, blocking=False),
+        client.lock("a").acquire(timeout=0, blocking=False),
+        client.lock("a", timeout=5).acquire(blocking=False),
+    ):
+        acquisition.close()
+
+
+@pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"ttl": POSITIVE}))
+def test_ttl_of_a_client(argument: str, value: Any, error: type[Exception], match: str) -> None:
+    """A wrong ttl of `connect` is an error that names it."""
+    with pytest.raises(error, match=f"{argument}.* {match}"):
+        aiolock.connect("memory://", ttl=value)
+
+
+PREFIXES: list[Wrong] = [
+    ("", ValueError, "1 to 100"),
+    ("x" * 101, ValueError, "1 to 100"),
+    ("a{b}", ValueError, "braces"),
+    ("a b", ValueError, "spaces"),
+    ("a\n", ValueError, "printable ASCII"),
+    ("ü", ValueError, "ASCII"),
+    (b"a", TypeError, "must be a str, not bytes"),
+    (None, TypeError, "must be a str, not NoneType"),
+]
+
+
+@pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"prefix": PREFIXES}))
+def test_prefix(argument: str, value: Any, error: type[Exception], match: str) -> None:
+    """A wrong prefix is an error, with each kind of store."""
+    for target in ("memory://", "redis://localhost", MemoryServer()):
+        with pytest.raises(error, match=f"{argument}.* {match}"):
+            aiolock.connect(target, prefix=value)
+
+
+URLS: list[tuple[str, str]] = [
+    ("", "begins with one of memory://.* not ''"),
+    ("localhost:6379", "begins with one of memory://.* not 'localhost:6379'"),
+    ("localhost", "begins with one of memory://.* not 'localhost'"),
+    ("etcd://localhost", r"memory://.*redis://.*rediss://.*unix://.*'etcd'"),
+    ("REDIS//localhost", "begins with one of"),
+    ("memory://a/b", "memory://name"),
+    ("memory://?x=1", "memory://name"),
+    ("memory://me@there", "memory://name"),
+    ("redis://localhost:port", "port"),
+    ("redis://localhost:99999999", "port|Port"),
+    ("redis://localhost/0?nope=1", "nope"),
+    ("redis://localhost/0?socket_timeout=soon", "socket_timeout"),
+]
+
+
+@pytest.mark.parametrize(("url", "match"), URLS, ids=[url for url, _ in URLS])
+def test_url(url: str, match: str) -> None:
+    """A URL that cannot be is a ValueError of `connect`, which says what it should be."""
+    with pytest.raises(ValueError, match=f"(?s){match}"):
+        aiolock.connect(url)
+
+
+def test_password_is_not_shown() -> None:
+    """Neither an error nor a repr tells the password of a URL."""
+    client = aiolock.connect("redis://me:s3cret@localhost:6379/0")
+    assert "s3cret" not in repr(client)
+    for url in ("etcd://me:s3cret@localhost", "redis://me:s3cret@localhost:port"):
+        with pytest.raises(ValueError, match=r"port|begins with") as caught:
+            aiolock.connect(url)
+        assert "s3cret" not in str(caught.value)
+
+
+def test_target() -> None:
+    """What is neither a URL nor a client that aiolock can use is a TypeError that says which."""
+    blocking = redis.Redis()
+    targets: list[tuple[Any, str]] = [
+        (blocking, "blocking redis.Redis.*redis.asyncio.Redis"),
+        (fakeredis.FakeRedis(), "blocking redis.Redis"),
+        (RedisCluster, "not to a"),
+        (redis.asyncio.Redis, "not to a"),
+        (
+            redis.asyncio.cluster.RedisCluster("localhost"),
+            "redis.asyncio.Redis, not .*RedisCluster",
+        ),
+        (redis.asyncio.ConnectionPool(), "redis.asyncio.Redis, not .*ConnectionPool"),
+        (None, "not to a NoneType"),
+        (42, "not to a int"),
+        (b"redis://localhost", "not to a bytes"),
+        (sys, "not to a module"),
+        (MemoryServer, "not to a type"),
+    ]
+    for target, match in targets:
+        with pytest.raises(TypeError, match=match):
+            aiolock.connect(target)
+    blocking.close()
+
+
+async def test_target_with_no_io() -> None:
+    """A client that is refused has not been used."""
+    driver = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), connected=False)
+    aiolock.connect(driver)
+    with pytest.raises(TypeError, match="prefix"):
+        aiolock.connect(driver, prefix=3)  # type: ignore[arg-type]  # that is what is wrong

@@ -1,0 +1,148 @@
+"""What type checkers see of the API. Checked by mypy and pyright, both strict; never run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+import redis.asyncio
+from fakeredis import FakeAsyncRedis
+
+import aiolock
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore, StoreContract
+
+
+async def connecting(driver: redis.asyncio.Redis, fake: FakeAsyncRedis) -> None:
+    """Everything that `connect` takes."""
+    async with aiolock.connect("redis://localhost", prefix="app", ttl=10) as client:
+        assert_type(client, aiolock.LockClient)
+    for target in (driver, fake, MemoryServer(), MemoryStore(MemoryServer())):
+        assert_type(aiolock.connect(target), aiolock.LockClient)
+    client = aiolock.connect(FaultyStore(MemoryStore(MemoryServer())))
+    assert_type(await client.open(), None)
+    assert_type(await client.aclose(), None)
+    assert_type(client.id, str)
+    aiolock.connect(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such store
+    aiolock.connect("redis://", "app")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name
+
+
+async def describing(client: aiolock.LockClient) -> None:
+    """A lock and its options."""
+    lock = client.lock(
+        "a",
+        ttl=1,
+        timeout=None,
+        renew=False,
+        reentrant=True,
+        max_waiters=3,
+        max_hold=60.0,
+        on_lost="signal",
+    )
+    assert_type(lock, aiolock.Lock)
+    assert_type(lock.name, str)
+    assert_type(lock.ttl, float)
+    assert_type(lock.held(), bool)
+    assert_type(await lock.locked(), bool)
+    assert_type(await lock.release(), bool)
+    assert_type(await lock.break_(), bool)
+    lock.name = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # read-only
+    client.lock("a", on_lost="kill")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
+    client.lock("a", 30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only
+
+
+async def acquiring(lock: aiolock.Lock) -> None:
+    """An acquisition, awaited and entered."""
+    async with lock as lease:
+        assert_type(lease, aiolock.Lease)
+    async with lock.acquire(timeout=2) as lease:
+        assert_type(lease, aiolock.Lease)
+    _ = assert_type(lock.acquire(), aiolock.Acquisition)
+    assert_type(await lock.acquire(blocking=False), aiolock.Lease | None)
+    assert_type(await asyncio.wait_for(lock.acquire(timeout=None), 5), aiolock.Lease | None)
+    task = asyncio.create_task(lock.acquire())
+    _ = assert_type(task, asyncio.Task[aiolock.Lease | None])
+    first, second = await asyncio.gather(lock.acquire(), asyncio.sleep(0, "x"))
+    assert_type(first, aiolock.Lease | None)
+    assert_type(second, str)
+    lease_or_none = await lock.acquire(timeout=0)
+    if lease_or_none:
+        assert_type(lease_or_none, aiolock.Lease)
+    (await lock.acquire()).release()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # it may be None
+
+
+async def holding(lease: aiolock.Lease) -> None:
+    """A lease."""
+    assert_type(lease.name, str)
+    assert_type(lease.fence, int)
+    assert_type(lease.state, aiolock.LeaseState)
+    assert_type(lease.remaining(), float)
+    assert_type(lease.lost.is_set(), bool)
+    await lease.lost
+    await lease.lost.wait()
+    assert_type(await lease.release(), bool)
+    assert_type(await lease.verify(), bool)
+    assert_type(await lease.extend(30), None)
+    lease.fence = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # read-only
+
+
+async def looking(lock: aiolock.Lock) -> None:
+    """A status."""
+    status = await lock.status()
+    assert_type(status, aiolock.Status)
+    for party in (*status.holders, *status.waiters):
+        assert_type(party, aiolock.Party)
+        assert_type((party.client, party.host, party.pid), tuple[str, str, int])
+        assert_type((party.since, party.remaining), tuple[float, float])
+        assert_type((party.place, party.fence), tuple[int, int])
+
+
+def decorating(client: aiolock.LockClient) -> None:
+    """A decorated function keeps its parameters and its result."""
+
+    @client.locked("user:{user_id}", timeout=2)
+    async def rename(user_id: int, *, name: str = "x") -> bytes:
+        return name.encode() * user_id
+
+    async def use() -> None:
+        assert_type(await rename(1, name="y"), bytes)
+        await rename("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # an int
+        await rename()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # one is missing
+
+    call: Callable[[int], Coroutine[Any, Any, bytes]] = rename
+    _ = use, call
+
+    @client.locked("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # not async
+    def blocking() -> int:
+        return 1
+
+    _ = blocking
+
+
+async def failing(lock: aiolock.Lock) -> None:
+    """Errors are caught as what they are, or as the builtin."""
+    try:
+        async with lock:
+            pass
+    except aiolock.AcquireTimeout as error:
+        timeout: TimeoutError = error
+        raise timeout from None
+    except aiolock.StoreError as error:
+        connection: ConnectionError = error
+        raise connection from None
+    except (aiolock.WouldDeadlock, aiolock.ClientClosed, aiolock.NotHeld) as error:
+        runtime: RuntimeError = error
+        raise runtime from None
+    except (aiolock.QueueFull, aiolock.LeaseLost) as error:
+        lock_error: aiolock.LockError = error
+        raise lock_error from None
+
+
+class MyStoreContract(StoreContract):
+    """A store's author has one method to write."""
+
+    def store(self) -> aiolock.Store:
+        """Another link."""
+        store: aiolock.Store = MemoryStore(MemoryServer())
+        return store

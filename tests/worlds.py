@@ -1,0 +1,81 @@
+"""Where a test of the API runs: on each kind of lock store, or on a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
+
+import fakeredis
+
+import aiolock
+from aiolock.store import Store
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.redis import from_client, from_url
+from tests.virtual import run
+
+P = ParamSpec("P")
+
+KINDS = ("memory", "fakeredis", "redis")
+
+
+class World:
+    """One empty lock store, and as many clients of it as a test wants: each one is a process."""
+
+    def __init__(self, kind: str, url: str, prefix: str) -> None:
+        self.kind = kind
+        self._prefix = prefix
+        self._target: Any = url
+        if kind == "memory":
+            self._target = MemoryServer()
+        elif kind == "fakeredis":
+            self._target = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer())
+
+    def client(self, **options: Any) -> aiolock.LockClient:
+        """Another client, not opened yet."""
+        return aiolock.connect(self._target, prefix=self._prefix, **options)
+
+    def store(self) -> Store:
+        """Another link for a client, not opened yet."""
+        if self.kind == "memory":
+            return MemoryStore(self._target)
+        if self.kind == "fakeredis":
+            return from_client(self._target, self._prefix)
+        return from_url(self._target, self._prefix)
+
+
+def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test on a `VirtualLoop`: hours pass in no time, and any hang is an error."""
+
+    @functools.wraps(test)
+    def run_it(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return run_it
+
+
+async def queued(lock: aiolock.Lock, count: int) -> None:
+    """Return when so many wait for the lock, which is to say soon."""
+    for _ in range(2000):
+        if len((await lock.status()).waiters) == count:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"{count} should wait, and never do: {await lock.status()}")
+
+
+async def settled(turns: int = 20) -> None:
+    """Let everything happen that is ready to."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def asking(lock: aiolock.Lock, timeout: float | None = None) -> asyncio.Task[aiolock.Lease]:
+    """A task that asks for the lock on its own account, and gives the lease."""
+
+    async def ask() -> aiolock.Lease:
+        lease = await lock.acquire(timeout=timeout)
+        assert lease is not None
+        return lease
+
+    return asyncio.create_task(ask())
