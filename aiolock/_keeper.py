@@ -45,7 +45,10 @@ class Keeper:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self.time = loop.time
+        # Not asked which loop that is: it would ask which process, a system call each time.
+        self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
         self.holds: dict[str, Hold] = {}
         self.owned: dict[Owner, Hold] = {}
@@ -84,13 +87,14 @@ class Keeper:
         """Begin to keep a hold whose present lease is so many ms long."""
         self.holds[hold.waiter] = hold
         self.owned[hold.owner] = hold
-        self._schedule(hold, self._next(hold, lease))
+        self._plan(hold, lease, self.time())
 
-    def _next(self, hold: Hold, lease: int) -> float:
-        """When to look after it next: at a third of its lease, or at its very end."""
+    def _plan(self, hold: Hold, lease: int, now: float) -> None:
+        """Look after it at a third of its lease, or at its very end."""
+        when = hold.deadline
         if hold.policy.renew or hold.unconfirmed:
-            return min(self._loop.time() + lease / 3000 * self._jitter, hold.deadline)
-        return hold.deadline
+            when = min(now + lease / 3000 * self._jitter, when)
+        self._schedule(hold, when, now)
 
     def release(self, hold: Hold) -> asyncio.Future[int] | None:
         """Give it back, now; the answer's future, or None where it was not ours any more."""
@@ -111,14 +115,14 @@ class Keeper:
     def check(self, hold: Hold) -> None:
         """Notice a deadline that passed while the loop was blocked."""
         alive = hold.state in ALIVE
-        if alive and self._loop.time() >= hold.deadline:
+        if alive and self.time() >= hold.deadline:
             self.lose(hold, "expired")
 
     def lose(self, hold: Hold, reason: str) -> None:
         """It is not ours any more: say so, and cancel the bodies that rely on it. Idempotent."""
         if hold.state in (LeaseState.LOST, LeaseState.RELEASED):
             return
-        if reason == "expired" and hold.ends is not None and self._loop.time() >= hold.ends - 0.1:
+        if reason == "expired" and hold.ends is not None and self.time() >= hold.ends - 0.1:
             reason = "max_hold"
         hold.state = LeaseState.LOST
         hold.reason = reason
@@ -132,17 +136,17 @@ class Keeper:
         """``ttl`` ms, or what is left of ``max_hold``, if that is less."""
         if hold.ends is None:
             return ttl
-        return max(1, min(ttl, int((hold.ends - self._loop.time()) * 1000)))
+        return max(1, min(ttl, int((hold.ends - self.time()) * 1000)))
 
     def ask(self, hold: Hold, ttl: int) -> asyncio.Future[list[bool]]:
         """Ask at once: still ours, and then for ``ttl`` ms more (0: only ask)."""
-        now = self._loop.time()
+        now = self.time()
         if ttl:
             # The reply may be lost, and the new lease may be shorter than the old one, or than the
             # one that a renewal under way is still to confirm.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
             hold.ceiling = (now + lasts(ttl), now)
-            self._schedule(hold, self._next(hold, ttl))
+            self._plan(hold, ttl, now)
         renewal = Renewal(hold.policy.name, hold.waiter, hold.fence, ttl)
         return self._renew([(hold, renewal)], now)
 
@@ -183,12 +187,12 @@ class Keeper:
         if due is not None:
             due.pop(hold, None)
 
-    def _schedule(self, hold: Hold, when: float) -> None:
+    def _schedule(self, hold: Hold, when: float, now: float) -> None:
         due = self._slots.get(hold.slot)
         if due is not None:
             due.pop(hold, None)
         slot = int(when * _SLOTS)
-        if slot <= int(self._loop.time() * _SLOTS):
+        if slot <= int(now * _SLOTS):
             # That slot has begun, and with it would be much too soon: an alarm of its own.
             hold.slot = -1
             self._loop.call_at(when, self._alarm, hold)
@@ -213,7 +217,7 @@ class Keeper:
         self._timer = None
         # Or a thousand processes that started together would renew together for ever.
         self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
-        now = self._loop.time()
+        now = self.time()
         renewals: list[tuple[Hold, Renewal]] = []
         try:
             while self._order and self._order[0] / _SLOTS <= now:
@@ -230,9 +234,10 @@ class Keeper:
     def _alarm(self, hold: Hold) -> None:
         if hold.slot == -1 and hold.state in ALIVE:
             renewals: list[tuple[Hold, Renewal]] = []
-            self._look_after(hold, self._loop.time(), renewals)
+            now = self.time()
+            self._look_after(hold, now, renewals)
             if renewals:
-                _ = self._renew(renewals, self._loop.time())
+                _ = self._renew(renewals, now)
 
     def _look_after(self, hold: Hold, now: float, renewals: list[tuple[Hold, Renewal]]) -> None:
         if now >= hold.deadline:
@@ -245,9 +250,9 @@ class Keeper:
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.asking = True
                 renewals.append((hold, Renewal(hold.policy.name, hold.waiter, hold.fence, ttl)))
-                self._schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)))
+                self._schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
-        self._schedule(hold, hold.deadline)
+        self._schedule(hold, hold.deadline, now)
 
     def _renew(self, batch: list[tuple[Hold, Renewal]], sent: float) -> asyncio.Future[list[bool]]:
         answer = self._store.renew([renewal for _, renewal in batch])
@@ -262,7 +267,7 @@ class Keeper:
     ) -> None:
         unknown = answer.cancelled() or answer.exception() is not None
         held = [True] * len(batch) if unknown else answer.result()
-        now = self._loop.time()
+        now = self.time()
         for (hold, renewal), still in zip(batch, held, strict=True):
             hold.asking = False
             if hold.state not in ALIVE:
@@ -272,7 +277,7 @@ class Keeper:
             elif unknown:
                 hold.state = LeaseState.AT_RISK
                 again = max(0.02, min(1.0, (hold.deadline - now) / 5))
-                self._schedule(hold, min(hold.deadline, now + again))
+                self._schedule(hold, min(hold.deadline, now + again), now)
             else:
                 hold.state = LeaseState.HELD
                 if renewal.ttl:
@@ -282,7 +287,7 @@ class Keeper:
                         ceiling, asked = hold.ceiling
                         hold.deadline = min(hold.deadline, ceiling if sent < asked else math.inf)
                         hold.ceiling = hold.ceiling if sent < asked else None
-                    self._schedule(hold, self._next(hold, renewal.ttl))
+                    self._plan(hold, renewal.ttl, now)
 
 
 def _retrieve(answer: asyncio.Future[Any]) -> None:

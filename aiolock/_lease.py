@@ -43,13 +43,12 @@ class Lease:
     never comes back; acquiring again gives another lease with a higher fence.
     """
 
-    __slots__ = ("_ended", "_hold", "_keeper", "_loop")
+    __slots__ = ("_ended", "_hold", "_keeper")
 
     def __init__(self, keeper: Keeper, hold: Hold) -> None:
         self._keeper = keeper
         self._hold = hold
         self._ended = False
-        self._loop = asyncio.get_running_loop()
         hold.leases += (self,)
 
     def __repr__(self) -> str:
@@ -92,7 +91,7 @@ class Lease:
     def remaining(self) -> float:
         """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
         if self.state in ALIVE:
-            return max(0.0, self._hold.deadline - self._loop.time())
+            return max(0.0, self._hold.deadline - self._keeper.time())
         return 0.0
 
     async def release(self) -> bool:
@@ -113,9 +112,9 @@ class Lease:
                 return True
         elif not released.done():
             self._hold.heard = True
-            left = self._hold.deadline - self._loop.time()
+            left = self._hold.deadline - self._keeper.time()
             if left < _PATIENCE:
-                timer = self._loop.call_later(max(0.0, left), _give_up_on, released)
+                timer = released.get_loop().call_later(max(0.0, left), _give_up_on, released)
                 try:
                     await released
                 finally:
@@ -201,14 +200,14 @@ class Scope:
 
     __slots__ = ("_before", "_cancelled", "_inner", "lease", "task")
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None) -> None:
         self.lease = lease
-        self.task = asyncio.current_task()
-        self._before = self.task.cancelling() if self.task else 0
+        self.task = task
+        self._before = task.cancelling() if task else 0
         self._cancelled = False
         hold = lease._hold
         # Of bodies within each other, of a re-entrant lock, the outermost ends them all.
-        self._inner = hold.bodies != () and any(body.task is self.task for body in hold.bodies)
+        self._inner = hold.bodies != () and any(body.task is task for body in hold.bodies)
         hold.bodies += (self,)
 
     def cancel(self) -> None:

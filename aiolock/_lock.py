@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ class Acquisition(Coroutine[Any, Any, Lease | None]):
         self._lock = lock
         self._timeout = timeout
         self._wait = wait
-        self._owner: Owner = (asyncio.current_task(), lock._policy.name)
+        self._owner: Owner = (lock._room.keeper.current_task(), lock._policy.name)
         self._scope: Scope | None = None
 
     def __repr__(self) -> str:
@@ -52,6 +51,7 @@ class Acquisition(Coroutine[Any, Any, Lease | None]):
 
     async def _acquire(self) -> Lease | None:
         room = self._lock._room
+        room.check()
         hold = await room.acquire(
             self._lock._policy, self._owner, timeout=self._timeout, wait=self._wait
         )
@@ -69,8 +69,8 @@ class Acquisition(Coroutine[Any, Any, Lease | None]):
     async def __aenter__(self) -> Lease:
         lease = await self._begin()
         if lease is None:
-            raise self._not_acquired()
-        self._scope = Scope(lease)
+            raise self._lock._not_acquired(self._timeout, wait=self._wait)
+        self._scope = Scope(lease, lease._keeper.current_task())
         return lease
 
     def __aexit__(
@@ -81,12 +81,6 @@ class Acquisition(Coroutine[Any, Any, Lease | None]):
     ) -> Coroutine[Any, Any, None]:
         assert self._scope is not None
         return self._scope.close(error)
-
-    def _not_acquired(self) -> AcquireTimeout:
-        name = self._lock.name
-        if not self._wait:
-            return AcquireTimeout(f"the lock {name!r} is not free")
-        return AcquireTimeout(f"the lock {name!r} did not become free in {self._timeout:g} s")
 
     # A coroutine too, because create_task() takes nothing less.
 
@@ -177,7 +171,8 @@ class Lock:
         current task holds no lease of this name: it may have been released or lost already.
         """
         self._room.check()
-        hold = self._room.keeper.owned.get((asyncio.current_task(), self.name))
+        keeper = self._room.keeper
+        hold = keeper.owned.get((keeper.current_task(), self.name))
         if hold is None:
             raise NotHeld(
                 f"this task does not hold the lock {self.name!r}: it was released or lost, or"
@@ -192,7 +187,8 @@ class Lock:
     def held(self) -> bool:
         """Whether the current task holds it, as far as this process knows: no I/O."""
         self._room.check()
-        return (asyncio.current_task(), self.name) in self._room.keeper.owned
+        keeper = self._room.keeper
+        return (keeper.current_task(), self.name) in keeper.owned
 
     async def status(self) -> Status:
         """Who holds it and who waits for it, in order; `StoreError` when nobody knows.
@@ -217,12 +213,15 @@ class Lock:
         return bool(holders)
 
     async def __aenter__(self) -> Lease:
-        acquisition = self.acquire()
-        lease = await acquisition._begin()
-        if lease is None:
-            raise acquisition._not_acquired()
-        acquisition._scope = Scope(lease)
-        self._room.entered.setdefault(acquisition._owner, []).append(acquisition)
+        room, policy = self._room, self._policy
+        room.check()
+        owner: Owner = (room.keeper.current_task(), policy.name)
+        wait = policy.timeout != 0
+        hold = await room.acquire(policy, owner, timeout=policy.timeout, wait=wait)
+        if hold is None:
+            raise self._not_acquired(policy.timeout, wait=wait)
+        lease = Lease(room.keeper, hold)
+        room.entered.setdefault(owner, []).append((self, Scope(lease, owner[0])))
         return lease
 
     def __aexit__(
@@ -231,21 +230,26 @@ class Lock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Coroutine[Any, Any, None]:
-        return self._left().__aexit__(kind, error, traceback)
+        return self._left().close(error)
 
-    def _left(self) -> Acquisition:
+    def _not_acquired(self, timeout: float | None, *, wait: bool) -> AcquireTimeout:
+        if not wait:
+            return AcquireTimeout(f"the lock {self.name!r} is not free")
+        return AcquireTimeout(f"the lock {self.name!r} did not become free in {timeout:g} s")
+
+    def _left(self) -> Scope:
         """The innermost body of this lock that the current task has entered, now left."""
         entered = self._room.entered
-        owner: Owner = (asyncio.current_task(), self.name)
+        owner: Owner = (self._room.keeper.current_task(), self.name)
         if owner not in entered:
             # A fixture or a generator may be entered by one task and left by another.
-            ours = [key for key, those in entered.items() if those[-1]._lock is self]
+            ours = [key for key, those in entered.items() if those[-1][0] is self]
             if len(ours) > 1:  # one that entered and runs will leave by itself
                 ours = [key for key in ours if key[0] is None or key[0].done()]
             if len(ours) != 1:
                 raise NotHeld(f"this task has not entered `async with` of the lock {self.name!r}")
             owner = ours[0]
-        acquisition: Acquisition = entered[owner].pop()
+        scope: Scope = entered[owner].pop()[1]
         if not entered[owner]:
             del entered[owner]
-        return acquisition
+        return scope

@@ -33,6 +33,9 @@ from aiolock.store import (
 _TOO_LATE: Final = 5
 """Grants in a row that came after they had ended, until we call the store too slow for the ttl."""
 
+TRY_AGAIN: Final = 1.0
+"""Seconds after which a release is sent once more that the store never answered."""
+
 _CLOSED: Final = "was closed: connect() gives another"
 
 
@@ -57,8 +60,9 @@ class WaitingRoom:
         self._waiters: dict[str, Waiter] = {}
         self._lines: dict[str, Line] = {}
         self._unreleased: dict[str, str] = {}
-        self.entered: dict[Owner, list[Any]] = {}
-        """The bodies of ``async with lock``, by who entered them: the lock itself holds nothing."""
+        self._trying_again: asyncio.TimerHandle | None = None
+        self.entered: dict[Owner, list[tuple[Any, Any]]] = {}
+        """The bodies of ``async with lock``, by who entered them: each the lock and its scope."""
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
@@ -88,8 +92,10 @@ class WaitingRoom:
     async def acquire(
         self, policy: Policy, owner: Owner, *, timeout: float | None, wait: bool
     ) -> Hold | None:
-        """Take the lock, or wait for it; None when ``timeout`` has passed or it is not free."""
-        self.check()
+        """Take the lock, or wait for it; None when ``timeout`` has passed or it is not free.
+
+        The caller has called `check`.
+        """
         held = self.keeper.held_by(owner)
         if held is not None:
             if not policy.reentrant:
@@ -279,15 +285,25 @@ class WaitingRoom:
 
     def _release_for(self, name: str, waiter_id: str, fence: int) -> asyncio.Future[int]:
         released = self.store.release(name, waiter_id, fence)
-        released.add_done_callback(partial(self._released, name, waiter_id))
+        released.add_done_callback(partial(self._released, name, waiter_id, fence))
         return released
 
-    def _released(self, name: str, waiter_id: str, released: asyncio.Future[int]) -> None:
-        if _heard(released):
-            self._unreleased.pop(waiter_id, None)
-        else:
-            # The store never answered. Should it still have the waiter, it will say so.
+    def _released(
+        self, name: str, waiter_id: str, fence: int, released: asyncio.Future[int]
+    ) -> None:
+        # Of a waiter that has given up, whatever the store may still have of it is in the way. But
+        # one that gave back a certain grant may hold the lock by another: that one it keeps.
+        if not _heard(released) and not fence and not self._why_not:
             self._unreleased[waiter_id] = name
+            if self._trying_again is None:
+                self._trying_again = self._loop.call_later(TRY_AGAIN, self._try_again)
+
+    def _try_again(self) -> None:
+        """Release who gave up and was not heard; until the store answers."""
+        self._trying_again = None
+        unreleased, self._unreleased = self._unreleased, {}
+        for waiter_id, name in unreleased.items():
+            _ = self._release_for(name, waiter_id, 0)
 
     # Inbox: what the store pushes
 
@@ -323,8 +339,6 @@ class WaitingRoom:
     def reconnected(self) -> None:
         for waiter in list(self._waiters.values()):
             self._ask_again(waiter)
-        for waiter_id, name in self._unreleased.items():
-            _ = self._release_for(name, waiter_id, 0)
 
     # The end
 
@@ -337,6 +351,9 @@ class WaitingRoom:
             for waiter in list(self._waiters.values()):
                 waiter.interrupt(ClientClosed("this client was closed while it waited for a lock"))
                 self._give_up(waiter)
+            if self._trying_again is not None:
+                self._trying_again.cancel()
+                self._try_again()
             await self.keeper.aclose(caller)
             await self.store.aclose()
 

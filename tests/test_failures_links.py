@@ -234,6 +234,21 @@ async def test_reply_to_release_lost(
     assert await lease.release()
 
 
+async def test_hand_off_lost_with_the_reply(
+    victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """A grant that came with a reply which was lost is asked for once there is another link."""
+    lease = await take(victim.lock("lock"))
+    waiting = asyncio.create_task(take(victim.lock("lock")))
+    await peek.queued(1)
+    proxy.swallow_replies(1, command_link(proxy))
+    assert await lease.release()
+    (grant,) = peek.holders()
+    lease = await asyncio.wait_for(waiting, 5)
+    assert grant.endswith(f":{lease.fence}")
+    await ends(lease)
+
+
 async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
     """A renewal without a reply is made again, and the lease goes on."""
     ttl = 0.6

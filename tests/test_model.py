@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.store import Busy, Full, Granted, Queued, Renewal, WaiterId
+from aiolock.store import WAS_HOLDER, Busy, Full, Granted, Queued, Renewal, WaiterId
 from aiolock.stores.memory import Grant, MemoryServer
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._names import Names
@@ -66,15 +66,23 @@ class Model(MemoryServer):
         super().__init__()
         self.log: list[tuple[Any, ...]] = []
         self.clock = itertools.count(1_800_000_000_000_000)
+        self.answered = ""
 
     def now(self) -> int:
         return next(self.clock)
 
     def push(self, client: str, deliver: Any) -> int:
-        if client not in self._inboxes:
-            return 0
-        deliver(self._inboxes[client])
-        return 1
+        if client == self.answered:  # with the reply, to whoever asked
+            deliver(Heard(self.log))
+        elif client in self._inboxes:
+            deliver(self._inboxes[client])
+        return int(client in self._inboxes)
+
+    def release(self, name: str, waiter: str, fence: int) -> int:
+        self.answered = WaiterId.parse(waiter).client
+        was = super().release(name, waiter, fence)
+        self.answered = ""
+        return was
 
 
 class Scripts:
@@ -92,14 +100,17 @@ class Scripts:
         for client, pubsub in self.pubsubs.items():
             self.redis.publish(self.names.channels + client, "that is all")
             while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
-                kind, *rest = push.split(" ", 3)
-                if kind == "g":
-                    waiter, fence, after = rest
-                    self.log.append(("granted", waiter, int(fence), int(after.split(" ")[0])))
-                else:
-                    waiter, _, fence = rest[0].rpartition(":")
-                    self.log.append(("lost", waiter, int(fence), rest[1]))
+                self._heard(push)
         return reply
+
+    def _heard(self, push: str) -> None:
+        kind, *rest = push.split(" ", 3)
+        if kind == "g":
+            waiter, fence, after = rest
+            self.log.append(("granted", waiter, int(fence), int(after.split(" ")[0])))
+        else:
+            waiter, _, fence = rest[0].rpartition(":")
+            self.log.append(("lost", waiter, int(fence), rest[1]))
 
     def listen(self, client: str) -> None:
         if client not in self.pubsubs:
@@ -121,7 +132,11 @@ class Scripts:
         return (Busy, Granted, Queued, Full)[kind](*rest)
 
     def release(self, waiter: str, fence: int) -> int:
-        return int(self._call(scripts.RELEASE, self.keys, waiter, fence, self.names.channels))
+        was = self._call(scripts.RELEASE, self.keys, waiter, fence, self.names.channels)
+        if not isinstance(was, str):
+            return int(was)
+        self._heard(was)  # the push, with the reply
+        return WAS_HOLDER
 
     def renew(self, renewals: list[Renewal]) -> list[bool]:
         keys = [self.keys[0]] * len(renewals)

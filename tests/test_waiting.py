@@ -103,6 +103,9 @@ class Scene:
     def answer(self, index: int, answer: object) -> None:
         self.store.sent[index].future.set_result(answer)
 
+    def fail(self, index: int) -> None:
+        self.store.sent[index].future.set_exception(aiolock.StoreError("no answer"))
+
     def push(self, fence: int, granted: float, lease: int = 5_000) -> None:
         now = START + int(granted * SECOND)
         self.store.inbox.granted("n", self.waiter, fence, lease, now)
@@ -320,6 +323,90 @@ def test_a_grant_for_somebody_who_gave_up_is_given_back() -> None:
         await settle()
         assert s.store.verbs == ["acquire", "release", "release"]
         assert s.store.sent[2].arguments == (s.waiter, 7)
+
+    run(play())
+
+
+def test_a_release_that_failed_is_sent_again_until_it_is_answered() -> None:
+    """Whoever gave up may still stand at the store, and no push needs to come to remind us."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        task.cancel()
+        await settle()
+        for again in range(1, 3):
+            s.fail(again)
+            await asyncio.sleep(2.0)
+            assert s.store.verbs == ["acquire"] + ["release"] * (again + 1)
+            s.store.inbox.reconnected()  # it is under way: no reason to send it twice
+            await asyncio.sleep(20.0)
+            assert s.store.verbs == ["acquire"] + ["release"] * (again + 1)
+            assert s.store.sent[-1].arguments == (s.waiter, 0)
+        s.answer(3, WAS_QUEUED)
+        await asyncio.sleep(20.0)
+        assert s.store.verbs == ["acquire"] + ["release"] * 3
+
+    run(play())
+
+
+def test_a_release_that_failed_is_sent_a_last_time_when_the_client_closes() -> None:
+    """The store may be back; and if it is not, that is that."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        task.cancel()
+        await settle()
+        s.fail(1)
+        await s.client.aclose()
+        assert s.store.verbs == ["acquire", "release", "release"]
+        s.fail(2)
+        await asyncio.sleep(20.0)
+        assert s.store.verbs == ["acquire", "release", "release"]
+
+    run(play())
+
+
+def test_a_release_of_another_grant_that_failed_does_not_end_the_body() -> None:
+    """Sent again, it would mean whatever the waiter holds by then."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.push(7, 0.1)
+        await settle()
+        s.push(6, 0.0)  # one that it never heard of, and that nobody needs
+        await settle()
+        assert [lease.fence for lease in s.entered] == [7]
+        assert s.store.sent[1].arguments == (s.waiter, 6)
+        s.fail(1)
+        await settle()
+        s.store.inbox.reconnected()
+        await asyncio.sleep(1.5)  # and not long enough for a renewal
+        assert s.store.verbs == ["acquire", "release"]
+
+    run(play())
+
+
+def test_a_grant_that_is_being_given_back_when_its_task_gives_up() -> None:
+    """The release of that grant has not failed, though nobody waits for its answer any more."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        await asyncio.sleep(6.0)
+        s.answer(0, Granted(fence=7, lease=5_000, now=START))
+        await settle()
+        task.cancel()
+        await settle()
+        s.store.inbox.reconnected()
+        await asyncio.sleep(20.0)
+        assert [command.arguments for command in s.store.sent[1:]] == [(s.waiter, 7), (s.waiter, 0)]
 
     run(play())
 

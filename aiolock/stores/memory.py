@@ -136,7 +136,7 @@ class MemoryServer:
             fence = next((g.fence for g in line.holders if g.waiter == waiter), 0)
         if line.holders.pop(Grant(waiter, fence), None) is None:
             return self._done(name, line, WAS_ABSENT)
-        self._advance(name, line, self.now())
+        self._advance(name, line, self.now(), ours=WaiterId.parse(waiter).client)
         return self._done(name, line, WAS_HOLDER)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
@@ -208,15 +208,20 @@ class MemoryServer:
         line.holders[Grant(waiter, self._fence)] = now // 1000 + lease
         return self._fence
 
-    def _advance(self, name: str, line: _Line, now: int, asking: str | None = None) -> bool:
-        """Hand the free lock on; True when it is the turn of ``asking``, or nobody waits."""
+    def _advance(
+        self, name: str, line: _Line, now: int, *, asking: str | None = None, ours: str = ""
+    ) -> bool:
+        """Hand the free lock on; True when it is the turn of ``asking``, or nobody waits.
+
+        The client ``ours`` is being answered, so it is there, whether or not it listens.
+        """
         while line.queue:
             head = line.queue[0][1]
             line.dequeue(head)
             if head == asking:
                 return True
             who = WaiterId.parse(head)
-            if who.client in self._inboxes or who.blind:
+            if who.client in self._inboxes or who.blind or who.client == ours:
                 fence = self._grant(line, head, who.claim, now)
                 self.push(who.client, _grant_push(name, head, fence, who.claim, now))
                 return False

@@ -69,7 +69,7 @@ class Mailbox:
 
     def _told(self, message: list[bytes]) -> None:
         if message[0] == b"message":
-            self._deliver(message[2].decode())
+            self.deliver(message[2].decode())
         elif message[0] == b"subscribe":
             self._confirm()
             self._link.proved()
@@ -78,7 +78,8 @@ class Mailbox:
             else:
                 self._inbox.reconnected()
 
-    def _deliver(self, push: str) -> None:
+    def deliver(self, push: str) -> None:
+        """Hand a push to the inbox, whichever way it came."""
         kind, _, rest = push.partition(" ")
         if kind == "g":
             waiter, fence, lease, now, key = rest.split(" ", 4)

@@ -16,8 +16,8 @@ from redis.exceptions import InvalidResponse, NoPermissionError
 
 from aiolock.errors import StoreError
 from aiolock.stores.redis._link import Link
-from aiolock.stores.redis._scripts import Script
-from aiolock.stores.redis._wire import Refusal
+from aiolock.stores.redis._scripts import RELEASE, Script
+from aiolock.stores.redis._wire import FEW, Refusal
 
 REPLY_TIMEOUT: Final = 4.0
 """Seconds without the reply that is due, after which the link is taken for dead."""
@@ -88,9 +88,21 @@ class _Command:
 class Pipe:
     """One multiplexed connection for the commands of all tasks."""
 
-    def __init__(self, pool: ConnectionPool, prefix: str, back: Callable[[], None]) -> None:
-        """``back`` is called when there is a connection again after there was none."""
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        prefix: str,
+        *,
+        told: Callable[[str], None],
+        back: Callable[[], None],
+    ) -> None:
+        """``told`` gets each push that comes with a reply.
+
+        ``back`` is called when there is a connection again after there was none: replies, and
+        the pushes with them, may have been lost.
+        """
         self._link = Link(pool, received=self._received, up=self._up, down=lambda _: None)
+        self._told = told
         self._back = back
         self._prefix = prefix
         self._pending: deque[_Command] = deque()
@@ -131,9 +143,9 @@ class Pipe:
         if self._link.wire is not None:
             command.times = 1
             head = script.call_in_full(count) if in_full else self._head(script, count)
-            # Where nothing is under way this one waits for nothing: a lone hand-off is as fast as
+            # Where little is under way this one waits for nothing: a lone hand-off is as fast as
             # can be. Else the turn's commands go out together: 200 tasks do not make 200 packets.
-            self._link.wire.write(head + arguments, at_once=len(self._pending) == 1)
+            self._link.wire.write(head + arguments, at_once=len(self._pending) <= FEW)
         if self._watch is None:
             self._watch = self._loop.call_later(_LOOK, self._look)
         return future
@@ -151,15 +163,17 @@ class Pipe:
         if isinstance(reply, Refusal):
             self._refused(command, reply)
         else:
+            script = command.script
+            if script is RELEASE and isinstance(reply, bytes):
+                self._told(reply.decode())  # first: whoever is next need not wait for who was last
             if not command.future.done():
-                script = command.script
                 decode = script.decode if command.times == 1 else script.decode_again
                 try:
                     command.future.set_result(decode(reply))
                 except (TypeError, ValueError, IndexError):
                     self._fail(command, InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
             self.quiet_since = command.sent
-            self._known.add(command.script)
+            self._known.add(script)
             self._link.proved()
         if self._drained is not None and not self._pending and not self._drained.done():
             self._drained.set_result(None)

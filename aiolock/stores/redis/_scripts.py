@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any, Final, cast
 
-from aiolock.store import WAS_UNKNOWN, Answer, Busy, Full, Granted, Queued
+from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Answer, Busy, Full, Granted, Queued
 
 _INCLUDE: Final = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
@@ -74,6 +74,10 @@ def _flags(reply: Any) -> list[bool]:
     return [flag == 1 for flag in reply]
 
 
+def _was(reply: Any) -> int:
+    return WAS_HOLDER if isinstance(reply, bytes) else int(reply)
+
+
 def _as_is(reply: Any) -> Any:
     return reply
 
@@ -81,7 +85,7 @@ def _as_is(reply: Any) -> Any:
 OPEN: Final = Script("open", bytes.decode)
 CLIENTS: Final = Script("clients", _as_is)
 ACQUIRE: Final = Script("acquire", _answer)
-RELEASE: Final = Script("release", int, lambda was: int(was) or WAS_UNKNOWN)
+RELEASE: Final = Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)
 RENEW: Final = Script("renew", _flags)
 BREAK: Final = Script("break", int)
 STATUS: Final = Script("status", _as_is)

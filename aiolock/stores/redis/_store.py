@@ -60,8 +60,9 @@ class RedisStore:
         self._counted: bool | None = None
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._pipe = Pipe(self._pool, self._prefix, self._back)
+        self._inbox = inbox
         self._mailbox = Mailbox(self._pool, self._names, client, inbox)
+        self._pipe = Pipe(self._pool, self._prefix, told=self._mailbox.deliver, back=self._back)
         self._introduced = self._loop.time()
         try:
             await self._pipe.open()
@@ -84,12 +85,15 @@ class RedisStore:
         return self._counted
 
     def _back(self) -> None:
-        """The commands have a connection again: see whether it is to where we are subscribed.
+        """The commands have a connection again: what came with a lost reply must be asked for.
 
-        After a fail-over it is not, and there our waiters would pass for dead.
+        And see whether it is to where we are subscribed: after a fail-over it is not, and there
+        our waiters would pass for dead.
         """
         if self._counted:
             self._presence().add_done_callback(self._beaten)
+        if self._counted is not None:
+            self._inbox.reconnected()
 
     async def aclose(self) -> None:
         if self._closing:

@@ -21,6 +21,10 @@ from redis.backoff import NoBackoff
 CONNECT_TIMEOUT: Final = 5.0
 """Seconds for one attempt to connect and authenticate."""
 
+FEW: Final = 2
+"""Up to so many commands at a time are sent each at once: so the server has begun with the first,
+a release for which somebody waits perhaps, while we prepare the second. More are sent together."""
+
 _CODES: Final[dict[type[Exception], str]] = {
     redis.exceptions.NoScriptError: "NOSCRIPT",
     redis.exceptions.ReadOnlyError: "READONLY",
@@ -126,17 +130,18 @@ class _TransportWire(asyncio.Protocol):
         self._held_back.clear()
 
     def data_received(self, data: bytes) -> None:
-        reader, received = self._reader, self._received
+        reader, received, replies = self._reader, self._received, 0
         try:
             reader.feed(data)
             # False is hiredis for "not enough yet": RESP2 has no booleans.
             while (reply := reader.gets()) is not False and not self._closed:
                 received(reply)
+                replies += 1
         except hiredis.ProtocolError as error:
             self._end(redis.exceptions.InvalidResponse(str(error)))
         # The tasks that this has woken run before what is called soon from here: all that they
-        # send in their first step leaves with one system call.
-        if not self._corked:
+        # send in their first step leaves with one system call. A few need not wait for that.
+        if replies > FEW and not self._corked:
             self._corked = True
             self._soon(self._flush)
 

@@ -13,14 +13,17 @@ local waiter, ticket = ARGV[1], tonumber(ARGV[2])
 local displaced = ticket > 0 and 1 or 0
 
 --@include clock
-local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-local until_end = first[2] and tonumber(first[2]) - now
-
 --@include mint
 local function granted_to_us()
   return {1, tonumber(grant(waiter, ARGV[3])), tonumber(ARGV[3]), tonumber(stamp), displaced}
 end
 
+if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
+  return granted_to_us()
+end
+
+local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+local until_end = first[2] and tonumber(first[2]) - now
 if first[1] then
   if until_end > 0 then
     if first[1]:sub(1, #waiter + 1) == waiter .. ':' then
@@ -35,35 +38,39 @@ if first[1] then
   end
 end
 
-if not first[1] and redis.call('EXISTS', KEYS[2]) == 0 then
-  return granted_to_us()
-end
-
+local place -- where that is known without asking
 if ticket >= 0 then
-  local known = redis.call('ZSCORE', KEYS[2], waiter)
-  if known then
-    ticket, displaced = tonumber(known), 0
-  else
-    if ticket == 0 then
-      local most = tonumber(ARGV[4])
-      if most > 0 then
-        local waiting = redis.call('ZCARD', KEYS[2])
-        if waiting >= most then
-          --@include bury
-          waiting = waiting - bury(ARGV[5])
-        end
-        if waiting >= most then
-          return {3, waiting}
-        end
+  local most, known = tonumber(ARGV[4]), nil
+  if ticket > 0 or most > 0 then
+    known = redis.call('ZSCORE', KEYS[2], waiter)
+  end
+  if ticket == 0 and not known then
+    if most > 0 then
+      local waiting = redis.call('ZCARD', KEYS[2])
+      if waiting >= most then
+        --@include bury
+        waiting = waiting - bury(ARGV[5])
       end
-      -- Two that arrive in one microsecond, or after the clock was set back, keep their order.
-      local tail = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-      ticket = tonumber(stamp)
-      if tail and tonumber(tail) >= ticket then
-        ticket = tonumber(tail) + 1
+      if waiting >= most then
+        return {3, waiting}
       end
     end
+    -- Two that arrive in one microsecond, or after the clock was set back, keep their order.
+    local tail = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+    ticket = tonumber(stamp)
+    if tail and tonumber(tail) >= ticket then
+      ticket = tonumber(tail) + 1
+    end
+    if redis.call('ZADD', KEYS[2], 'NX', string.format('%.0f', ticket), waiter) == 1 then
+      place = redis.call('ZCARD', KEYS[2])
+    else -- a newcomer whose question was sent twice
+      known = redis.call('ZSCORE', KEYS[2], waiter)
+    end
+  elseif not known then
     redis.call('ZADD', KEYS[2], string.format('%.0f', ticket), waiter)
+  end
+  if known then
+    ticket, displaced = tonumber(known), 0
   end
   redis.call('PEXPIRE', KEYS[2], 300000)
 end
@@ -71,13 +78,15 @@ end
 if not first[1] then
   -- Nobody holds it, yet some wait: its holder is gone, and the one who asks wakes the next.
   --@include advance
-  until_end = advance(ARGV[5], waiter)
+  until_end = advance(ARGV[5], redis.call('ZPOPMIN', KEYS[2])[1], waiter)
   if not until_end or until_end == 0 then
     return granted_to_us()
   end
+  place = nil
 end
 
 if ticket == -1 then
   return {0, until_end}
 end
-return {2, ticket, redis.call('ZRANK', KEYS[2], waiter) + 1, until_end, tonumber(stamp), displaced}
+place = place or redis.call('ZRANK', KEYS[2], waiter) + 1
+return {2, ticket, place, until_end, tonumber(stamp), displaced}

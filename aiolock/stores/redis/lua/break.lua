@@ -23,6 +23,6 @@ for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
 end
 if broken > 0 then
   --@include advance
-  advance(ARGV[1])
+  advance(ARGV[1], redis.call('ZPOPMIN', KEYS[2])[1])
 end
 return broken

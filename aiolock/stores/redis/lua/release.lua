@@ -5,6 +5,7 @@
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
 -- returns  1 it was a holder  2 it was queued  0 neither
+--          'g …' it was a holder, and the next is of the same client: the push, by a shorter way
 
 local member = ARGV[1] .. ':' .. ARGV[2]
 if ARGV[2] == '0' then
@@ -18,7 +19,9 @@ if ARGV[2] == '0' then
 end
 if redis.call('ZREM', KEYS[1], member) == 0 then
   return 0
-elseif redis.call('EXISTS', KEYS[2]) == 0 then
+end
+local head = redis.call('ZPOPMIN', KEYS[2])[1]
+if not head then
   return 1
 end
 
@@ -26,5 +29,5 @@ end
 --@include mint
 floor = tonumber(member:match('%d+$'))
 --@include advance
-advance(ARGV[3])
-return 1
+local _, push = advance(ARGV[3], head, nil, member:match(':([^:]+):'))
+return push or 1
