@@ -1,0 +1,342 @@
+"""The model acted out by aiolock's own clients: they must send what the model says they send.
+
+The server and the connections between are the model's. The clients are real ones, on a virtual
+clock, with stores whose replies and pushes arrive when the play has them arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiolock
+from aiolock._waiting import TRY_AGAIN
+from aiolock.store import CLAIM, WAS_HOLDER, Granted, Inbox, Queued, Renewal, Status, WaiterId
+from tests.protocol.acts import Act, acts, failures
+from tests.protocol.client import AtClient
+from tests.protocol.model import WAITING, Answer, Client, Phase, Push, Who
+from tests.protocol.parts import BUDGETS
+from tests.protocol.world import Setting, World
+from tests.virtual import VirtualLoop
+
+NAME: Final = "the lock"
+TICK: Final = CLAIM / 1000 + 0.01
+"""Seconds to a tick: what is as long as a claim is over after it."""
+SETTING: Final = Setting(tasks=(2, 1), claim=1, ttl=2, faults=0)
+LATEST: Final = 5
+"""Ticks to a play: before the rare questions that the model does not know (`KEEP_ALIVE`)."""
+
+
+@dataclass(eq=False)
+class Sent:
+    """A command that a client has sent and that is not answered."""
+
+    what: str
+    task: int
+    number: int
+    answer: asyncio.Future[Any]
+    carried_out: int = 0
+    """When the server did so last, by its clock (µs)."""
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it is not sent a second time."""
+        return self.what == "ask" and self.answer.cancelled()
+
+
+@dataclass(eq=False)
+class ByHand:
+    """A store that only writes down what it is to do."""
+
+    clock: int = 1_000_000_000
+    pipe: list[Sent] = field(default_factory=list[Sent])
+    inbox: Inbox = field(init=False)
+
+    async def open(self, client: str, inbox: Inbox) -> bool:
+        self.client, self.inbox = client, inbox
+        return True
+
+    async def aclose(self) -> None: ...
+
+    def acquire(
+        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+    ) -> asyncio.Future[Any]:
+        return self._send("ask", waiter, ticket)
+
+    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[Any]:
+        return self._send("release", waiter, fence)
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
+
+    def status(self, name: str) -> asyncio.Future[Status]:
+        raise NotImplementedError
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        raise NotImplementedError
+
+    def _send(self, what: str, waiter: str, number: int) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop._now += 1e-9  # a real clock gives no two questions the same time
+        answer = loop.create_future()
+        self.pipe.append(Sent(what, WaiterId.parse(waiter).seq - 1, number, answer))
+        return answer
+
+    def waiter(self, task: int) -> str:
+        """The id of this task's waiter."""
+        return str(
+            WaiterId(blind=False, fixed=False, claim=CLAIM, client=self.client, seq=task + 1)
+        )
+
+    def now(self) -> int:
+        """The server's clock."""
+        return self.clock + int(asyncio.get_running_loop().time() * 1e6)
+
+
+class Actor:
+    """A real client, and what its tasks do."""
+
+    def __init__(self) -> None:
+        self.store = ByHand()
+        self.client = aiolock.connect(self.store)
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.may_leave: dict[int, asyncio.Event] = {}
+        self.inside: set[int] = set()
+
+    async def _body(self, at: int) -> None:
+        with contextlib.suppress(aiolock.LockError, asyncio.CancelledError):
+            async with self.client.lock(NAME, ttl=SETTING.ttl * CLAIM / 1000):
+                self.inside.add(at)
+                try:
+                    await self.may_leave[at].wait()
+                finally:
+                    self.inside.discard(at)
+
+    def left(self, at: int) -> int:
+        """For how many ticks what this task holds lasts by the client's own reckoning."""
+        deadline = self.client._room.keeper.holds[self.store.waiter(at)].deadline
+        return math.ceil((deadline - asyncio.get_running_loop().time()) / TICK)
+
+    # The acts of the model's client, by their names
+
+    def ask(self, at: int) -> None:
+        self.may_leave[at] = asyncio.Event()
+        self.tasks[at] = asyncio.create_task(self._body(at))
+
+    def end(self, at: int) -> None:
+        self.may_leave[at].set()
+
+    def give_up(self, at: int) -> None:
+        self.tasks[at].cancel()
+
+    def read_reply(self, answer: Answer, granted_at: int) -> None:
+        sent = self.store.pipe.pop(0)
+        if answer.push is not None:
+            self.read_push(answer.push, granted_at)
+        if sent.answer.done():
+            return
+        lease = answer.ticks * CLAIM
+        if answer.what == "granted":
+            granted = Granted(answer.number, lease, sent.carried_out, answer.displaced)
+            sent.answer.set_result(granted)
+        elif answer.what == "queued":
+            queued = Queued(answer.number, 1, lease, sent.carried_out, answer.displaced)
+            sent.answer.set_result(queued)
+        else:
+            sent.answer.set_result(WAS_HOLDER)
+
+    def read_push(self, push: Push, granted_at: int) -> None:
+        inbox, waiter = self.store.inbox, self.store.waiter(push.task)
+        if push.what == "granted":
+            inbox.granted(NAME, waiter, push.fence, push.lease * CLAIM, granted_at)
+        elif push.what == "lost":
+            inbox.lost(NAME, waiter, push.fence, "expired")
+        else:
+            inbox.reconnected()
+
+    def link(self) -> None:
+        self.store.pipe = [sent for sent in self.store.pipe if not sent.dropped]
+        self.store.inbox.reconnected()
+
+    def subscribe(self) -> None:
+        pass  # it hears of that by a push
+
+    def despair(self) -> None:
+        sent = self.store.pipe.pop(0)
+        if not sent.answer.done():
+            sent.answer.set_exception(aiolock.StoreError("no answer"))
+
+
+class Play:
+    """One play: what happens is drawn, and happens to the model and to the real clients."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.world = World(SETTING)
+        self.state = self.world.initial()
+        self.actors = [Actor() for _ in SETTING.tasks]
+        self.granted_at: dict[int, int] = {}
+        self.unconfirmed: set[Who] = set()
+        self.ticks = 0
+        self.told: list[str] = []
+
+    async def play(self, steps: int) -> None:
+        """So many steps, and then everything comes to an end."""
+        for actor in self.actors:
+            await actor.client.open()
+        for _ in range(steps):
+            if possible := list(self._possible()):
+                await self._step(self.random.choice(possible))
+        while left := list(self._until_the_end()):
+            await self._step(left[0])
+        behind = self.world._of_server(self.state[0]).in_the_way
+        assert behind <= self.unconfirmed, self.told
+        for actor in self.actors:
+            if actor.tasks:
+                await asyncio.wait(actor.tasks.values())
+            await actor.client.aclose()
+            assert not actor.store.pipe
+
+    def _client(self, at: int) -> Client:
+        return self.world.parts.client(self.state[at + 1])
+
+    def _becomes(self, at: int, client: Client) -> None:
+        number = self.world.parts.number(client)
+        self.state = (*self.state[: at + 1], number, *self.state[at + 2 :])
+
+    def _acts(self, at: int) -> Iterator[Act]:
+        """What a client may do that does not come by itself when the time has come."""
+        client = self._client(at)
+        for act in acts(client, self.world.guards, ttl=SETTING.ttl, connects_at_once=False):
+            if act.does not in {AtClient.renew, AtClient.try_again, AtClient.ask_after_giving_back}:
+                yield act
+
+    def _possible(self) -> Iterator[tuple[int, Act | str]]:
+        for at in range(len(self.actors)):
+            client = self._client(at)
+            # What goes on is likelier than what goes wrong.
+            yield from [(at, act) for act in self._acts(at)] * 6
+            yield from [(at, act) for act in failures(client)]
+            if self.world._of_client(self.state[at + 1]).due:
+                yield from [(at, "carry out")] * 6
+            if client.linked and client.pipe:
+                yield at, "cut"
+            if client.hears and any(task.phase in WAITING for task in client.tasks):
+                yield at, "deaf"
+            elif client.counted and not client.hears:
+                yield at, "gone"
+        if self.world.parts.server(self.state[0]).queue:
+            yield 0, "wipe"
+        if self.ticks < LATEST:
+            yield 0, "time"
+
+    def _until_the_end(self) -> Iterator[tuple[int, Act | str]]:
+        for at in range(len(self.actors)):
+            yield from ((at, act) for act in self._acts(at) if act.does is not AtClient.ask)
+            yield from ((at, act) for act in failures(self._client(at)) if act.task is not None)
+            if self.world._of_client(self.state[at + 1]).due:
+                yield at, "carry out"
+            if self._client(at).unreleased:
+                yield at, "second"
+
+    async def _step(self, step: tuple[int, Act | str]) -> None:
+        at, what = step
+        if isinstance(what, Act):
+            self.told.append(self.world.tell((what.label, at)))
+            self._act(at, what)
+        else:
+            self.told.append(f"{what} {at}")
+            await getattr(self, f"_{what.replace(' ', '_')}")(at)
+        await asyncio.sleep(1e-5)  # all that is ready has run
+        for other in range(len(self.actors)):
+            self._run_what_is_called(other)
+            self._compare(other)
+
+    def _act(self, at: int, act: Act) -> None:
+        client, actor = self._client(at), self.actors[at]
+        does = getattr(actor, act.does.__name__)
+        if act.does is AtClient.read_reply:
+            answer = client.pipe[0].answer
+            assert answer is not None
+            does(answer, self.granted_at.get(answer.push.fence, 0) if answer.push else 0)
+        elif act.does is AtClient.read_push:
+            does(client.inbox[0], self.granted_at.get(client.inbox[0].fence, 0))
+        else:
+            does(*() if act.task is None else (act.task,))
+        self._becomes(at, self.world._taken(client, act))
+        for task, of in enumerate(self._client(at).tasks):
+            if of.phase is Phase.UNCONFIRMED:
+                self.unconfirmed.add(Who(at, task))
+
+    def _run_what_is_called(self, at: int) -> None:
+        # In the order in which one reply calls them: what it brings to another task comes first.
+        for does in (AtClient.run, AtClient.ask_after_giving_back):
+            client = self._client(at)
+            for act in acts(client, self.world.guards, ttl=SETTING.ttl, connects_at_once=False):
+                if act.does is does:
+                    self._becomes(at, self.world._taken(self._client(at), act))
+
+    def _compare(self, at: int) -> None:
+        client, actor = self._client(at), self.actors[at]
+        says = [(c.what, c.task, c.number, c.what == "ask" and c.dropped) for c in client.pipe]
+        sent = [(s.what, s.task, s.number, s.dropped) for s in actor.store.pipe]
+        assert sent == says, (self.told, sent, says)
+        bodies = {t: of.left for t, of in enumerate(client.tasks) if of.phase is Phase.BODY}
+        assert {task: actor.left(task) for task in actor.inside} == bodies, self.told
+
+    # What is not an act of a client
+
+    async def _carry_out(self, at: int) -> None:
+        unanswered = next(i for i, c in enumerate(self._client(at).pipe) if c.answer is None)
+        store = self.actors[at].store
+        store.pipe[unanswered].carried_out = now = store.now()
+        highest = self.world.parts.server(self.state[0]).highest
+        listening = tuple(self._client(other).counted for other in range(len(self.actors)))
+        self.state, _, _ = self.world._served(self.state, at, listening, "")
+        for fence in range(highest + 1, self.world.parts.server(self.state[0]).highest + 1):
+            self.granted_at[fence] = now
+
+    async def _cut(self, at: int) -> None:
+        client = self._client(at)
+        pipe = tuple(command._replace(answer=None) for command in client.pipe)
+        self._becomes(at, client._replace(linked=False, pipe=pipe))
+
+    async def _deaf(self, at: int) -> None:
+        self._becomes(at, self._client(at)._replace(hears=False))
+
+    async def _gone(self, at: int) -> None:
+        self._becomes(at, self._client(at)._replace(counted=False))
+
+    async def _wipe(self, at: int) -> None:
+        server = self.world.parts.server(self.state[0])
+        self.state = (self.world.parts.number(server._replace(queue=())), *self.state[1:])
+
+    async def _time(self, at: int) -> None:
+        self.ticks += 1
+        older = map(self.world._older, self.state[:-BUDGETS])
+        self.state = (*older, *self.state[-BUDGETS:])
+        await asyncio.sleep(TICK)
+        self._try_again()
+        for other in range(len(self.actors)):
+            # First the leases that have ended, a hundredth early; then the backstop, a bit late.
+            for does in (AtClient.end, AtClient.backstop):
+                for act in list(self._acts(other)):
+                    if act.does is does and act.urgent:
+                        self._becomes(other, self.world._taken(self._client(other), act))
+
+    async def _second(self, at: int) -> None:
+        """Long enough for a release that failed to be tried again, and for nothing else."""
+        await asyncio.sleep(TRY_AGAIN)
+        self._try_again()
+
+    def _try_again(self) -> None:
+        for at in range(len(self.actors)):
+            if self._client(at).unreleased:
+                act = Act("", AtClient.try_again)
+                self._becomes(at, self.world._taken(self._client(at), act))

@@ -1,0 +1,280 @@
+"""What a client does: its waiters, its keeper, and the two connections below them."""
+
+from __future__ import annotations
+
+from tests.protocol.model import (
+    NEVER,
+    UNANSWERED,
+    WAITING,
+    Answer,
+    Client,
+    Command,
+    Phase,
+    Push,
+    Safeguards,
+    Task,
+)
+
+
+class AtClient:
+    """A client, taking one step."""
+
+    def __init__(self, client: Client, guards: Safeguards, *, claim: int) -> None:
+        self.guards = guards
+        self.claim = claim
+        self.client = client
+        self.tasks = list(client.tasks)
+        self.pipe = list(client.pipe)
+        self.inbox = list(client.inbox)
+        self.line = list(client.line)
+        self.unreleased = list(client.unreleased)
+        self.alarm = client.alarm
+
+    def after(self) -> Client:
+        """What the client is now."""
+        return self.client._replace(
+            tasks=tuple(self.tasks),
+            pipe=tuple(self.pipe),
+            inbox=tuple(self.inbox),
+            line=tuple(self.line),
+            unreleased=tuple(self.unreleased),
+            alarm=self.alarm,
+        )
+
+    # Asking
+
+    def ask(self, at: int) -> None:
+        """The task asks, and awaits the answer."""
+        task = self.tasks[at]
+        self.tasks[at] = task._replace(phase=Phase.ASKED, fence=0, left=0)
+        self.pipe.append(Command("ask", at, task.ticket, awaited=True))
+
+    def ask_after_giving_back(self, at: int) -> None:
+        """The release of a grant that came too late is answered."""
+        self.ask(at)
+
+    def ask_again(self, at: int) -> None:
+        """A waiter asks from the queue, or once more after the question that is under way."""
+        task = self.tasks[at]
+        if task.phase in {Phase.ASKED, Phase.BACK} or self._question(at) is not None:
+            if task.phase in WAITING and self.guards.asks_once_more:
+                self.tasks[at] = task._replace(outdated=True)
+        elif task.phase is Phase.QUEUED:
+            self.tasks[at] = task._replace(outdated=False)
+            self.pipe.append(Command("ask", at, task.ticket))
+
+    def all_ask_again(self) -> None:
+        """Something was missed: whoever waits asks."""
+        for at in range(len(self.tasks)):
+            self.ask_again(at)
+
+    def backstop(self) -> None:
+        """The lease may have ended for which the first of us waits."""
+        self.alarm = self.claim
+        question = self._question(self.line[0])
+        if question is None or question.awaited:
+            self.ask_again(self.line[0])
+
+    def _question(self, at: int) -> Command | None:
+        """The question of this task that is under way."""
+        for command in self.pipe:
+            if command.what == "ask" and command.task == at and not command.dropped:
+                return command
+        return None
+
+    # Being answered
+
+    def read_reply(self) -> None:
+        """The oldest reply."""
+        command = self.pipe.pop(0)
+        answer = command.answer
+        assert answer is not None
+        if answer.what == "unknown script":
+            if self._is_resent(command):
+                self.pipe.append(command._replace(answer=None))
+        elif command.what == "ask" and not command.dropped:
+            self._asked(command, answer)
+        elif command.what == "release" and answer.push is not None:
+            self._granted(answer.push)
+        elif command.what == "renew":
+            self._renewed(command, answer)
+
+    def _asked(self, command: Command, answer: Answer) -> None:
+        at, task = command.task, self.tasks[command.task]
+        if task.phase is not (Phase.ASKED if command.awaited else Phase.QUEUED):
+            if task.phase in WAITING:
+                self.tasks[at] = task._replace(loose=True)  # a push was quicker
+            return
+        if answer.displaced and self.guards.asks_when_displaced:
+            for other in range(len(self.tasks)):
+                if other != at and self._question(other) is None:  # else it asked after this one
+                    self.ask_again(other)
+        if answer.what == "granted":
+            since = command.age if self.guards.counted_from_the_question else 0
+            self._called(at, answer.number, answer.ticks - since)
+        else:
+            self._queued(at, answer)
+
+    def _queued(self, at: int, answer: Answer) -> None:
+        if at not in self.line:
+            self.line.append(at)
+        if self.line[0] == at:
+            self.alarm = NEVER  # only what is known of the first may put its question off
+        self._ask_in(answer.ticks)
+        task = self.tasks[at]._replace(age=0, ticket=answer.number, lag=answer.lag)
+        pushed = task.fence != 0  # the push has overtaken this reply
+        self.tasks[at] = task._replace(phase=Phase.CALLED if pushed else Phase.QUEUED)
+        if task.outdated and not pushed:
+            self.ask_again(at)
+
+    def _called(self, at: int, fence: int, left: int) -> None:
+        self.tasks[at] = self.tasks[at]._replace(phase=Phase.CALLED, fence=fence, left=max(0, left))
+
+    def _renewed(self, command: Command, answer: Answer) -> None:
+        at, task = command.task, self.tasks[command.task]
+        if task.phase is not Phase.BODY or task.fence != command.number:
+            return
+        if answer.what == "renewed":
+            since = command.age if self.guards.counted_from_the_question else 0
+            self.tasks[at] = task._replace(left=max(0, answer.ticks - since))
+        else:
+            self.end(at, refused=True)
+
+    # Being pushed to
+
+    def read_push(self) -> None:
+        """The oldest push."""
+        push = self.inbox.pop(0)
+        if push.what == "granted":
+            self._granted(push)
+        elif push.what == "lost":
+            self._lost(push)
+        elif self.guards.asks_when_subscribed_again:
+            self.all_ask_again()
+
+    def _granted(self, push: Push) -> None:
+        at, task = push.task, self.tasks[push.task]
+        if task.phase not in WAITING:
+            mine = task.phase is Phase.BODY and task.fence == push.fence
+            if not mine and self.guards.strangers_are_given_back:
+                self.pipe.append(Command("release", at, push.fence))
+        elif push.fence > task.void or not self.guards.given_back_is_void:
+            # As in Waiter.deadline: min(sent + (granted - answered), now) + lease, seen from now.
+            since = task.age if task.lag == UNANSWERED else push.age + task.lag
+            left = push.lease - (since if self.guards.counted_from_the_question else 0)
+            if task.phase is Phase.QUEUED:
+                self._called(at, push.fence, left)
+            elif task.phase is Phase.ASKED:
+                self.tasks[at] = task._replace(fence=push.fence, left=max(0, left))
+
+    def _lost(self, push: Push) -> None:
+        at, task = push.task, self.tasks[push.task]
+        if task.phase is Phase.BODY and task.fence == push.fence:
+            self.end(at)
+        elif task.phase in WAITING:
+            self.tasks[at] = task._replace(void=max(task.void, push.fence))
+        if self.guards.asks_when_purged:
+            self.all_ask_again()
+
+    # Entering and leaving
+
+    def run(self, at: int) -> None:
+        """The task that was called runs: it enters, or it is too late."""
+        task, question = self.tasks[at], self._question(at)
+        if question is not None:
+            self._abandon(at)
+        if task.left and task.fence > task.void:
+            loose = (task.loose or question is not None) and self.guards.loose_release_takes_all
+            self._leave(at, Task(Phase.BODY, fence=task.fence, left=task.left, loose=loose))
+        elif not self.guards.late_are_given_back:
+            self.tasks[at] = Task(Phase.LATE)
+        else:
+            void = max(task.void, task.fence) if self.guards.given_back_is_void else task.void
+            self.tasks[at] = task._replace(phase=Phase.BACK, left=0, void=void)
+            self.pipe.append(Command("release", at, task.fence, awaited=True))
+            if not self.guards.asks_after_giving_back:
+                self.ask(at)
+
+    def renew(self, at: int) -> None:
+        """The keeper renews, some time before the lease ends."""
+        self.pipe.append(Command("renew", at, self.tasks[at].fence))
+
+    def end(self, at: int, *, refused: bool = False) -> None:
+        """The body has ended; or its lease is lost, which ends it."""
+        task = self.tasks[at]
+        self.tasks[at] = Task(Phase.DONE)
+        if task.loose or not refused:
+            fence = 0 if task.loose else task.fence
+            self.pipe.append(Command("release", at, fence, awaited=True))
+
+    def give_up(self, at: int) -> None:
+        """The waiting ends, whatever has come of it: a cancellation, a timeout, an error."""
+        place = len(self.pipe)
+        if not self.guards.releases_behind_questions:
+            asked = (i for i, c in enumerate(self.pipe) if c.task == at and c.answer is None)
+            place = next(asked, place)
+        self._abandon(at)
+        self._leave(at, Task(Phase.DONE))
+        self.pipe.insert(place, Command("release", at))
+
+    def try_again(self) -> None:
+        """A second after a release has failed, whether or not there is a connection."""
+        self.pipe += [Command("release", at) for at in self.unreleased]
+        self.unreleased = []
+
+    def _abandon(self, at: int) -> None:
+        """Nobody cares any more for the answers to what this task has sent."""
+        for i, command in enumerate(self.pipe):
+            if command.task == at and (command.what == "ask" or command.awaited):
+                self.pipe[i] = command._replace(age=0, awaited=False, dropped=True)
+
+    def _leave(self, at: int, now: Task) -> None:
+        """It waits no more. Should its client hear nothing of the next grant, that is a claim."""
+        self.tasks[at] = now
+        if at in self.line:
+            self.line.remove(at)
+            self._ask_in(self.claim)
+        if not self.line:
+            self.alarm = NEVER
+
+    def _ask_in(self, ticks: int) -> None:
+        """Let the first in line ask then, if it would not before."""
+        self.alarm = ticks if self.alarm == NEVER else min(self.alarm, ticks)
+
+    # Connections
+
+    def link(self) -> None:
+        """A new connection: what was not answered is sent again."""
+        self.client = self.client._replace(linked=True)
+        self.pipe = list(filter(self._is_resent, self.pipe))
+        if not self.guards.resends_in_order:
+            self.pipe.reverse()
+        if self.guards.asks_when_linked_again:
+            self.all_ask_again()
+
+    def _is_resent(self, command: Command) -> bool:
+        abandoned = command.what == "ask" and command.dropped
+        return not (abandoned and self.guards.abandoned_are_not_resent)
+
+    def subscribe(self) -> None:
+        """A new subscription; what was on the old one is lost."""
+        self.client = self.client._replace(hears=True, counted=True)
+        self.inbox = [Push("subscribed")]
+
+    def despair(self) -> None:
+        """There is no connection for so long that the oldest command fails: nobody knows."""
+        command = self.pipe.pop(0)
+        at, task = command.task, self.tasks[command.task]
+        if command.dropped or command.what == "renew":
+            return
+        if command.what == "ask":
+            if task.phase in {Phase.ASKED, Phase.QUEUED}:
+                self.give_up(at)
+        elif not command.awaited:
+            certain = command.number and self.guards.only_who_gave_up_tries_again
+            if not certain and self.guards.failed_are_tried_again:
+                self.unreleased.append(at)
+        elif task.phase is Phase.BACK:
+            self.give_up(at)
+        else:
+            self.tasks[at] = task._replace(phase=Phase.UNCONFIRMED)

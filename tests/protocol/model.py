@@ -1,0 +1,234 @@
+"""The protocol as a small machine: what makes it right, and what there is.
+
+To learn the protocol, read on in ``server.py`` and ``client.py``, which say what each of the two
+does, step by step; ``world.py`` has them move together, in every way there is, and ``search.py``
+goes through all that can come of it. What makes the protocol right is listed in `Safeguards`, so
+that a test can leave out one of them and see what breaks.
+
+All parts of a state are immutable. Time is counted in ticks, and always from now: a lease with
+``left == 2`` ends two ticks from now, a question of ``age == 1`` was sent one tick ago. So equal
+situations are equal states whenever they come about, and there are finitely many of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+NEVER: Final = -1
+UNANSWERED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Safeguards:
+    """What makes the protocol right. With all of them, it is aiolock's."""
+
+    # At the server
+    release_compares: bool = True
+    """A release takes out the grant that it means, not whoever holds the lock by now."""
+    release_or_leave: bool = True
+    """One step takes a waiter out of the holders or out of the queue, whichever it is in."""
+    holders_are_answered_again: bool = True
+    """A holder that asks, for its reply or its push was lost, gets the grant that it has."""
+    answered_with_what_is_left: bool = True
+    """… for as long as its lease still lasts, not for a whole one."""
+    only_holders_renew: bool = True
+    """A grant that has ended is not revived by a renewal."""
+    leases_end: bool = True
+    """A question takes out a holder whose lease has ended."""
+    silent_are_skipped: bool = True
+    """Whose process does not listen is not granted the lock; the next one is."""
+    claims_are_short: bool = True
+    """A pushed grant lasts only for a claim, until it is renewed."""
+    stuck_are_purged: bool = True
+    """When a lease has ended, its client's other waiters leave the queue too."""
+    fence_above_last: bool = True
+    """A fence is higher than the last one of which the server knows."""
+    fence_above_clock: bool = True
+    """… and than every one that was minted before, by the server's clock."""
+    fence_above_holder: bool = True
+    """… and than that of the holder before."""
+
+    # At the client
+    counted_from_the_question: bool = True
+    """A deadline counts from before the question was sent, not from when the answer came."""
+    late_are_given_back: bool = True
+    """A grant whose deadline has passed when the task runs is not entered but given back."""
+    asks_after_giving_back: bool = True
+    """… and the task asks again only when that release is answered."""
+    given_back_is_void: bool = True
+    """… and that grant, brought once more by the other connection, is ignored."""
+    loose_release_takes_all: bool = True
+    """Granted by a push while a question was under way, it releases whatever that may have got."""
+    strangers_are_given_back: bool = True
+    """A pushed grant for which no task waits any more is given back."""
+    failed_are_tried_again: bool = True
+    """A release that failed is tried again, by a waiter that has given up."""
+    only_who_gave_up_tries_again: bool = True
+    """… and by no other."""
+    asks_when_a_lease_ends: bool = True
+    """The backstop: who waits asks when the lease ends that it waits for."""
+    asks_when_subscribed_again: bool = True
+    """After a break of the subscription, all waiters of the client ask."""
+    asks_when_linked_again: bool = True
+    """After a break of the command connection too: a grant may have come with a lost reply."""
+    asks_when_purged: bool = True
+    """Told that a lease of the client had ended, its waiters ask, and so come back."""
+    asks_when_displaced: bool = True
+    """When one of them finds that it had lost its place, the others ask as well."""
+    asks_once_more: bool = True
+    """… each of these also when a question is under way, which may have been answered before."""
+    releases_behind_questions: bool = True
+    """Commands about a waiter are carried out in the order in which they were given."""
+    resends_in_order: bool = True
+    """… also when the connection broke, and they are sent again."""
+    abandoned_are_not_resent: bool = True
+    """A question whose answer nobody awaits any more is not sent a second time."""
+
+
+# What there is
+
+
+class Phase(StrEnum):
+    """How far a task has come with its acquisition."""
+
+    IDLE = "idle"
+    ASKED = "asks"
+    """It awaits the answer to a question."""
+    QUEUED = "queued"
+    CALLED = "called"
+    """The grant is there, and the task has not run yet."""
+    BACK = "gives back"
+    """The grant was there too late; the task awaits the answer to its release."""
+    BODY = "in its body"
+    LATE = "in its body too late"
+    DONE = "done"
+    UNCONFIRMED = "done, for all it knows"
+    """… but the release of its body was never answered; its lease ends by itself."""
+
+
+WAITING: Final = frozenset({Phase.ASKED, Phase.QUEUED, Phase.CALLED, Phase.BACK})
+
+
+class Task(NamedTuple):
+    """One task of a client, and its one acquisition."""
+
+    phase: Phase = Phase.IDLE
+    age: int = 0
+    """How long ago it began, until it is answered for the first time."""
+    lag: int = UNANSWERED
+    """By how much its clock is behind at worst: the age that a question had at the server."""
+    ticket: int = 0
+    """Its place in the queue, once it knows."""
+    fence: int = 0
+    left: int = 0
+    """Of its grant: the fence, and for how long it is certainly its own."""
+    void: int = 0
+    """Grants up to this fence are not to be entered."""
+    outdated: bool = False
+    """Whether to ask once more when it has an answer."""
+    loose: bool = False
+    """Whether a question was under way when a push brought the grant."""
+
+
+class Command(NamedTuple):
+    """An entry in a client's pipe, until its reply is read."""
+
+    what: Literal["ask", "release", "renew"]
+    task: int
+    number: int = 0
+    """The ticket of a question; the fence that a release or a renewal means (0: any)."""
+    age: int = 0
+    awaited: bool = False
+    """Whether the task awaits the answer; not when it asks from the queue, or has given up."""
+    dropped: bool = False
+    """Whether nobody cares for the answer any more."""
+    answer: Answer | None = None
+    """What the server has replied; the reply is on its way."""
+
+
+class Answer(NamedTuple):
+    """What the server replies."""
+
+    what: Literal["granted", "queued", "done", "renewed", "refused", "unknown script"]
+    number: int = 0
+    """The fence or the ticket."""
+    ticks: int = 0
+    """How long the lease is, or in how long it is worth while to ask again."""
+    lag: int = 0
+    """How old the question was when the server came to it."""
+    displaced: bool = False
+    """Whether the waiter had a place in the queue and had lost it."""
+    push: Push | None = None
+    """With the reply to a release: the grant that went to another task of the same client."""
+
+
+class Push(NamedTuple):
+    """What the server sends unasked, or its confirmation of a subscription."""
+
+    what: Literal["granted", "lost", "subscribed"]
+    task: int = 0
+    fence: int = 0
+    lease: int = 0
+    age: int = 0
+
+
+class Client(NamedTuple):
+    """One process: its tasks, its two connections, and what is under way on them."""
+
+    tasks: tuple[Task, ...]
+    alive: bool = True
+    stopped: bool = False
+    linked: bool = True
+    pipe: tuple[Command, ...] = ()
+    """Its commands in order; those that are answered come first."""
+    strays: tuple[Command, ...] = ()
+    """What connections that are broken may still carry to the server."""
+    hears: bool = True
+    counted: bool = True
+    """Whether its subscription works, and whether the server believes that it does."""
+    inbox: tuple[Push, ...] = ()
+    line: tuple[int, ...] = ()
+    """Its tasks that wait and have been told of their place, in the order in which they were."""
+    alarm: int = NEVER
+    """In how many ticks the first of these asks again."""
+    unreleased: tuple[int, ...] = ()
+    """Its tasks that have given up and whose release has failed, in the order in which they did."""
+
+
+class Who(NamedTuple):
+    """A waiter's id, as the server knows it."""
+
+    client: int
+    task: int
+
+
+class Holder(NamedTuple):
+    """A grant at the server."""
+
+    who: Who
+    fence: int
+    left: int
+
+
+class Place(NamedTuple):
+    """A place in the queue."""
+
+    ticket: int
+    who: Who
+
+
+class Server(NamedTuple):
+    """What the server knows of the one name there is."""
+
+    holders: tuple[Holder, ...] = ()
+    queue: tuple[Place, ...] = ()
+    last: int = 0
+    """The key with the last fence; 0 when it is gone."""
+    clock_is_back: bool = False
+    tickets: int = 0
+    """The last ticket: who asks next is behind it."""
+    highest: int = 0
+    fence_fell: bool = False
+    """For the search alone: the highest fence ever, and whether a later one was not higher."""

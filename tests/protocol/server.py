@@ -1,0 +1,153 @@
+"""What the server does: a method for each script, and each script is one step."""
+
+from __future__ import annotations
+
+from tests.protocol.model import Answer, Holder, Place, Push, Safeguards, Server, Who
+
+
+class AtServer:
+    """The server, carrying out one command."""
+
+    def __init__(
+        self,
+        server: Server,
+        guards: Safeguards,
+        *,
+        ttl: int,
+        claim: int,
+        listening: tuple[bool, ...],
+    ) -> None:
+        self.guards = guards
+        self.ttl = ttl
+        self.claim = claim
+        self.listening = listening
+        """By client, whether anybody is subscribed to its channel."""
+        self.holders = list(server.holders)
+        self.queue = list(server.queue)
+        self.last = server.last
+        self.clock_is_back = server.clock_is_back
+        self.tickets = server.tickets
+        self.highest = server.highest
+        self.fence_fell = server.fence_fell
+        self.floor = 0
+        self.pushes: list[tuple[int, Push]] = []
+        self.push: Push | None = None
+        """What comes with the reply."""
+
+    def after(self) -> Server:
+        """What the server is now."""
+        if not self.last and not self.holders:
+            self.clock_is_back = False  # a clock is not behind for as long as a lock lies idle
+        return Server(
+            tuple(self.holders),
+            tuple(self.queue),
+            self.last,
+            self.clock_is_back,
+            self.tickets,
+            self.highest,
+            self.fence_fell,
+        )
+
+    def acquire(self, who: Who, ticket: int, age: int) -> Answer:
+        """The lock, or a place in its queue. Asking again is harmless and keeps the place."""
+        if self.holders:
+            holder = self.holders[0]
+            if holder.left:
+                if holder.who == who and self.guards.holders_are_answered_again:
+                    left = holder.left if self.guards.answered_with_what_is_left else self.ttl
+                    return Answer("granted", holder.fence, left)
+            elif self.guards.leases_end:
+                self._reap(holder)
+        displaced = ticket > 0 and all(place.who != who for place in self.queue)
+        if not self.holders and not self.queue:
+            return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
+        ticket = self._enqueue(who, ticket)
+        if not self.holders and self._advance(asking=who):
+            return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
+        until = self.holders[0].left
+        if self.queue[0].who != who:
+            until = min(until, self.claim)
+        return Answer("queued", ticket, until, age, displaced)
+
+    def release(self, who: Who, fence: int) -> Answer:
+        """Out of the holders or out of the queue, and on to the next."""
+        if not fence:
+            for place in self.queue:
+                if place.who == who:
+                    self.queue.remove(place)
+                    return Answer("done")
+            if not self.guards.release_or_leave:
+                return Answer("done")
+        for holder in self.holders:
+            meant = holder.who == who and fence in {0, holder.fence}
+            if meant or not self.guards.release_compares:
+                self.holders.remove(holder)
+                self.floor = holder.fence
+                self._advance(answered=who.client)
+                break
+        return Answer("done", push=self.push)
+
+    def renew(self, who: Who, fence: int) -> Answer:
+        """A grant that still holds lasts a whole ttl from now."""
+        for at, holder in enumerate(self.holders):
+            if (holder.who, holder.fence) == (who, fence) and holder.left:
+                self.holders[at] = Holder(who, fence, self.ttl)
+                return Answer("renewed", fence, self.ttl)
+        if not self.guards.only_holders_renew:
+            self.holders.append(Holder(who, fence, self.ttl))
+            return Answer("renewed", fence, self.ttl)
+        return Answer("refused", fence)
+
+    def _enqueue(self, who: Who, ticket: int) -> int:
+        for place in self.queue:
+            if place.who == who:
+                return place.ticket
+        if not ticket:
+            ticket = self.tickets = self.tickets + 1
+        self.queue.append(Place(ticket, who))
+        self.queue.sort()
+        return ticket
+
+    def _advance(self, *, asking: Who | None = None, answered: int | None = None) -> bool:
+        """Hand the free lock on; True when it is the turn of who asks, who has it in the reply.
+
+        A client whose release is answered is there to read that, and needs no push besides.
+        """
+        while self.queue:
+            _, head = self.queue.pop(0)
+            if head == asking:
+                return True
+            ours = head.client == answered
+            if ours or self.listening[head.client] or not self.guards.silent_are_skipped:
+                fence = self._grant(head, self.claim)
+                push = Push("granted", head.task, fence, self.claim)
+                if ours:
+                    self.push = push
+                else:
+                    self.pushes.append((head.client, push))
+                return False
+        return True
+
+    def _reap(self, holder: Holder) -> None:
+        """Its lease has ended, so its client is gone or stuck."""
+        self.holders.remove(holder)
+        self.floor = holder.fence
+        stuck = holder.who.client
+        if self.guards.stuck_are_purged:
+            self.queue = [place for place in self.queue if place.who.client != stuck]
+        self.pushes.append((stuck, Push("lost", holder.who.task, holder.fence)))
+
+    def _grant(self, who: Who, lease: int) -> int:
+        """A new holder, under a new fence."""
+        fence = 1
+        if self.guards.fence_above_clock and not self.clock_is_back:
+            fence = self.highest + 1  # the clock is past whatever it once gave
+        if self.guards.fence_above_last:
+            fence = max(fence, self.last + 1)
+        if self.guards.fence_above_holder:
+            fence = max(fence, self.floor + 1)
+        self.fence_fell |= fence <= self.highest
+        self.highest = max(self.highest, fence)
+        self.last = fence
+        self.holders.append(Holder(who, fence, lease))
+        return fence

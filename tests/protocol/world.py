@@ -1,0 +1,547 @@
+"""The world of the model: how the server and its clients move together, and what must never be.
+
+From a state, `World.steps` leads to all that may come next: a client does something, the server
+carries out a command, time passes, something breaks. `World.wrong` says what is wrong with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Final, Literal, NamedTuple, get_args
+
+from tests.protocol.acts import Act, acts, failures, take, tell
+from tests.protocol.model import (
+    NEVER,
+    UNANSWERED,
+    WAITING,
+    Answer,
+    Client,
+    Command,
+    Holder,
+    Phase,
+    Push,
+    Safeguards,
+    Server,
+    Task,
+    Who,
+)
+from tests.protocol.parts import BUDGETS, Parts, State
+from tests.protocol.server import AtServer
+
+Fault = Literal[
+    "stop",  # a process is stopped, its messages stay in its sockets; perhaps it is continued
+    "doze",  # the same, but of one that is queued and has asked nothing meanwhile
+    "crash",  # a process is killed; what it had sent may still be carried out
+    "die",  # the same, but of one that is queued and has asked nothing meanwhile
+    "cancel",  # a task that waits is cancelled, or its timeout has passed
+    "leave",  # the same, but of one that is queued and has asked nothing meanwhile
+    "deaf",  # a subscription breaks; the server notices at once, or later, or never
+    "cut",  # a command connection breaks: replies are lost, and commands
+    "stray",  # the same, but commands that were on their way are carried out some time later
+    "despair",  # a command connection is broken for so long that a question fails
+    "unheard",  # the same, and the release of a waiter fails
+    "mute",  # the same, and a renewal or the release of a body fails
+    "flush",  # the server knows a script no more, so the command is sent once more, in full
+    "key",  # the key with the last fence is lost: it has an expiry
+    "clock",  # the server's clock is set back
+    "queue",  # the key with the queue is lost
+]
+FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
+EVERY_FAULT: Final = frozenset(FAULTS) - {"doze", "die", "leave", "stray"}
+"""Less those that others include, and strays: they do leave something behind, for a ttl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Who takes part, how long leases last, and what may go wrong how often."""
+
+    tasks: tuple[int, ...] = (1, 1, 1)
+    """How many tasks each client has, most first. Each acquires the lock once, or gives up."""
+    claim: int = 1
+    ttl: int = 2
+    faults: int = 1
+    """How many faults there are at most, all in all."""
+    kinds: frozenset[Fault] = EVERY_FAULT
+    delays: int = 0
+    """For how many ticks, all in all, something is slow: a message, the server, a process. Within
+    one tick everything happens in any order. Who is stopped or not connected stays so for as long
+    as it takes, and so does a body; none of that is a delay."""
+    begun: bool = False
+    """Whether at the beginning the first task is in its body and all the others are queued: saves
+    states on the way to what is looked for."""
+    patience: int | None = None
+    """With a number: for how many ticks, all in all, the lock may be idle while somebody waits for
+    it. Then who is not connected connects at once, which otherwise takes as long as it takes."""
+
+
+class Wrong(StrEnum):
+    """What must never be."""
+
+    TWO_BODIES = "two bodies, and the deadline of neither has passed"
+    NOT_THE_HOLDER = "a body whose deadline has not passed does not hold the lock at the server"
+    ENTERED_LATE = "a body was entered although the deadline of its grant had passed"
+    TWO_HOLDERS = "there are two holders"
+    TWICE = "a waiter stands at the server twice"
+    FENCE_FELL = "a fence is not higher than the one before"
+    LEFT_BEHIND = "a waiter that has ended still has a place or a lease at the server"
+    IDLE_TOO_LONG = "the lock was idle for too long while somebody waited"
+    FORGOTTEN = "somebody waits and, whatever happens, never enters"
+
+
+Label = tuple[str, int]
+"""What happens, and which client's name belongs into that."""
+
+Step = tuple[State, bool, Label]
+"""What comes of it, whether it happens by itself, and what it is."""
+
+
+class _Move(NamedTuple):
+    """What one client may do, or suffer, whatever the others do."""
+
+    after: int
+    label: str
+    fault: Fault | None = None
+    urgent: bool = False
+    by_itself: bool = True
+
+
+class _OfClient(NamedTuple):
+    """What others must know of a client."""
+
+    urgent: bool
+    """It, or the server for it, does something without delay."""
+    due: bool
+    """It has sent a command that the server has not carried out."""
+    strays: bool
+    counted: bool
+    waits: bool
+    works: bool
+    late: bool
+    ended: tuple[int, ...]
+    """Its tasks of which nothing should be left at the server."""
+    bodies: tuple[tuple[int, int, int], ...]
+    """Its bodies whose deadline has not passed: task, fence, ticks left."""
+
+
+class _OfServer(NamedTuple):
+    """What others must know of the server."""
+
+    wrong: Wrong | None
+    holders: tuple[Holder, ...]
+    in_the_way: frozenset[Who]
+    """Who has a place, or a lease that has not ended."""
+
+
+class World:
+    """The system that is searched."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        guards: Safeguards | None = None,
+        looked_for: frozenset[Wrong] = frozenset(Wrong),
+    ) -> None:
+        self.setting = setting
+        self.guards = guards or Safeguards()
+        self.looked_for = looked_for
+        self._claim = setting.claim if self.guards.claims_are_short else setting.ttl
+        self.parts = Parts(setting.tasks)
+        self.canonical = self.parts.canonical
+        # What happens to a part is worked out once, however many states it is part of.
+        self._moves = cache(self._work_out_moves)
+        self._carried_out = cache(self._carry_out)
+        self._pushed = cache(self._push)
+        self._older = cache(self._age)
+        self._settled = cache(self._read_what_nobody_awaits)
+        self._of_client = cache(self._look_at_client)
+        self._of_server = cache(self._look_at_server)
+
+    def initial(self) -> State:
+        """Nobody has asked yet, unless it is to have begun."""
+        clients = (Client((Task(),) * tasks) for tasks in self.setting.tasks)
+        budgets = (self.setting.faults, self.setting.delays, 0)
+        state = (self.parts.number(Server()), *map(self.parts.number, clients), *budgets)
+        if not self.setting.begun:
+            return state
+        for client, tasks in enumerate(self.setting.tasks):
+            for _ in range(tasks):
+                asked = self._step_of(state, client, " asks")
+                listening = (True,) * len(self.setting.tasks)
+                served, *_ = self._served(asked, client, listening, "")
+                state = self._step_of(served, client, " reads ")
+        return self._step_of(state, 0, " runs")
+
+    def _step_of(self, state: State, client: int, what: str) -> State:
+        steps = ((after, at, label) for after, _, (label, at) in self.steps(state))
+        return next(after for after, at, label in steps if at == client and what in label)
+
+    # What may happen
+
+    def steps(self, state: State) -> list[Step]:
+        """Everything that may happen next."""
+        of = [self._of_client(client) for client in state[1:-BUDGETS]]
+        listening = tuple([o.counted for o in of])
+        urgent = any(o.urgent for o in of)
+        faults, delays, _ = state[-BUDGETS:]
+        steps: list[Step] = []
+        for at, what in enumerate(of):
+            steps += self._steps_of_client(state, at)
+            if what.due:
+                steps.append(self._served(state, at, listening, ""))
+                if faults and "flush" in self.setting.kinds:
+                    steps.append(self._served(state, at, listening, "flush"))
+            if what.strays:
+                steps.append(self._served(state, at, listening, "stray"))
+        if faults:
+            steps += self._server_faults(state)
+        if delays or not urgent:
+            steps += self._tick(state, of, urgent=urgent)
+        if faults > 1:
+            return steps
+        return [(self._settle(after), by_itself, label) for after, by_itself, label in steps]
+
+    def _steps_of_client(self, state: State, at: int) -> list[Step]:
+        """What this client does, or suffers, by itself."""
+        steps: list[Step] = []
+        before, behind = state[: at + 1], state[at + 2 :]
+        faults = state[-BUDGETS]
+        for after, label, fault, _, by_itself in self._moves(state[at + 1]):
+            if fault is None:
+                steps.append(((*before, after, *behind), by_itself, (label, at)))
+            elif faults and not (fault in {"doze", "die"} and self._holds(state[0], at)):
+                fewer = (*behind[:-BUDGETS], faults - 1, *behind[1 - BUDGETS :])
+                steps.append(((*before, after, *fewer), False, (label, at)))
+        return steps
+
+    def _holds(self, server: int, client: int) -> bool:
+        return any(holder.who.client == client for holder in self._of_server(server).holders)
+
+    def _served(self, state: State, at: int, listening: tuple[bool, ...], how: str) -> Step:
+        """The server carries out a command of this client."""
+        server, *clients = state[:-BUDGETS]
+        faults, delays, idle = state[-BUDGETS:]
+        carried_out = self._carried_out(server, clients[at], at, listening, how)
+        server, clients[at], pushes, label = carried_out
+        for client, push in pushes:
+            clients[client] = self._pushed(clients[client], push)
+        fault = how == "flush"
+        return (server, *clients, faults - fault, delays, idle), not fault, (label, at)
+
+    def _carry_out(
+        self, server: int, client: int, at: int, listening: tuple[bool, ...], how: str
+    ) -> tuple[int, int, list[tuple[int, Push]], str]:
+        before = self.parts.client(client)
+        queue = before.strays if how == "stray" else before.pipe
+        place = next(i for i, command in enumerate(queue) if command.answer is None)
+        command = queue[place]
+        serving = AtServer(
+            self.parts.server(server),
+            self.guards,
+            ttl=self.setting.ttl,
+            claim=self._claim,
+            listening=listening,
+        )
+        if how == "flush":
+            answer = Answer("unknown script")
+        elif command.what == "ask":
+            who, age = Who(at, command.task), min(command.age, self._claim)
+            answer = serving.acquire(who, command.number, age)
+        elif command.what == "release":
+            answer = serving.release(Who(at, command.task), command.number)
+        else:
+            answer = serving.renew(Who(at, command.task), command.number)
+        if how == "stray":
+            after = before._replace(strays=queue[1:])
+        else:
+            replied = command._replace(answer=answer)
+            after = before._replace(pipe=(*queue[:place], replied, *queue[place + 1 :]))
+        label = f"the server carries out {{me}}'s {tell(command)}: {answer.what}"
+        if answer.what == "granted":
+            label += f" #{answer.number} for {answer.ticks}"
+        told = [(at, answer.push)] if answer.push is not None else serving.pushes
+        for to, push in told:
+            label += f", tells {self.name(Who(to, push.task))}: {push.what} #{push.fence}"
+        number = self.parts.number
+        return number(serving.after()), number(after), serving.pushes, label
+
+    def _push(self, client: int, push: Push) -> int:
+        before = self.parts.client(client)
+        if not before.hears:
+            return client
+        return self.parts.number(before._replace(inbox=(*before.inbox, push)))
+
+    def _work_out_moves(self, number: int) -> list[_Move]:
+        client = self.parts.client(number)
+
+        def move(
+            label: str,
+            after: Client,
+            fault: Fault | None = None,
+            *,
+            urgent: bool = False,
+            by_itself: bool = True,
+        ) -> _Move:
+            return _Move(self.parts.number(after), label, fault, urgent, by_itself)
+
+        moves: list[_Move] = []
+        if client.alive and not client.stopped:
+            own = acts(
+                client,
+                self.guards,
+                ttl=self.setting.ttl,
+                connects_at_once=self.setting.patience is not None,
+            )
+            moves += [move(act.label, self._taken(client, act), urgent=act.urgent) for act in own]
+        elif client.stopped:
+            continued = client._replace(stopped=False)
+            moves.append(move("{me} is continued", continued, by_itself=False))
+        if client.counted and not client.hears:
+            gone = client._replace(counted=False)
+            moves.append(move("the server notices that {me} does not listen", gone))
+        if client.strays:
+            moves.append(move("what {me} had sent is lost", client._replace(strays=())))
+        begun = any(task not in {Task(), Task(Phase.DONE)} for task in client.tasks)
+        if client.alive and (begun or client.pipe):
+            for kind, label, after in self._faults(client):
+                if kind in self.setting.kinds:
+                    moves.append(move(label, after, kind, by_itself=False))
+        return moves
+
+    def _taken(self, client: Client, act: Act) -> Client:
+        return take(client, act, self.guards, claim=self.setting.claim)
+
+    # What may break
+
+    def _faults(self, client: Client) -> Iterator[tuple[Fault, str, Client]]:
+        """What may befall a client."""
+        quiet = not client.pipe
+        sent = tuple(
+            command._replace(age=0, awaited=False, dropped=True)
+            for command in client.pipe
+            if client.linked and command.answer is None
+        )
+        dead = Client(
+            (Task(Phase.DONE),) * len(client.tasks),
+            alive=False,
+            linked=False,
+            strays=client.strays + sent,
+            hears=False,
+            counted=False,
+        )
+        yield "crash", "{me} is killed", dead
+        if quiet:
+            yield "die", "{me} is killed", dead
+        if client.hears:
+            yield "deaf", "{me}'s subscription breaks", client._replace(hears=False)
+        if client.linked:
+            unanswered = tuple(command._replace(answer=None) for command in client.pipe)
+            cut = client._replace(linked=False, pipe=unanswered)
+            yield "cut", "{me}'s connection breaks", cut
+            if sent:
+                stray = cut._replace(strays=client.strays + sent)
+                yield "stray", "{me}'s connection breaks, but not for what is on its way", stray
+        if not client.stopped:
+            stopped = client._replace(stopped=True)
+            yield "stop", "{me} is stopped", stopped
+            if quiet:
+                yield "doze", "{me} is stopped", stopped
+            yield from self._failures(client)
+
+    def _failures(self, client: Client) -> Iterator[tuple[Fault, str, Client]]:
+        """What may befall the tasks of a running client."""
+        for act in failures(client):
+            after = self._taken(client, act)
+            if act.task is None:
+                command = client.pipe[0]
+                back = client.tasks[command.task].phase is Phase.BACK
+                of_waiter = command.what == "release" and (back or not command.awaited)
+                kind: Fault = "unheard" if of_waiter else "mute"
+                yield "despair" if command.what == "ask" else kind, act.label, after
+            else:
+                yield "cancel", act.label, after
+                if client.tasks[act.task].phase is Phase.QUEUED and not client.pipe:
+                    yield "leave", act.label, after
+
+    def _server_faults(self, state: State) -> Iterator[Step]:
+        server, kinds = self.parts.server(state[0]), self.setting.kinds
+        # With the key lost and the clock set back at once, only the holder's own fence is left.
+        held = bool(server.holders)
+        suffered: list[tuple[Server, str]] = []
+        if "key" in kinds and server.last and (held or not server.clock_is_back):
+            suffered.append((server._replace(last=0), "the key with the last fence is lost"))
+        if "clock" in kinds and not server.clock_is_back and (held or server.last):
+            suffered.append((server._replace(clock_is_back=True), "the server's clock is set back"))
+        if "queue" in kinds and server.queue:
+            suffered.append((server._replace(queue=()), "the queue is lost"))
+        fewer = (state[-BUDGETS] - 1, *state[1 - BUDGETS :])
+        for after, label in suffered:
+            yield (self.parts.number(after), *state[1:-BUDGETS], *fewer), False, (label, 0)
+
+    # Time
+
+    def _tick(self, state: State, of: list[_OfClient], *, urgent: bool) -> Iterator[Step]:
+        """Time passes; if anybody should have done something first, that is a delay."""
+        parts = state[:-BUDGETS]
+        faults, delays, idle = state[-BUDGETS:]
+        if self.setting.patience is not None:
+            idle += any(o.waits for o in of) and not any(o.works for o in of)
+        older = tuple(map(self._older, parts))
+        if older != parts or idle != state[-1]:
+            label = "time passes, and somebody is slow" if urgent else "time passes"
+            yield (*older, faults, delays - urgent, idle), not urgent, (label, 0)
+
+    def _age(self, number: int) -> int:
+        """The same part, one tick later."""
+        part = self.parts.part(number)
+        if isinstance(part, Server):
+            holders = tuple(h._replace(left=max(0, h.left - 1)) for h in part.holders)
+            return self.parts.number(part._replace(holders=holders))
+        return self.parts.number(
+            part._replace(
+                tasks=tuple(map(self._older_task, part.tasks)),
+                pipe=tuple(map(self._older_command, part.pipe)),
+                inbox=tuple(map(_older_push, part.inbox)),
+                alarm=NEVER if part.alarm == NEVER else max(0, part.alarm - 1),
+            )
+        )
+
+    def _older_task(self, task: Task) -> Task:
+        # What is older than any lease might as well be just as old.
+        begun = task.phase in WAITING and task.lag == UNANSWERED
+        age = min(self._claim, task.age + 1) if begun else 0
+        return task._replace(age=age, left=max(0, task.left - 1))
+
+    def _older_command(self, command: Command) -> Command:
+        answer = command.answer
+        if answer is not None and answer.push is not None:
+            return command._replace(answer=answer._replace(push=_older_push(answer.push)))
+        if command.what == "release" or command.dropped:
+            return command
+        return command._replace(age=min(self.setting.ttl, command.age + 1))
+
+    # Fewer states
+
+    def _settle(self, state: State) -> State:
+        """When nothing breaks any more, it makes no difference when such a reply is read."""
+        if state[-BUDGETS]:
+            return state
+        return (state[0], *map(self._settled, state[1:-BUDGETS]), *state[-BUDGETS:])
+
+    def _read_what_nobody_awaits(self, number: int) -> int:
+        client = self.parts.client(number)
+        pipe = client.pipe
+        while pipe and pipe[0].answer is not None and pipe[0].answer.what != "unknown script":
+            task = client.tasks[pipe[0].task]
+            if pipe[0].what == "release":
+                back = pipe[0].awaited and task.phase is Phase.BACK
+                cared_for = back or pipe[0].answer.push is not None
+            else:
+                cared_for = not pipe[0].dropped
+            if cared_for:
+                break
+            pipe = pipe[1:]
+        return self.parts.number(client._replace(pipe=pipe))
+
+    # What must never be
+
+    def wrong(self, state: State) -> Wrong | None:
+        """What is wrong with this state, of what is looked for."""
+        of_server = self._of_server(state[0])
+        found = [] if of_server.wrong is None else [of_server.wrong]
+        bodies = 0
+        for at, client in enumerate(state[1:-BUDGETS]):
+            of = self._of_client(client)
+            for task, fence, left in of.bodies:
+                bodies += 1
+                grant = (Who(at, task), fence)
+                if not any(h[:2] == grant and left <= h.left for h in of_server.holders):
+                    found.append(Wrong.NOT_THE_HOLDER)
+            if any((at, task) in of_server.in_the_way for task in of.ended):
+                found.append(Wrong.LEFT_BEHIND)
+            if of.late:
+                found.append(Wrong.ENTERED_LATE)
+        if bodies > 1:
+            found.append(Wrong.TWO_BODIES)
+        if self.setting.patience is not None and state[-1] > self.setting.patience:
+            found.append(Wrong.IDLE_TOO_LONG)
+        return next((wrong for wrong in found if wrong in self.looked_for), None)
+
+    def content(self, state: State) -> bool:
+        """Whether nobody waits. Who is stopped or dead does not."""
+        return not any(self._of_client(client).waits for client in state[1:-BUDGETS])
+
+    def _look_at_client(self, number: int) -> _OfClient:
+        client = self.parts.client(number)
+        running = client.alive and not client.stopped
+        phases = [task.phase for task in client.tasks]
+        over = [task == Task(Phase.DONE) for task in client.tasks]
+        busy = {command.task for command in client.pipe} | set(client.unreleased)
+        bodies = tuple(
+            (at, task.fence, task.left)
+            for at, task in enumerate(client.tasks)
+            if task.phase is Phase.BODY and task.left
+        )
+        due = client.linked and any(command.answer is None for command in client.pipe)
+        at_once = bool(client.strays) and self.setting.patience is not None
+        return _OfClient(
+            urgent=due or at_once or any(move.urgent for move in self._moves(number)),
+            due=due,
+            strays=bool(client.strays),
+            counted=client.counted,
+            waits=running and not WAITING.isdisjoint(phases),
+            works=running and bool(bodies),
+            late=Phase.LATE in phases,
+            ended=tuple(
+                at for at, is_over in enumerate(over) if is_over and client.alive and at not in busy
+            ),
+            bodies=bodies,
+        )
+
+    def _look_at_server(self, number: int) -> _OfServer:
+        server = self.parts.server(number)
+        wrong = None
+        stand = [holder.who for holder in server.holders] + [place.who for place in server.queue]
+        if len(server.holders) > 1:
+            wrong = Wrong.TWO_HOLDERS
+        elif len(set(stand)) < len(stand):
+            wrong = Wrong.TWICE
+        elif server.fence_fell:
+            wrong = Wrong.FENCE_FELL
+        ended = {holder.who for holder in server.holders if not holder.left}
+        return _OfServer(wrong, server.holders, frozenset(stand) - ended)
+
+    # For people
+
+    def tell(self, label: Label) -> str:
+        """What happens, in words."""
+        text, client = label
+        return text.format(me=_LETTERS[client])
+
+    def show(self, state: State) -> str:
+        """A state, in one line."""
+        server, *clients = state[:-BUDGETS]
+        of_server = self.parts.server(server)
+        held = [f"{self.name(h.who)} #{h.fence} for {h.left}" for h in of_server.holders]
+        queue = [f", then {self.name(place.who)}" for place in of_server.queue]
+        told = [f"server: {' and '.join(held) or 'free'}{''.join(queue)}"]
+        for at, client in enumerate(map(self.parts.client, clients)):
+            how = " (stopped)" if client.stopped else "" if client.alive else " (dead)"
+            for place, task in enumerate(client.tasks):
+                grant = f" #{task.fence} for {task.left}" if task.fence else ""
+                told.append(f"{self.name(Who(at, place))} {task.phase}{grant}{how}")
+        return "; ".join(told)
+
+    def name(self, who: Who) -> str:
+        """A, B, C; or A1 and A2 where a client has several tasks."""
+        letter = _LETTERS[who.client]
+        return letter if self.setting.tasks[who.client] == 1 else f"{letter}{who.task + 1}"
+
+
+def _older_push(push: Push) -> Push:
+    return push._replace(age=min(push.lease, push.age + 1))
+
+
+_LETTERS: Final = "ABCDEFGH"
