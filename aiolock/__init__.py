@@ -4,6 +4,8 @@ from aiolock._client import LockClient, connect
 from aiolock._hold import LeaseState
 from aiolock._lease import Lease
 from aiolock._lock import Acquisition, Lock
+from aiolock._multi import MultiLease, MultiLock
+from aiolock._periodic import Periodic
 from aiolock.errors import (
     AcquireTimeout,
     ClientClosed,
@@ -28,8 +30,11 @@ __all__ = [
     "Lock",
     "LockClient",
     "LockError",
+    "MultiLease",
+    "MultiLock",
     "NotHeld",
     "Party",
+    "Periodic",
     "QueueFull",
     "Status",
     "Store",

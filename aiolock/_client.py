@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 import anyio
 
 from aiolock._lock import Lock
-from aiolock._policy import OnLost, Policy, checked_name, checked_ttl
+from aiolock._multi import MultiLock
+from aiolock._periodic import Periodic
+from aiolock._policy import (
+    LONGEST_TTL,
+    SHORTEST_TTL,
+    OnLost,
+    Policy,
+    checked_name,
+    checked_ttl,
+    seconds,
+)
 from aiolock._waiting import WaitingRoom
 from aiolock.store import Store
 
@@ -156,6 +166,8 @@ class LockClient:
         max_waiters: int | None = None,
         max_hold: float | None = None,
         on_lost: OnLost = "cancel",
+        min_hold: float | None = None,
+        lock_delay: float | None = None,
     ) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
@@ -171,12 +183,85 @@ class LockClient:
         :param max_hold: seconds after which it is renewed no more, and is lost.
         :param on_lost: ``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets
             `Lease.lost`.
+        :param min_hold: seconds from the grant for which nobody else enters, also when it is
+            released or lost before.
+        :param lock_delay: seconds for which nobody enters after its holder has *lost* it: what
+            that one had sent before may still be on its way to the storage.
         """
         ttl = self._ttl if ttl is None else ttl
         return Lock(
             self._room,
-            Policy(name, ttl, timeout, renew, reentrant, max_waiters, max_hold, on_lost),
+            Policy(
+                name,
+                ttl,
+                timeout,
+                renew,
+                reentrant,
+                max_waiters,
+                max_hold,
+                on_lost,
+                min_hold,
+                lock_delay,
+            ),
         )
+
+    def multilock(
+        self,
+        *names: str,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_waiters: int | None = None,
+        max_hold: float | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> MultiLock:
+        """Several locks as one: all of them or none, in an order in which nobody deadlocks.
+
+        The parameters and errors are those of `lock`, for each name; ``timeout`` is for all of
+        them together.
+        """
+        if not names:
+            raise ValueError("a multilock needs at least one name")
+        describe = functools.partial(
+            self.lock,
+            ttl=ttl,
+            renew=renew,
+            max_waiters=max_waiters,
+            max_hold=max_hold,
+            on_lost=on_lost,
+        )
+        return MultiLock([describe(name) for name in {*map(checked_name, names)}], timeout)
+
+    def periodic(
+        self,
+        name: str,
+        *,
+        every: float,
+        at_least_for: float | None = None,
+        at_most_for: float | None = None,
+        ttl: float | None = None,
+    ) -> Periodic:
+        """A job of which one run begins in each period, of however many instances, in turn.
+
+        The periods are multiples of ``every`` seconds since 1970 by the store's clock, so clocks
+        that differ change nothing: every 3600 runs on the hour.
+
+        :param name: the lock of this name is its lock.
+        :param at_least_for: seconds from the beginning of a run for which there is no other, also
+            where that is longer than the rest of the period.
+        :param at_most_for: seconds after which a run is cancelled.
+        :param ttl: seconds after which an instance that died in its run is noticed; the
+            client's, if None.
+        """
+        seconds("every", every, least=SHORTEST_TTL, most=LONGEST_TTL)
+        least = 0.0
+        if at_least_for is not None:
+            least = seconds("at_least_for", at_least_for, least=0, most=LONGEST_TTL)
+        if at_most_for is not None:
+            seconds("at_most_for", at_most_for, least=max(least, SHORTEST_TTL), most=LONGEST_TTL)
+        ttl = self._ttl if ttl is None else ttl
+        policy = Policy(name, ttl, max_hold=at_most_for, min_hold=at_least_for, every=every)
+        return Periodic(Lock(self._room, policy), every)
 
     def locked(
         self,
@@ -189,6 +274,8 @@ class LockClient:
         max_waiters: int | None = None,
         max_hold: float | None = None,
         on_lost: OnLost = "cancel",
+        min_hold: float | None = None,
+        lock_delay: float | None = None,
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorate an async function so that each call runs under a lock.
 
@@ -206,6 +293,8 @@ class LockClient:
             max_waiters=max_waiters,
             max_hold=max_hold,
             on_lost=on_lost,
+            min_hold=min_hold,
+            lock_delay=lock_delay,
         )
         describe(name)  # a bad argument is an error here, not at the first call
 

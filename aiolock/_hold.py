@@ -62,6 +62,10 @@ class Hold:
     """A deadline that answers to older questions cannot raise, and when that was asked for."""
     slot = -1
     lost: asyncio.Event | None = None
+    wanted = False
+    """Somebody has asked for it."""
+    requested: asyncio.Event | None = None
+    """Set when it is wanted, once anybody has looked at it."""
     bodies: tuple[Body, ...] = ()
     leases: tuple[Handle, ...] = ()
     released: asyncio.Future[int] | None = None

@@ -109,7 +109,7 @@ class Keeper:
                 fence = 0 if hold.loose else hold.fence
                 hold.released = self._store.release(hold.policy.name, hold.waiter, fence)
                 if not mine:
-                    hold.released.add_done_callback(_retrieve)
+                    hold.released.add_done_callback(retrieve)
         return hold.released if hold.state is LeaseState.RELEASED else None
 
     def check(self, hold: Hold) -> None:
@@ -162,7 +162,7 @@ class Keeper:
                 bodies.append(hold)
                 self.lose(hold, "closed")
             elif (released := self.release(hold)) is not None:
-                released.add_done_callback(_retrieve)
+                released.add_done_callback(retrieve)
         end = max((hold.deadline for hold in bodies), default=0.0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(end):
@@ -290,7 +290,7 @@ class Keeper:
                     self._plan(hold, renewal.ttl, now)
 
 
-def _retrieve(answer: asyncio.Future[Any]) -> None:
+def retrieve(answer: asyncio.Future[Any]) -> None:
     """Nobody may be left to hear it: an error that is not retrieved would be logged as a bug."""
     if not answer.cancelled():
         answer.exception()

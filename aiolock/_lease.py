@@ -88,6 +88,19 @@ class Lease:
         assert isinstance(event, LostEvent)
         return event
 
+    @property
+    def requested(self) -> asyncio.Event:
+        """An event, set when somebody asks for the lock with `Lock.request_release`.
+
+        It is only a wish: whoever holds the lock may let go early, or go on.
+        """
+        event = self._hold.requested
+        if event is None:
+            event = self._hold.requested = asyncio.Event()
+            if self._hold.wanted:
+                event.set()
+        return event
+
     def remaining(self) -> float:
         """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
         if self.state in ALIVE:

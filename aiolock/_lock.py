@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Final
 
 from aiolock._hold import Owner
@@ -78,9 +78,9 @@ class Acquisition(Coroutine[Any, Any, Lease | None]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Coroutine[Any, Any, None]:
+    ) -> CoroutineType[Any, Any, None]:
         assert self._scope is not None
-        return self._scope.close(error)
+        return self._scope.close(error)  # type: ignore[return-value]  # mypy knows no CoroutineType
 
     # A coroutine too, because create_task() takes nothing less.
 
@@ -181,8 +181,9 @@ class Lock:
         return await hold.leases[-1].release()
 
     async def locked(self) -> bool:
-        """Whether anybody holds it now: one round trip; `StoreError` when nobody knows."""
-        return bool((await self.status()).holders)
+        """Whether it is held, or closed, now: one round trip; `StoreError` when nobody knows."""
+        status = await self.status()
+        return bool(status.holders) or status.closed > 0
 
     def held(self) -> bool:
         """Whether the current task holds it, as far as this process knows: no I/O."""
@@ -197,6 +198,16 @@ class Lock:
         """
         self._room.check()
         return await self._room.store.status(self.name)
+
+    async def request_release(self) -> bool:
+        """Ask whoever holds it to let go, when it can; whether anybody was told.
+
+        It sets `Lease.requested` of each holder, and that is all: whoever asks stands in the queue
+        as ever. One round trip; a request may get lost. `StoreError` when nobody knows. Cancelled,
+        it may have been sent.
+        """
+        self._room.check()
+        return await self._room.store.request(self.name) > 0
 
     async def break_(self) -> bool:
         """Take the lock from whoever holds it, and hand it to the next; whether anybody held it.
@@ -229,8 +240,8 @@ class Lock:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Coroutine[Any, Any, None]:
-        return self._left().close(error)
+    ) -> CoroutineType[Any, Any, None]:
+        return self._left().close(error)  # type: ignore[return-value]  # as above
 
     def _not_acquired(self, timeout: float | None, *, wait: bool) -> AcquireTimeout:
         if not wait:

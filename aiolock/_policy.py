@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 LONGEST_NAME = 512
@@ -70,6 +70,11 @@ class Policy:
     max_waiters: int | None = None
     max_hold: float | None = None
     on_lost: OnLost = "cancel"
+    min_hold: float | None = None
+    lock_delay: float | None = None
+    every: float | None = None
+    terms: str = field(default="", init=False)
+    """For how long nobody enters after it, as the store reads it (see `WaiterId`)."""
 
     def __post_init__(self) -> None:
         checked_name(self.name)
@@ -77,6 +82,10 @@ class Policy:
         checked_timeout(self.timeout)
         if self.max_hold is not None:
             seconds("max_hold (or None)", self.max_hold, least=SHORTEST_TTL, most=LONGEST_TTL)
+        for what in ("min_hold", "lock_delay", "every"):
+            if getattr(self, what) is not None:
+                least = SHORTEST_TTL if what == "every" else 0
+                seconds(f"{what} (or None)", getattr(self, what), least=least, most=LONGEST_TTL)
         if self.max_waiters is not None:
             if isinstance(self.max_waiters, bool) or not isinstance(self.max_waiters, int):
                 raise TypeError(f"max_waiters must be an int or None, not {self.max_waiters!r}")
@@ -90,3 +99,6 @@ class Policy:
                 raise TypeError(f"{flag} must be True or False, not {getattr(self, flag)!r}")
         if self.on_lost not in ("cancel", "signal"):
             raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")
+        terms = (("+", self.lock_delay), ("~", self.min_hold), ("@", self.every))
+        text = "".join(f"{kind}{to_ms(value)}" for kind, value in terms if value)
+        object.__setattr__(self, "terms", text)  # frozen

@@ -35,6 +35,8 @@ class Waiter:
     """A question was under way when the lock was granted by a push."""
     outdated = False
     """Something happened that the answer under way may not know of: ask once more after it."""
+    wanted = 0
+    """Somebody asks for the grant of this fence, of which we have not heard yet."""
     interrupted: Exception | None = None
     """Why not to wait any longer; kept, for it may come while the task waits for nothing."""
 

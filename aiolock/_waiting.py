@@ -105,7 +105,7 @@ class WaitingRoom:
                 )
             return held
         ttl = to_ms(policy.ttl if policy.max_hold is None else min(policy.ttl, policy.max_hold))
-        waiter_id = f"{self._stem(ttl, policy.renew)}{next(self._seq)}"
+        waiter_id = f"{self._stem(ttl, policy.renew, policy.terms)}{next(self._seq)}"
         waiter = Waiter(waiter_id, policy, ttl, self._loop.time())
         self._waiters[waiter.id] = waiter
         timer = None
@@ -146,12 +146,18 @@ class WaitingRoom:
             unconfirmed=lease < ttl,
             loose=loose,
         )
+        hold.wanted = waiter.wanted == fence
         self.keeper.keep(hold, lease)
         return hold
 
-    def _waiter_stem(self, ttl: int, renew: bool) -> str:  # noqa: FBT001  # a cached function
+    def _waiter_stem(
+        self,
+        ttl: int,
+        renew: bool,  # noqa: FBT001  # a cached function
+        terms: str,
+    ) -> str:
         """A waiter's id but for its number at the end."""
-        who = WaiterId(not self._counted, not renew, min(ttl, CLAIM), self.client, 0)
+        who = WaiterId(not self._counted, not renew, min(ttl, CLAIM), self.client, 0, terms)
         return str(who)[:-1]
 
     async def _turn(self, waiter: Waiter, *, wait: bool) -> Turn | None:
@@ -335,6 +341,15 @@ class WaitingRoom:
             for other in list(self._waiters.values()):
                 if other.policy.name == name:
                     self._ask_again(other)
+
+    def requested(self, name: str, waiter: str, fence: int) -> None:  # noqa: ARG002  # an Inbox's
+        hold = self.keeper.holds.get(waiter)
+        if hold is not None and hold.fence == fence:
+            hold.wanted = True
+            if hold.requested is not None:
+                hold.requested.set()
+        elif waiter in self._waiters:
+            self._waiters[waiter].wanted = fence  # its grant is on its way to the task
 
     def reconnected(self) -> None:
         for waiter in list(self._waiters.values()):

@@ -11,9 +11,10 @@ Only the store's clock decides who holds; a client only ever subtracts two of it
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 CLAIM = 10_000
 """The longest first lease of a pushed grant, in ms: what one stuck waiter costs the others."""
@@ -24,7 +25,7 @@ class WaiterId(NamedTuple):
 
     The mode is ``x`` (exclusive), then ``b`` where pushes cannot be counted (so that nobody takes
     a count of 0 for dead), then ``f`` where the lease is not renewed (so that its end does not
-    mean that its client is stuck), then the claim in ms.
+    mean that its client is stuck), then the claim in ms, then the `terms` on which its grant ends.
     """
 
     blind: bool
@@ -32,17 +33,44 @@ class WaiterId(NamedTuple):
     claim: int
     client: str
     seq: int
+    terms: str = ""
+    """For how long nobody enters after it, however it ends: see `opens`."""
 
     def __str__(self) -> str:
         flags = ("b" if self.blind else "") + ("f" if self.fixed else "")
-        return f"x{flags}{self.claim}:{self.client}:{self.seq}"
+        return f"x{flags}{self.claim}{self.terms}:{self.client}:{self.seq}"
 
     @classmethod
     def parse(cls, text: str) -> WaiterId:
         """The waiter of this id."""
-        mode, client, seq = text.split(":")
-        flags = mode[1:].rstrip("0123456789")
-        return cls("b" in flags, "f" in flags, int(mode[1 + len(flags) :]), client, int(seq))
+        found = _WAITER.fullmatch(text)
+        if found is None:
+            raise ValueError(f"not the id of a waiter: {text!r}")
+        blind, fixed, claim, terms, client, seq = found.groups()
+        return cls(bool(blind), bool(fixed), int(claim), client, int(seq), terms)
+
+    def opens(self, granted: int, lost: int | None) -> int:
+        """When somebody may enter after its grant, in ms of the store's clock; 0 for at once.
+
+        The grant was made at ``granted``, and lost, where it was, at ``lost``. Each of the terms
+        is a letter and a number of ms: ``+`` so long after a loss, ``~`` so long after the grant,
+        ``@`` until the end of that period, of so many ms since 1970, in which it was granted.
+        """
+        opens = 0
+        for kind, number in _TERM.findall(self.terms):
+            ms = int(number)
+            if kind == "+":
+                opens = max(opens, 0 if lost is None else lost + ms)
+            else:
+                opens = max(opens, granted + ms if kind == "~" else (granted // ms + 1) * ms)
+        return opens
+
+
+_TERM: Final = re.compile(r"([+~@])(\d+)")
+_WAITER: Final = re.compile(r"x(b?)(f?)(\d+)((?:[+~@]\d+)*):([^:]+):(\d+)")
+
+NOBODY = "-"
+"""The client that holds a lock which is closed: its grant ends like any other, but is nobody's."""
 
 
 class Granted(NamedTuple):
@@ -129,6 +157,9 @@ class Status:
     name: str
     holders: tuple[Party, ...]
     waiters: tuple[Party, ...]
+    closed: float = 0.0
+    """For how many seconds nobody may enter though nobody holds it: ``min_hold``, ``lock_delay``,
+    or the rest of a period."""
 
 
 class Inbox(Protocol):
@@ -143,6 +174,9 @@ class Inbox(Protocol):
         Where it had expired, the client's waiters for ``name`` have left the queue as well.
         """
 
+    def requested(self, name: str, waiter: str, fence: int) -> None:
+        """Somebody asks whoever has this grant to let go, when it can."""
+
     def reconnected(self) -> None:
         """Pushes may have been missed: whoever waits must ask again."""
 
@@ -151,7 +185,7 @@ class Inbox(Protocol):
 class Store(Protocol):
     """A place to keep locks.
 
-    The five operations are *started by the call* and return a future of the running loop: the
+    The six operations are *started by the call* and return a future of the running loop: the
     command is under way whether or not anybody awaits it, and commands about one waiter are
     carried out in the order in which they were called. A future's exception is a `StoreError`.
 
@@ -195,6 +229,10 @@ class Store(Protocol):
 
     def status(self, name: str) -> asyncio.Future[Status]:
         """Who holds the lock and who waits for it; changes nothing."""
+        ...
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        """Ask who holds the lock to let go, when they can; how many were told. Changes nothing."""
         ...
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:

@@ -57,8 +57,18 @@ __all__ = ["FaultyStore", "Operation", "Peer", "StoreContract"]
 
 Value = TypeVar("Value")
 
-Operation = Literal["open", "acquire", "release", "renew", "status", "break_", "push"]
+Operation = Literal["open", "acquire", "release", "renew", "status", "request", "break_", "push"]
 """What can go wrong: each operation of a `Store`, and what it pushes to its client."""
+
+_HELD: Final[tuple[Operation, ...]] = (
+    "acquire",
+    "release",
+    "renew",
+    "status",
+    "request",
+    "break_",
+    "push",
+)
 
 GIVES_UP: Final = 9.5
 """Seconds for which a `FaultyStore` holds an answer back at most: no `Store` hangs for ever."""
@@ -112,7 +122,7 @@ class FaultyStore:
         They are carried out. An answer that is held back for 9.5 seconds becomes a `StoreError`,
         as with a store that hangs.
         """
-        self._held.update(operations or ("acquire", "release", "renew", "status", "break_", "push"))
+        self._held.update(operations or _HELD)
 
     def resume(self) -> None:
         """Deliver what was held back, in order, and do no more wrong."""
@@ -160,6 +170,10 @@ class FaultyStore:
     def status(self, name: str) -> asyncio.Future[Status]:
         """As the other store, unless told otherwise."""
         return self._call("status", lambda: self._store.status(name))
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        """As the other store, unless told otherwise."""
+        return self._call("request", lambda: self._store.request(name))
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         """As the other store, unless told otherwise."""
@@ -209,6 +223,9 @@ class _FaultyInbox:
 
     def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
         self._push(lambda: self._inbox.lost(name, waiter, fence, reason))
+
+    def requested(self, name: str, waiter: str, fence: int) -> None:
+        self._push(lambda: self._inbox.requested(name, waiter, fence))
 
     def reconnected(self) -> None:
         self._inbox.reconnected()
@@ -295,6 +312,7 @@ class Peer:
         self.counted = False
         self._handed: asyncio.Queue[Handed] = asyncio.Queue()
         self._lost: asyncio.Queue[Lost] = asyncio.Queue()
+        self._requested: asyncio.Queue[Grant] = asyncio.Queue()
         self._seq = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -304,10 +322,12 @@ class Peer:
     async def __aexit__(self, *_: object) -> None:
         await self.store.aclose()
 
-    def waiter(self, *, claim: int = CLAIM, fixed: bool = False, blind: bool = False) -> str:
+    def waiter(
+        self, *, claim: int = CLAIM, fixed: bool = False, blind: bool = False, terms: str = ""
+    ) -> str:
         """The id of another waiter of this client."""
         blind = blind or not self.counted
-        return str(WaiterId(blind, fixed, claim, self.client, next(self._seq)))
+        return str(WaiterId(blind, fixed, claim, self.client, next(self._seq), terms))
 
     def ask(
         self,
@@ -376,6 +396,10 @@ class Peer:
         """The next loss that was pushed."""
         return await self._lost.get()
 
+    async def requested_of(self) -> Grant:
+        """The next grant of ours that somebody asked for."""
+        return await self._requested.get()
+
     # Inbox
 
     def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
@@ -385,6 +409,10 @@ class Peer:
     def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
         """Remember it."""
         self._lost.put_nowait(Lost(name, waiter, fence, reason))
+
+    def requested(self, name: str, waiter: str, fence: int) -> None:  # noqa: ARG002  # an Inbox's
+        """Remember it."""
+        self._requested.put_nowait(Grant(waiter, fence))
 
     def reconnected(self) -> None:
         """Nothing that the contract does makes a connection break."""
@@ -850,7 +878,95 @@ class StoreContract(ABC):
             clients = [waiter.client for waiter in (await bob.store.status(name)).waiters]
             assert clients == [bob.client, cat.client]
 
-    # break_ and status
+    # Closed for a while
+
+    async def test_closed_from_the_grant(self) -> None:
+        """With `~`, nobody enters for so long after a grant, whenever it was released."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := _name(), ann.waiter(terms="~200"))
+            assert await ann.release(name, grant) == WAS_HOLDER
+            assert await ann.release(name, grant) == WAS_ABSENT
+            await self._closed(name, bob, most=200)
+            after = await self._opened(name, bob)
+            assert after.fence > grant.fence
+            assert await bob.release(name, after) == WAS_HOLDER
+            await ann.release(name, await ann.take(name))
+
+    async def test_closed_after_a_loss(self) -> None:
+        """With `+`, nobody enters for so long after the end of a lease that nobody renewed."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := _name(), ann.waiter(terms="+200"))
+            await ann.release(name, grant)
+            grant = await ann.take(name, ann.waiter(terms="+200"))  # a release is no loss
+            await ann.expire(name, grant)
+            await self._closed(name, bob, most=200)
+            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
+            assert await ann.release(name, grant) == WAS_ABSENT
+            await bob.release(name, await self._opened(name, bob))
+
+    async def test_closed_after_a_break(self) -> None:
+        """A broken lock is lost, so with `+` it is closed; and it cannot be broken open."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := _name(), ann.waiter(terms="+200"))
+            assert await bob.store.break_(name, [grant.fence]) == 1
+            assert await bob.store.break_(name, [grant.fence]) == 0
+            await self._closed(name, bob, most=200)
+            await bob.release(name, await self._opened(name, bob))
+
+    async def test_closed_to_the_end_of_the_period(self) -> None:
+        """With `@`, nobody enters in the period of the grant, however that has ended."""
+        async with self.peers(2) as (ann, bob):
+            name = _name()
+            for end in (ann.release, ann.expire, ann.release):
+                waiter = ann.waiter(terms="@100")
+                while True:  # a period of which enough is left to see that it is closed
+                    answer = await ann.ask(name, waiter)
+                    if isinstance(answer, Granted) and answer.now % 100_000 < 50_000:
+                        break
+                    if isinstance(answer, Granted):
+                        await ann.store.release(name, waiter, answer.fence)
+                        waiter = ann.waiter(terms="@100")
+                    await asyncio.sleep(0.003)
+                await end(name, Grant(waiter, answer.fence))
+                await self._closed(name, bob, most=100)
+                after = await self._opened(name, bob)
+                assert after.fence // 100_000 > answer.fence // 100_000
+                await bob.release(name, after)
+
+    async def _closed(self, name: str, peer: Peer, *, most: int) -> None:
+        """Nobody holds it, nobody enters, and whoever asks is told when it opens."""
+        answer = await peer.ask(name, wait=False)
+        assert isinstance(answer, Busy), answer
+        assert 0 < answer.until <= most
+        status = await peer.store.status(name)
+        assert status.holders == ()
+        assert 0 < status.closed <= most / 1000
+        assert await peer.store.request(name) == 0
+
+    async def _opened(self, name: str, peer: Peer) -> Grant:
+        """Wait in the queue until it opens."""
+        waiter, ticket = peer.waiter(), 0
+        while not isinstance(answer := await peer.ask(name, waiter, ticket=ticket), Granted):
+            assert isinstance(answer, Queued), answer
+            assert answer.place == 1
+            ticket = answer.ticket
+            await asyncio.sleep(answer.until / 1000)
+        assert (await peer.store.status(name)).closed == 0
+        return Grant(waiter, answer.fence)
+
+    # request, break_ and status
+
+    async def test_request(self) -> None:
+        """Whoever holds the lock hears that somebody asks for it; nothing else changes."""
+        async with self.peers(2) as (ann, bob):
+            name = _name()
+            assert await bob.store.request(name) == 0
+            grant = await ann.take(name)
+            place = await bob.queue(name)
+            assert await bob.store.request(name) == 1
+            assert await ann.requested_of() == grant
+            assert await ann.holds(name, grant)
+            assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
 
     async def test_break(self) -> None:
         """A broken lock is taken from its holder, who is told, and handed to the next."""

@@ -131,6 +131,29 @@ async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
     assert await _everywhere(stand, kind, scenario) >= 4
 
 
+@pytest.mark.parametrize("how", ["entered", "awaited"])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
+    """Several locks as one: of no step is it left with some of them."""
+    both = stand.ours.multilock(f"{NAME}, the second", NAME, ttl=60)
+
+    async def scenario() -> None:
+        if how == "entered":
+            async with both:
+                await asyncio.sleep(0)
+        else:
+            lease = await both.acquire(timeout=30)
+            assert lease is not None
+            await lease.release()
+
+    async def second_is_free() -> None:
+        await stand.lock.status()  # answered after all that was sent before
+        assert not await stand.other.lock(f"{NAME}, the second").locked()
+        assert not both._entered
+
+    assert await _everywhere(stand, kind, scenario, second_is_free) >= 3
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_not_waiting(stand: Stand, kind: Kind) -> None:
     """A try that does not wait, on a lock that is free."""

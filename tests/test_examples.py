@@ -178,3 +178,34 @@ async def test_script(monkeypatch: pytest.MonkeyPatch) -> None:
         said = await script.expect("print")
         assert re.fullmatch(r"we hold 'report', fence \d+", said["text"])
         assert await script.wait() == 0
+
+
+async def test_periodic_job_goes_on_when_one_instance_is_killed(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three instances run it in turn, once in each period; two, when one of them was killed."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("EVERY_SECONDS", "0.25")
+    monkeypatch.setenv("WORK_SECONDS", "0.02")
+
+    def runs(worker: Worker) -> list[int]:
+        """The periods that an instance has run."""
+        texts = [message["text"] for message in worker.history if message["event"] == "print"]
+        return [int(float(t.split()[0]) / 0.25) for t in texts if t.endswith("cleans up")]
+
+    async def until(workers: list[Worker], count: int) -> None:
+        async with asyncio.timeout(20):
+            while min(map(len, map(runs, workers))) < count:  # noqa: ASYNC110  # in other processes
+                await asyncio.sleep(0.02)
+
+    def instance() -> Worker:
+        return Worker(str(EXAMPLES / "periodic.py"))
+
+    async with instance() as one, instance() as two, instance() as three:
+        await until([one, two, three], 3)
+        one.kill()
+        await until([two, three], 6)
+        await end(two, three)
+    every = sorted(runs(one) + runs(two) + runs(three))
+    assert len(set(every)) == len(every), "no period twice"
+    assert abs(len(runs(two)) - len(runs(three))) <= 1, "in turn"

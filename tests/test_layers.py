@@ -25,6 +25,8 @@ CORE = [
     "aiolock._waiting",
     "aiolock._lease",
     "aiolock._lock",
+    "aiolock._multi",
+    "aiolock._periodic",
     "aiolock._client",
     "aiolock",
 ]

@@ -34,8 +34,11 @@ NAMES = [
     "Lock",
     "LockClient",
     "LockError",
+    "MultiLease",
+    "MultiLock",
     "NotHeld",
     "Party",
+    "Periodic",
     "QueueFull",
     "Status",
     "Store",
@@ -50,11 +53,18 @@ SIGNATURES = {
     "LockClient.aclose": "async (self)",
     "LockClient.lock": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
-        " max_hold=None, on_lost='cancel')"
+        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
     ),
     "LockClient.locked": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
-        " max_hold=None, on_lost='cancel')"
+        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
+    ),
+    "LockClient.multilock": (
+        "(self, *names, ttl=None, timeout=None, renew=True, max_waiters=None, max_hold=None,"
+        " on_lost='cancel')"
+    ),
+    "LockClient.periodic": (
+        "(self, name, *, every, at_least_for=None, at_most_for=None, ttl=None)"
     ),
     "Lock.name": "property",
     "Lock.ttl": "property",
@@ -64,16 +74,31 @@ SIGNATURES = {
     "Lock.held": "(self)",
     "Lock.status": "async (self)",
     "Lock.break_": "async (self)",
+    "Lock.request_release": "async (self)",
     "Lease.name": "property",
     "Lease.fence": "property",
     "Lease.state": "property",
     "Lease.lost": "property",
+    "Lease.requested": "property",
     "Lease.remaining": "(self)",
     "Lease.release": "async (self)",
     "Lease.extend": "async (self, ttl)",
     "Lease.verify": "async (self)",
+    "MultiLock.names": "property",
+    "MultiLock.acquire": "async (self, *, timeout=the lock's own, blocking=True)",
+    "MultiLease.leases": "property",
+    "MultiLease.state": "property",
+    "MultiLease.lost": "property",
+    "MultiLease.remaining": "(self)",
+    "MultiLease.release": "async (self)",
+    "MultiLease.extend": "async (self, ttl)",
+    "MultiLease.verify": "async (self)",
+    "Periodic.name": "property",
+    "Periodic.every": "property",
+    "Periodic.status": "async (self)",
+    "Periodic.run": "async (self, job)",
     "Party": "(client, host, pid, since, place, fence=0, remaining=0.0)",
-    "Status": "(name, holders, waiters)",
+    "Status": "(name, holders, waiters, closed=0.0)",
 }
 ERRORS: dict[str, type[Exception] | None] = {
     "AcquireTimeout": TimeoutError,
@@ -128,8 +153,9 @@ def test_signatures() -> None:
 
 
 def test_methods() -> None:
-    """Lock, Lease and LockClient have no public method or property beside those."""
-    for kind in (aiolock.LockClient, aiolock.Lock, aiolock.Lease):
+    """None of these classes has a public method or property beside those."""
+    kinds = (aiolock.LockClient, aiolock.Lock, aiolock.Lease)
+    for kind in (*kinds, aiolock.MultiLock, aiolock.MultiLease, aiolock.Periodic):
         ours = {
             name.partition(".")[2] for name in SIGNATURES if name.startswith(f"{kind.__name__}.")
         }

@@ -69,6 +69,9 @@ class ByHand:
     def status(self, name: str) -> asyncio.Future[Status]:
         return self._send("status", name)
 
+    def request(self, name: str) -> asyncio.Future[int]:
+        return self._send("request", name)
+
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         return self._send("break", name, list(fences))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, assert_type
 
 import redis.asyncio
@@ -52,12 +53,33 @@ async def describing(client: aiolock.LockClient) -> None:
     client.lock("a", 30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only
 
 
+async def describing_more(client: aiolock.LockClient) -> None:
+    """What is made of locks."""
+    both = client.multilock("a", "b", timeout=1)
+    assert_type(both, aiolock.MultiLock)
+    assert_type(both.names, tuple[str, ...])
+    assert_type(await both.acquire(), aiolock.MultiLease | None)
+    async with both as lease:
+        assert_type(lease, aiolock.MultiLease)
+        assert_type(lease.leases["a"], aiolock.Lease)
+        assert_type(await lease.release(), bool)
+    job = client.periodic("job", every=60, at_most_for=5)
+    assert_type(job, aiolock.Periodic)
+    async with job as run:
+        assert_type(run, aiolock.Lease)
+        assert_type(run.requested.is_set(), bool)
+    assert_type(await client.lock("a", min_hold=1, lock_delay=2).request_release(), bool)
+
+
 async def acquiring(lock: aiolock.Lock) -> None:
     """An acquisition, awaited and entered."""
     async with lock as lease:
         assert_type(lease, aiolock.Lease)
     async with lock.acquire(timeout=2) as lease:
         assert_type(lease, aiolock.Lease)
+    async with AsyncExitStack() as stack:
+        assert_type(await stack.enter_async_context(lock), aiolock.Lease)
+        assert_type(await stack.enter_async_context(lock.acquire(timeout=2)), aiolock.Lease)
     _ = assert_type(lock.acquire(), aiolock.Acquisition)
     assert_type(await lock.acquire(blocking=False), aiolock.Lease | None)
     assert_type(await asyncio.wait_for(lock.acquire(timeout=None), 5), aiolock.Lease | None)

@@ -58,6 +58,11 @@ class Observed:
         self.operations += 1
         return self._store.status(name)
 
+    def request(self, name: str) -> asyncio.Future[int]:
+        """Counted."""
+        self.operations += 1
+        return self._store.request(name)
+
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         """Counted."""
         self.operations += 1

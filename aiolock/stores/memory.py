@@ -11,12 +11,13 @@ import socket
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from aiolock.errors import StoreError
 from aiolock.store import (
+    NOBODY,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -33,6 +34,10 @@ from aiolock.store import (
 )
 
 Value = TypeVar("Value")
+
+
+_CLOSED: Final = str(WaiterId(blind=False, fixed=True, claim=0, client=NOBODY, seq=0))
+"""Holds the lock while it is closed."""
 
 
 class Grant(NamedTuple):
@@ -112,10 +117,11 @@ class MemoryServer:
         line, now = self._line(name), self.now()
         for grant, end in list(line.holders.items()):
             if end <= now // 1000:
-                self._reap(name, line, grant)
-            elif grant.waiter == waiter:
+                self._reap(name, line, grant, now)
+        for grant, end in line.holders.items():
+            if grant.waiter == waiter:
                 return Granted(grant.fence, end - now // 1000, now)
-            elif not wait:
+            if not wait:
                 return Busy(end - now // 1000)
         displaced = ticket > 0 and waiter not in line.tickets
         free = not line.holders and not line.queue
@@ -136,7 +142,9 @@ class MemoryServer:
             fence = next((g.fence for g in line.holders if g.waiter == waiter), 0)
         if line.holders.pop(Grant(waiter, fence), None) is None:
             return self._done(name, line, WAS_ABSENT)
-        self._advance(name, line, self.now(), ours=WaiterId.parse(waiter).client)
+        now = self.now()
+        if not self._close(line, Grant(waiter, fence), now):
+            self._advance(name, line, now, ours=WaiterId.parse(waiter).client)
         return self._done(name, line, WAS_HOLDER)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
@@ -148,14 +156,22 @@ class MemoryServer:
                 holders[grant] = now + ttl
         return held
 
+    def request(self, name: str) -> int:
+        held = [g for g, end in self._line(name).holders.items() if end > self.now() // 1000]
+        return sum(self._request(name, grant) for grant in held if grant.waiter != _CLOSED)
+
     def break_(self, name: str, fences: Sequence[int]) -> int:
         line = self._line(name)
-        broken = [grant for grant in line.holders if grant.fence in fences]
+        now = self.now()
+        held = [grant for grant in line.holders if grant.waiter != _CLOSED]
+        broken = [grant for grant in held if grant.fence in fences]
+        closed = False
         for grant in broken:
             del line.holders[grant]
+            closed = self._close(line, grant, now, lost=now // 1000) or closed
             self._tell_lost(name, grant, "broken")
-        if broken:
-            self._advance(name, line, self.now())
+        if broken and not closed:
+            self._advance(name, line, now)
         return self._done(name, line, len(broken))
 
     def status(self, name: str) -> Status:
@@ -172,13 +188,14 @@ class MemoryServer:
                 remaining=(end - now / 1000) / 1000,
             )
             for grant, end in line.holders.items()
-            if end > now // 1000
+            if end > now // 1000 and grant.waiter != _CLOSED
         )
+        opens = max((end for g, end in line.holders.items() if g.waiter == _CLOSED), default=0)
         waiters = (
             Party(WaiterId.parse(waiter).client, host, pid, ticket / 1e6, place)
             for place, (ticket, waiter) in enumerate(line.queue, start=1)
         )
-        return Status(name, tuple(holders), tuple(waiters))
+        return Status(name, tuple(holders), tuple(waiters), max(0.0, (opens - now / 1000) / 1000))
 
     def names(self) -> list[str]:
         """Every name of which something is kept: none, once all is released."""
@@ -227,8 +244,18 @@ class MemoryServer:
                 return False
         return True
 
-    def _reap(self, name: str, line: _Line, grant: Grant) -> None:
-        del line.holders[grant]
+    def _close(self, line: _Line, grant: Grant, now: int, lost: int | None = None) -> bool:
+        """Let nobody in for as long as the terms of a grant that has ended say; whether they do."""
+        granted = min(grant.fence, now) // 1000
+        opens = WaiterId.parse(grant.waiter).opens(granted, lost)
+        if opens <= now // 1000:
+            return False
+        line.holders[Grant(_CLOSED, grant.fence)] = opens
+        return True
+
+    def _reap(self, name: str, line: _Line, grant: Grant, now: int) -> None:
+        ended = line.holders.pop(grant)
+        self._close(line, grant, now, lost=ended)
         gone = WaiterId.parse(grant.waiter)
         if not gone.fixed:
             for _, waiter in list(line.queue):
@@ -255,7 +282,12 @@ class MemoryServer:
 
     def _tell_lost(self, name: str, grant: Grant, reason: str) -> None:
         client = WaiterId.parse(grant.waiter).client
-        self.push(client, lambda inbox: inbox.lost(name, grant.waiter, grant.fence, reason))
+        if client != NOBODY:
+            self.push(client, lambda inbox: inbox.lost(name, grant.waiter, grant.fence, reason))
+
+    def _request(self, name: str, grant: Grant) -> int:
+        client = WaiterId.parse(grant.waiter).client
+        return self.push(client, lambda inbox: inbox.requested(name, grant.waiter, grant.fence))
 
 
 def _grant_push(
@@ -302,6 +334,9 @@ class MemoryStore:
 
     def status(self, name: str) -> asyncio.Future[Status]:
         return self._soon(self.server.status(name))
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        return self._soon(self.server.request(name))
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         return self._soon(self.server.break_(name, fences))

@@ -117,6 +117,9 @@ class Recorder:
     def status(self, name: str) -> asyncio.Future[Status]:
         return self._store.status(name)
 
+    def request(self, name: str) -> asyncio.Future[int]:
+        return self._store.request(name)
+
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         self._breaks += 1
         number = self._breaks
@@ -139,6 +142,9 @@ class Recorder:
 
     def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
         self._inbox.lost(name, waiter, fence, reason)
+
+    def requested(self, name: str, waiter: str, fence: int) -> None:
+        self._inbox.requested(name, waiter, fence)
 
     def reconnected(self) -> None:
         self._history.note("reconnected")

@@ -77,6 +77,9 @@ class ByHand:
     def status(self, name: str) -> asyncio.Future[Status]:
         raise NotImplementedError
 
+    def request(self, name: str) -> asyncio.Future[int]:
+        raise NotImplementedError
+
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         raise NotImplementedError
 

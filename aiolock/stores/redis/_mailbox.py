@@ -89,6 +89,10 @@ class Mailbox:
             grant, reason, key = rest.split(" ", 2)
             waiter, _, fence = grant.rpartition(":")
             self._inbox.lost(self._names.name(key), waiter, int(fence), reason)
+        elif kind == "r":
+            grant, key = rest.split(" ", 1)
+            waiter, _, fence = grant.rpartition(":")
+            self._inbox.requested(self._names.name(key), waiter, int(fence))
 
     async def aclose(self) -> None:
         """Unsubscribe and disconnect. Idempotent."""

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from aiolock.errors import StoreError
 from aiolock.store import (
+    NOBODY,
     Answer,
     Inbox,
     Party,
@@ -132,6 +133,10 @@ class RedisStore:
     def status(self, name: str) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._status(name))
 
+    def request(self, name: str) -> asyncio.Future[int]:
+        arguments = bulk(1) + self._names.holders(name) + self._channels
+        return self._pipe.call(scripts.REQUEST, 3, arguments)
+
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         values = b"".join(map(bulk, fences))
         arguments = self._names.three(name) + self._channels + values
@@ -146,7 +151,9 @@ class RedisStore:
         now, held, queued = await self._pipe.call(scripts.STATUS, 3, keys)
         grants = [(*grant.decode().rpartition(":"), int(end)) for grant, end in _pairs(held)]
         waiters = [(WaiterId.parse(who.decode()), int(since)) for who, since in _pairs(queued)]
-        holders = [(WaiterId.parse(who), int(fence), end) for who, _, fence, end in grants]
+        ends = [(WaiterId.parse(who), int(fence), end) for who, _, fence, end in grants]
+        holders = [held for held in ends if held[0].client != NOBODY]
+        closed = [(end - now / 1000) / 1000 for w, _, end in ends if w.client == NOBODY]
         known = await self._who({w.client for w, *_ in holders} | {w.client for w, _ in waiters})
         return Status(
             name,
@@ -158,6 +165,7 @@ class RedisStore:
                 Party(w.client, *known[w.client], since / 1e6, place)
                 for place, (w, since) in enumerate(waiters, start=1)
             ),
+            max(closed, default=0.0),
         )
 
     async def _who(self, clients: set[str]) -> dict[str, tuple[str, int]]:

@@ -33,8 +33,12 @@ if first[1] then
     end
   else
     --@include reap
-    reap(first[1])
-    first = {}
+    until_end = reap(first[1], tonumber(first[2]))
+    if until_end == 0 then
+      first = {}
+    elseif ticket == -1 then
+      return {0, until_end}
+    end
   end
 end
 

@@ -8,7 +8,7 @@ local function advance(channels, head, asking, ours)
     if head == asking then
       return 0
     end
-    local flags, claim, client = head:match('^x(%a*)(%d+):([^:]+):')
+    local flags, claim, client = head:match('^x(%a*)(%d+)[^:]*:([^:]+):')
     -- Counted first, then spoken to: what is published also reaches those who listen at a replica,
     -- where nobody counts them, and they would enter though they had been taken for dead. pcall:
     -- where an ACL forbids it by now, the waiter finds the grant when it asks again.

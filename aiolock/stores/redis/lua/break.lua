@@ -11,17 +11,19 @@ end
 
 --@include clock
 --@include mint
-local broken = 0
+--@include close
+local broken, closed = 0, 0
 for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   local client, fence = member:match(':([^:]+):%d+:(%d+)$')
-  if condemned[fence] then
+  if condemned[fence] and client ~= '-' then
     redis.call('ZREM', KEYS[1], member)
     broken = broken + 1
     floor = math.max(floor, tonumber(fence))
+    closed = math.max(closed, close(member, now))
     redis.pcall('PUBLISH', ARGV[1] .. client, 'l ' .. member .. ' broken ' .. KEYS[1])
   end
 end
-if broken > 0 then
+if broken > 0 and closed == 0 then
   --@include advance
   advance(ARGV[1], redis.call('ZPOPMIN', KEYS[2])[1])
 end

@@ -3,7 +3,7 @@
 local function bury(channels)
   local listens, dead = {}, 0
   for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-    local flags, client = other:match('^x(%a*)%d+:([^:]+):')
+    local flags, client = other:match('^x(%a*)%d+[^:]*:([^:]+):')
     if listens[client] == nil then
       local heard = redis.call('PUBSUB', 'NUMSUB', channels .. client)[2]
       listens[client] = tonumber(heard) > 0

@@ -1,9 +1,11 @@
--- reap(member): a lease has ended. Its client is gone or stuck, so its waiters leave the queue too
--- (one claim is lost to it, not one for each) and a push tells it, should it still listen: then
--- they come back at their old places. Where the lease was not to be renewed its end means nothing.
-local function reap(member)
+-- reap(member, ended): a lease has ended, at that time (ms). Its client is gone or stuck, so its
+-- waiters leave the queue too (one claim is lost to it, not one for each) and a push tells it, should
+-- it still listen: then they come back at their old places. Where the lease was not to be renewed its
+-- end means nothing. Returns for how long nobody enters now (ms), see `close`.
+--@include close
+local function reap(member, ended)
   redis.call('ZREM', KEYS[1], member)
-  local flags, client, fence = member:match('^x(%a*)%d+:([^:]+):%d+:(%d+)$')
+  local flags, client, fence = member:match('^x(%a*)%d+[^:]*:([^:]+):%d+:(%d+)$')
   floor = tonumber(fence)
   if not flags:find('f', 1, true) then
     local mark = ':' .. client .. ':'
@@ -13,5 +15,8 @@ local function reap(member)
       end
     end
   end
-  redis.pcall('PUBLISH', ARGV[5] .. client, 'l ' .. member .. ' expired ' .. KEYS[1])
+  if client ~= '-' then
+    redis.pcall('PUBLISH', ARGV[5] .. client, 'l ' .. member .. ' expired ' .. KEYS[1])
+  end
+  return close(member, ended)
 end

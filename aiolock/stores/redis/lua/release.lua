@@ -20,14 +20,24 @@ end
 if redis.call('ZREM', KEYS[1], member) == 0 then
   return 0
 end
-local head = redis.call('ZPOPMIN', KEYS[2])[1]
-if not head then
-  return 1
+local closes, head = member:find('[+~@]'), nil
+if not closes then
+  head = redis.call('ZPOPMIN', KEYS[2])[1]
+  if not head then
+    return 1
+  end
 end
 
 --@include clock
 --@include mint
 floor = tonumber(member:match('%d+$'))
+if closes then
+  --@include close
+  if close(member) > 0 then
+    return 1
+  end
+  head = redis.call('ZPOPMIN', KEYS[2])[1]
+end
 --@include advance
 local _, push = advance(ARGV[3], head, nil, member:match(':([^:]+):'))
 return push or 1

@@ -1,0 +1,15 @@
+-- request: whoever holds the lock is asked to let go, when they can. Changes nothing.
+--
+-- KEYS  1 holders
+-- ARGV  1 prefix of the clients' channels
+-- returns  how many were told
+
+--@include clock
+local told, from = 0, '(' .. string.format('%.0f', now)
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], from, '+inf')) do
+  local client = member:match(':([^:]+):%d+:%d+$')
+  if client ~= '-' and redis.call('PUBLISH', ARGV[1] .. client, 'r ' .. member .. ' ' .. KEYS[1]) > 0 then
+    told = told + 1
+  end
+end
+return told

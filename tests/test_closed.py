@@ -1,0 +1,182 @@
+"""Locks that stay closed for a while after a holder, and holders that are asked to let go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock import LeaseLost
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+from tests.worlds import World, asking, queued, settled, virtual
+
+
+async def hold(lock: aiolock.Lock) -> None:
+    """Hold a lock until it is lost."""
+    async with lock:
+        await asyncio.Event().wait()
+
+
+@virtual
+async def test_min_hold() -> None:
+    """A lock released early stays closed, and then goes to whoever has waited longest."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        lock = ours.lock("a", min_hold=60)
+        start = loop.time()
+        async with lock:
+            waiting = [asking(theirs.lock("a"))]
+            await queued(lock, 1)
+            waiting.append(asking(ours.lock("a")))
+            await queued(lock, 2)
+        status = await lock.status()
+        assert status.holders == ()
+        assert 59 < status.closed <= 60
+        assert await lock.locked()
+        assert await theirs.lock("a").acquire(blocking=False) is None
+        for asked in waiting:
+            lease = await asked
+            assert 60 <= loop.time() - start < 60.1
+            await lease.release()
+        assert not await lock.locked()
+
+
+@virtual
+async def test_min_hold_that_has_passed() -> None:
+    """A body that took longer than that closes nothing."""
+    async with aiolock.connect(MemoryServer()) as client:
+        lock = client.lock("a", ttl=5, min_hold=60)
+        async with lock:
+            await asyncio.sleep(61)
+        assert not await lock.locked()
+
+
+@virtual
+async def test_lock_delay() -> None:
+    """Where a holder has lost the lock, nobody enters for a while; a release delays nobody."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        lock = ours.lock("a", ttl=10, lock_delay=30)
+        async with lock:
+            pass
+        assert not await theirs.lock("a").locked()
+        lost = asyncio.create_task(hold(lock))
+        await settled()
+        start = loop.time()
+        waiting = asking(theirs.lock("a"))
+        await queued(theirs.lock("a"), 1)
+        faulty.refuse("renew", 100)
+        faulty.refuse("release", 100)
+        lease = await waiting
+        with pytest.raises(LeaseLost):
+            await lost
+        assert 40 <= loop.time() - start < 40.2  # its ttl, and the delay
+        await lease.release()
+
+
+@virtual
+async def test_lock_delay_after_a_break() -> None:
+    """Whoever had the lock broken may still be at it, so nobody enters for a while."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        lost = asyncio.create_task(hold(ours.lock("a", lock_delay=30)))
+        await settled()
+        waiting = asking(theirs.lock("a"))
+        await queued(theirs.lock("a"), 1)
+        start = loop.time()
+        assert await theirs.lock("a").break_()
+        with pytest.raises(LeaseLost):
+            await lost
+        lease = await waiting
+        assert 30 <= loop.time() - start < 30.2
+        await lease.release()
+
+
+@pytest.mark.parametrize("options", [{"min_hold": 0.2}, {"min_hold": 0.2, "lock_delay": 9}])
+async def test_closed_on_every_store(world: World, options: dict[str, Any]) -> None:
+    """The decorator takes the same options, and every store closes the lock."""
+    async with world.client() as ours, world.client() as theirs:
+        loop = asyncio.get_running_loop()
+
+        @ours.locked("a", **options)
+        async def work() -> float:
+            return loop.time()
+
+        entered = await work()
+        assert await theirs.lock("a").locked()
+        async with theirs.lock("a"):
+            assert loop.time() - entered > 0.19
+        assert not await ours.lock("a").locked()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"min_hold": -1}, ValueError),
+        ({"min_hold": "1"}, TypeError),
+        ({"min_hold": float("inf")}, ValueError),
+        ({"lock_delay": float("nan")}, ValueError),
+        ({"lock_delay": True}, TypeError),
+    ],
+)
+async def test_bad_times(options: dict[str, Any], error: type[Exception]) -> None:
+    """What cannot be is refused before anything is sent."""
+    (what,) = options
+    async with aiolock.connect("memory://") as client:
+        with pytest.raises(error, match=what):
+            client.lock("a", **options)
+
+
+async def test_request_release(world: World) -> None:
+    """A holder hears that somebody asks for the lock, and may let go; or not."""
+    async with world.client() as ours, world.client() as theirs:
+        lock = theirs.lock("a")
+        assert not await lock.request_release()
+        async with ours.lock("a") as lease:
+            assert not lease.requested.is_set()
+            waiting = asking(lock)
+            await queued(lock, 1)
+            assert await lock.request_release()
+            await asyncio.wait_for(lease.requested.wait(), 5)
+            assert lease.state == "held"
+        lease = await waiting
+        assert not lease.requested.is_set()
+        await lease.release()
+
+
+async def test_a_request_that_nobody_has_looked_for(world: World) -> None:
+    """Whoever looks later sees that it was asked for."""
+    async with world.client() as ours, world.client() as theirs:
+        async with ours.lock("a") as lease:
+            assert await theirs.lock("a").request_release()
+            while not lease._hold.wanted:  # noqa: ASYNC110  # nothing else looks at it
+                await asyncio.sleep(0)
+            assert lease.requested.is_set()
+        async with ours.lock("a") as lease:
+            assert not lease.requested.is_set()
+
+
+@virtual
+async def test_a_request_that_is_there_before_the_task() -> None:
+    """A request for a grant that its task has not seen yet is kept for it."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        first = await theirs.lock("a").acquire()
+        assert first is not None
+        waiting = asking(ours.lock("a"))
+        await queued(theirs.lock("a"), 1)
+        released = asyncio.ensure_future(first.release())
+        asked = asyncio.ensure_future(theirs.lock("a").request_release())
+        lease = await waiting
+        await released
+        assert await asked
+        await settled()
+        assert lease.requested.is_set()
+        await lease.release()
