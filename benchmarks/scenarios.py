@@ -47,7 +47,7 @@ class Size:
 
 
 FULL = Size(
-    rounds=5,
+    rounds=3,
     pings=1000,
     operations=1500,
     each=50,
