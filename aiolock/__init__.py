@@ -5,6 +5,7 @@ from aiolock._hold import LeaseState
 from aiolock._lease import Lease
 from aiolock._lock import Acquisition, Lock
 from aiolock._multi import MultiLease, MultiLock
+from aiolock._once import Once
 from aiolock._periodic import Periodic
 from aiolock.errors import (
     AcquireTimeout,
@@ -33,6 +34,7 @@ __all__ = [
     "MultiLease",
     "MultiLock",
     "NotHeld",
+    "Once",
     "Party",
     "Periodic",
     "QueueFull",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import inspect
 import re
-import string
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
@@ -16,6 +14,8 @@ import anyio
 
 from aiolock._lock import Lock
 from aiolock._multi import MultiLock
+from aiolock._naming import fields, naming
+from aiolock._once import PREFIX, Once
 from aiolock._periodic import Periodic
 from aiolock._policy import (
     LONGEST_TTL,
@@ -87,16 +87,6 @@ def _store(target: object, prefix: str) -> Store:
         "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, not to a"
         f" {type(target).__name__}"
     )
-
-
-def _fields(template: str) -> Iterator[str]:
-    """The parameters that a name is formatted with; `ValueError` for what cannot be formatted."""
-    for _, field, spec, conversion in string.Formatter().parse(template):
-        if field is not None:
-            yield re.split(r"[.\[]", field, maxsplit=1)[0]
-            if conversion not in (None, "a", "r", "s"):
-                raise ValueError(f"{template!r} has an unknown conversion, !{conversion}")
-        yield from _fields(spec or "")
 
 
 class LockClient:
@@ -263,6 +253,43 @@ class LockClient:
         policy = Policy(name, ttl, max_hold=at_most_for, min_hold=at_least_for, every=every)
         return Periodic(Lock(self._room, policy), every)
 
+    def once(
+        self,
+        key: str,
+        *,
+        ttl: float,
+        wait: bool = True,
+        timeout: float | None = None,
+        lease_ttl: float | None = None,
+    ) -> Once:
+        """Something to be done once, however often it is asked for: see `Once`.
+
+        As a decorator, ``key`` is formatted with the call's arguments, as in `locked`.
+
+        :param ttl: seconds for which it is remembered that it is done; at least as long as the
+            same thing may come again.
+        :param wait: whether those who come while it is being done wait for the outcome.
+        :param timeout: seconds that they wait at most; None waits as long as it takes.
+        :param lease_ttl: seconds after which somebody who died over it is noticed; the client's
+            ttl, if None.
+        """
+        seconds("ttl", ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
+        if not isinstance(wait, bool):
+            raise TypeError(f"wait must be True or False, not {wait!r}")
+        if not wait and timeout is not None:
+            raise ValueError("wait=False does not wait, so it takes no timeout")
+        lease = (
+            self._ttl
+            if lease_ttl is None
+            else seconds("lease_ttl (or None)", lease_ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
+        )
+        fields(checked_name(key))
+        named = functools.partial(
+            self.once, ttl=ttl, wait=wait, timeout=timeout, lease_ttl=lease_ttl
+        )
+        policy = Policy(PREFIX + key, lease, timeout, once=True)
+        return Once(Lock(self._room, policy), keep=ttl, wait=wait, named=named)
+
     def locked(
         self,
         name: str,
@@ -283,7 +310,7 @@ class LockClient:
         The other parameters and the errors are those of `lock` and ``async with lock``. The
         client may be opened after the function was decorated.
         """
-        fields = set(_fields(checked_name(name)))
+        fields(checked_name(name))
         describe = functools.partial(
             self.lock,
             ttl=ttl,
@@ -299,20 +326,11 @@ class LockClient:
         describe(name)  # a bad argument is an error here, not at the first call
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            if not inspect.iscoroutinefunction(function):
-                raise TypeError(f"locked() decorates async functions, and {function!r} is not one")
-            signature = inspect.signature(function)
-            if unknown := fields - set(signature.parameters):
-                raise ValueError(
-                    f"{name!r} names {', '.join(sorted(unknown))!s}, but the parameters of"
-                    f" {function.__name__}() are {', '.join(signature.parameters) or 'none'}"
-                )
+            naming_of = naming(name, function, "locked")
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                bound = signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                async with describe(name.format_map(bound.arguments)):
+                async with describe(naming_of(*args, **kwargs)):
                     return await function(*args, **kwargs)
 
             return call

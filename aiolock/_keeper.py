@@ -96,8 +96,11 @@ class Keeper:
             when = min(now + lease / 3000 * self._jitter, when)
         self._schedule(hold, when, now)
 
-    def release(self, hold: Hold) -> asyncio.Future[int] | None:
-        """Give it back, now; the answer's future, or None where it was not ours any more."""
+    def release(self, hold: Hold, *, finished: int = 0) -> asyncio.Future[int] | None:
+        """Give it back, now; the answer's future, or None where it was not ours any more.
+
+        ``finished``: and for how many ms to remember that what it was held for is done.
+        """
         if hold.released is None and hold.state is not LeaseState.RELEASED:
             self.check(hold)
             mine = hold.state is not LeaseState.LOST
@@ -107,7 +110,11 @@ class Keeper:
             if mine or hold.loose or hold.reason in ("expired", "closed", "max_hold"):
                 # Lost by our own clock, it may still stand at the store, in the others' way.
                 fence = 0 if hold.loose else hold.fence
-                hold.released = self._store.release(hold.policy.name, hold.waiter, fence)
+                name = hold.policy.name
+                if finished and mine:
+                    hold.released = self._store.finish(name, hold.waiter, hold.fence, finished)
+                else:
+                    hold.released = self._store.release(name, hold.waiter, fence)
                 if not mine:
                     hold.released.add_done_callback(retrieve)
         return hold.released if hold.state is LeaseState.RELEASED else None

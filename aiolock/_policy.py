@@ -73,6 +73,7 @@ class Policy:
     min_hold: float | None = None
     lock_delay: float | None = None
     every: float | None = None
+    once: bool = False
     terms: str = field(default="", init=False)
     """For how long nobody enters after it, as the store reads it (see `WaiterId`)."""
 

@@ -23,6 +23,7 @@ from aiolock.errors import ClientClosed, QueueFull, StoreError, WouldDeadlock
 from aiolock.store import (
     CLAIM,
     Answer,
+    Done,
     Full,
     Granted,
     Queued,
@@ -41,6 +42,10 @@ _CLOSED: Final = "was closed: connect() gives another"
 
 class _TimedOut(Exception):
     """The caller's timeout ended the waiting."""
+
+
+class AlreadyDone(Exception):
+    """What was to be done once is done."""
 
 
 class WaitingRoom:
@@ -105,7 +110,7 @@ class WaitingRoom:
                 )
             return held
         ttl = to_ms(policy.ttl if policy.max_hold is None else min(policy.ttl, policy.max_hold))
-        waiter_id = f"{self._stem(ttl, policy.renew, policy.terms)}{next(self._seq)}"
+        waiter_id = f"{self._stem(ttl, policy.renew, policy.terms, policy.once)}{next(self._seq)}"
         waiter = Waiter(waiter_id, policy, ttl, self._loop.time())
         self._waiters[waiter.id] = waiter
         timer = None
@@ -155,9 +160,11 @@ class WaitingRoom:
         ttl: int,
         renew: bool,  # noqa: FBT001  # a cached function
         terms: str,
+        once: bool,  # noqa: FBT001
     ) -> str:
         """A waiter's id but for its number at the end."""
-        who = WaiterId(not self._counted, not renew, min(ttl, CLAIM), self.client, 0, terms)
+        claim = min(ttl, CLAIM)
+        who = WaiterId(not self._counted, not renew, claim, self.client, 0, terms, once)
         return str(who)[:-1]
 
     async def _turn(self, waiter: Waiter, *, wait: bool) -> Turn | None:
@@ -180,6 +187,9 @@ class WaitingRoom:
                     f"{answer.waiters} wait for the lock {waiter.policy.name!r} already"
                     f" (max_waiters={waiter.policy.max_waiters})"
                 )
+            elif isinstance(answer, Done):
+                waiter.given_up = True
+                raise AlreadyDone
             else:
                 return None
             if self._loop.time() < turn[2] and turn[0] > waiter.void:
@@ -254,6 +264,8 @@ class WaitingRoom:
             self._placed(waiter, sent, answer)
             if waiter.outdated:
                 self._ask_again(waiter)
+        elif isinstance(answer, Done):
+            turn.set_exception(AlreadyDone())
 
     def _displaced(self, found: Waiter) -> None:
         """This waiter's place was gone; whatever took it may have taken those of the others."""
@@ -341,6 +353,11 @@ class WaitingRoom:
             for other in list(self._waiters.values()):
                 if other.policy.name == name:
                     self._ask_again(other)
+
+    def done(self, name: str) -> None:
+        for waiter in list(self._waiters.values()):
+            if waiter.policy.name == name and waiter.policy.once:
+                waiter.interrupt(AlreadyDone())
 
     def requested(self, name: str, waiter: str, fence: int) -> None:  # noqa: ARG002  # an Inbox's
         hold = self.keeper.holds.get(waiter)

@@ -25,7 +25,8 @@ class WaiterId(NamedTuple):
 
     The mode is ``x`` (exclusive), then ``b`` where pushes cannot be counted (so that nobody takes
     a count of 0 for dead), then ``f`` where the lease is not renewed (so that its end does not
-    mean that its client is stuck), then the claim in ms, then the `terms` on which its grant ends.
+    mean that its client is stuck), then ``o`` where it wants something done that is done once
+    (see `Store.finish`), then the claim in ms, then the `terms` on which its grant ends.
     """
 
     blind: bool
@@ -35,9 +36,10 @@ class WaiterId(NamedTuple):
     seq: int
     terms: str = ""
     """For how long nobody enters after it, however it ends: see `opens`."""
+    once: bool = False
 
     def __str__(self) -> str:
-        flags = ("b" if self.blind else "") + ("f" if self.fixed else "")
+        flags = "b" * self.blind + "f" * self.fixed + "o" * self.once
         return f"x{flags}{self.claim}{self.terms}:{self.client}:{self.seq}"
 
     @classmethod
@@ -46,8 +48,10 @@ class WaiterId(NamedTuple):
         found = _WAITER.fullmatch(text)
         if found is None:
             raise ValueError(f"not the id of a waiter: {text!r}")
-        blind, fixed, claim, terms, client, seq = found.groups()
-        return cls(bool(blind), bool(fixed), int(claim), client, int(seq), terms)
+        blind, fixed, once, claim, terms, client, seq = found.groups()
+        return cls(
+            bool(blind), bool(fixed), int(claim), client, int(seq), terms=terms, once=bool(once)
+        )
 
     def opens(self, granted: int, lost: int | None) -> int:
         """When somebody may enter after its grant, in ms of the store's clock; 0 for at once.
@@ -67,7 +71,7 @@ class WaiterId(NamedTuple):
 
 
 _TERM: Final = re.compile(r"([+~@])(\d+)")
-_WAITER: Final = re.compile(r"x(b?)(f?)(\d+)((?:[+~@]\d+)*):([^:]+):(\d+)")
+_WAITER: Final = re.compile(r"x(b?)(f?)(o?)(\d+)((?:[+~@]\d+)*):([^:]+):(\d+)")
 
 NOBODY = "-"
 """The client that holds a lock which is closed: its grant ends like any other, but is nobody's."""
@@ -111,7 +115,13 @@ class Full(NamedTuple):
     waiters: int
 
 
-Answer = Granted | Queued | Busy | Full
+class Done(NamedTuple):
+    """What the waiter wants done is done, and will be remembered for ``until`` ms."""
+
+    until: int
+
+
+Answer = Granted | Queued | Busy | Full | Done
 
 WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
 """What `Store.release` found the waiter to be.
@@ -174,6 +184,9 @@ class Inbox(Protocol):
         Where it had expired, the client's waiters for ``name`` have left the queue as well.
         """
 
+    def done(self, name: str) -> None:
+        """What those who wait for ``name`` wanted done once is done; they have left the queue."""
+
     def requested(self, name: str, waiter: str, fence: int) -> None:
         """Somebody asks whoever has this grant to let go, when it can."""
 
@@ -185,7 +198,7 @@ class Inbox(Protocol):
 class Store(Protocol):
     """A place to keep locks.
 
-    The six operations are *started by the call* and return a future of the running loop: the
+    The seven operations are *started by the call* and return a future of the running loop: the
     command is under way whether or not anybody awaits it, and commands about one waiter are
     carried out in the order in which they were called. A future's exception is a `StoreError`.
 
@@ -229,6 +242,14 @@ class Store(Protocol):
 
     def status(self, name: str) -> asyncio.Future[Status]:
         """Who holds the lock and who waits for it; changes nothing."""
+        ...
+
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        """End this grant: what it was for is done, which is remembered for ``keep`` ms.
+
+        Every waiter that wants it done once (``o``) leaves the queue, its client is told, and
+        whoever asks later gets `Done`. Answers as `release`: `WAS_HOLDER`, also for a second time.
+        """
         ...
 
     def request(self, name: str) -> asyncio.Future[int]:

@@ -43,6 +43,7 @@ from aiolock.store import (
     WAS_QUEUED,
     Answer,
     Busy,
+    Done,
     Full,
     Granted,
     Inbox,
@@ -57,7 +58,9 @@ __all__ = ["FaultyStore", "Operation", "Peer", "StoreContract"]
 
 Value = TypeVar("Value")
 
-Operation = Literal["open", "acquire", "release", "renew", "status", "request", "break_", "push"]
+Operation = Literal[
+    "open", "acquire", "release", "renew", "status", "finish", "request", "break_", "push"
+]
 """What can go wrong: each operation of a `Store`, and what it pushes to its client."""
 
 _HELD: Final[tuple[Operation, ...]] = (
@@ -65,6 +68,7 @@ _HELD: Final[tuple[Operation, ...]] = (
     "release",
     "renew",
     "status",
+    "finish",
     "request",
     "break_",
     "push",
@@ -171,6 +175,10 @@ class FaultyStore:
         """As the other store, unless told otherwise."""
         return self._call("status", lambda: self._store.status(name))
 
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        """As the other store, unless told otherwise."""
+        return self._call("finish", lambda: self._store.finish(name, waiter, fence, keep))
+
     def request(self, name: str) -> asyncio.Future[int]:
         """As the other store, unless told otherwise."""
         return self._call("request", lambda: self._store.request(name))
@@ -223,6 +231,9 @@ class _FaultyInbox:
 
     def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
         self._push(lambda: self._inbox.lost(name, waiter, fence, reason))
+
+    def done(self, name: str) -> None:
+        self._push(lambda: self._inbox.done(name))
 
     def requested(self, name: str, waiter: str, fence: int) -> None:
         self._push(lambda: self._inbox.requested(name, waiter, fence))
@@ -313,6 +324,7 @@ class Peer:
         self._handed: asyncio.Queue[Handed] = asyncio.Queue()
         self._lost: asyncio.Queue[Lost] = asyncio.Queue()
         self._requested: asyncio.Queue[Grant] = asyncio.Queue()
+        self._done: asyncio.Queue[str] = asyncio.Queue()
         self._seq = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -323,11 +335,17 @@ class Peer:
         await self.store.aclose()
 
     def waiter(
-        self, *, claim: int = CLAIM, fixed: bool = False, blind: bool = False, terms: str = ""
+        self,
+        *,
+        claim: int = CLAIM,
+        fixed: bool = False,
+        blind: bool = False,
+        terms: str = "",
+        once: bool = False,
     ) -> str:
         """The id of another waiter of this client."""
         blind = blind or not self.counted
-        return str(WaiterId(blind, fixed, claim, self.client, next(self._seq), terms))
+        return str(WaiterId(blind, fixed, claim, self.client, next(self._seq), terms, once))
 
     def ask(
         self,
@@ -400,7 +418,15 @@ class Peer:
         """The next grant of ours that somebody asked for."""
         return await self._requested.get()
 
+    async def told_done(self) -> str:
+        """The next name of which we heard that it is done."""
+        return await self._done.get()
+
     # Inbox
+
+    def done(self, name: str) -> None:
+        """Remember it."""
+        self._done.put_nowait(name)
 
     def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
         """Remember it."""
@@ -953,6 +979,65 @@ class StoreContract(ABC):
             await asyncio.sleep(answer.until / 1000)
         assert (await peer.store.status(name)).closed == 0
         return Grant(waiter, answer.fence)
+
+    # Done once
+
+    async def test_finish(self) -> None:
+        """What is finished is remembered: those who wait leave and are told, later ones as well."""
+        async with self.peers(2) as (ann, bob):
+            name = _name()
+            grant = await ann.take(name, ann.waiter(once=True))
+            places = [await bob.queue(name, bob.waiter(once=True)) for _ in range(2)]
+            assert await self._finish(ann, name, grant, 200) == WAS_HOLDER
+            assert await self._finish(ann, name, grant, 200) == WAS_HOLDER
+            assert await ann.release(name, grant) == WAS_ABSENT
+            assert await bob.told_done() == name
+            for waiter, ticket, wait in (
+                (places[0].waiter, places[0].ticket, True),
+                (bob.waiter(once=True), 0, True),
+                (ann.waiter(once=True), 0, False),
+            ):
+                answer = await bob.ask(name, waiter, ticket=ticket, wait=wait)
+                assert isinstance(answer, Done), answer
+                assert 0 < answer.until <= 200
+            status = await bob.store.status(name)
+            assert (status.holders, status.waiters) == ((), ())
+            assert 0 < status.closed <= 0.2
+            await asyncio.sleep(0.2)
+            again = await bob.take(name, bob.waiter(once=True))
+            assert again.fence > grant.fence
+            assert await bob.release(name, again) == WAS_HOLDER
+
+    async def test_finish_of_what_is_lost(self) -> None:
+        """Only the holder finishes; what it lost is somebody else's."""
+        async with self.peers(2) as (ann, bob):
+            name = _name()
+            grant = await ann.take(name, ann.waiter(once=True))
+            await ann.expire(name, grant)
+            theirs = await bob.take(name, bob.waiter(once=True))
+            assert await self._finish(ann, name, grant, 200) == WAS_ABSENT
+            assert await bob.holds(name, theirs)
+            await bob.release(name, theirs)
+            assert await self._finish(bob, name, theirs, 200) == WAS_ABSENT
+            await ann.release(name, await ann.take(name, ann.waiter(once=True)))
+
+    async def test_finish_is_nothing_to_others(self) -> None:
+        """Whoever wants the lock for something else waits, as while it is closed."""
+        async with self.peers(2) as (ann, bob):
+            name = _name()
+            grant = await ann.take(name, ann.waiter(once=True))
+            place = await bob.queue(name)
+            await self._finish(ann, name, grant, 200)
+            assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
+            await self._closed(name, bob, most=200)
+            await asyncio.sleep(0.2)
+            after = await bob.take(name, place.waiter, ticket=place.ticket)
+            assert after.fence > grant.fence
+            await bob.release(name, after)
+
+    @staticmethod
+    async def _finish(peer: Peer, name: str, grant: Grant, keep: int) -> int:
+        return await peer.store.finish(name, grant.waiter, grant.fence, keep)
 
     # request, break_ and status
 

@@ -289,10 +289,33 @@ SAFEGUARDS = (
         "test_contract.py::TestRedis::test_closed_after_a_break",
     ),
     Safeguard(
+        "what is done is remembered",
+        f"{LUA}/finish.lua",
+        "redis.call('ZADD', KEYS[1], now + ARGV[3], done)\n",
+        "",
+        "test_contract.py::TestRedis::test_finish",
+    ),
+    Safeguard(
+        "whoever waits for it is told",
+        f"{LUA}/finish.lua",
+        "      redis.pcall('PUBLISH', ARGV[4] .. client, 'd ' .. KEYS[1])\n",
+        "",
+        "test_contract.py::TestRedis::test_finish",
+    ),
+    Safeguard(
+        "whoever did not hear it is told",
+        "_waiting.py",
+        "            turn.set_exception(AlreadyDone())\n",
+        "            pass\n",
+        "test_once.py::test_the_word_that_it_is_done_is_lost",
+    ),
+    Safeguard(
         "a periodic job goes behind the others",
         "_periodic.py",
         "                    await self._once(job)\n",
-        "                    while True:\n                        await self._once(job)\n                        await asyncio.sleep(60)\n",
+        "                    while True:\n"
+        "                        await self._once(job)\n"
+        "                        await asyncio.sleep(60)\n",
         "test_periodic.py::test_five_instances_take_turns",
     ),
     Safeguard(

@@ -26,6 +26,8 @@ CORE = [
     "aiolock._lease",
     "aiolock._lock",
     "aiolock._multi",
+    "aiolock._naming",
+    "aiolock._once",
     "aiolock._periodic",
     "aiolock._client",
     "aiolock",

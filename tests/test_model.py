@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.store import WAS_HOLDER, Busy, Full, Granted, Queued, Renewal, WaiterId
+from aiolock.store import WAS_HOLDER, Busy, Done, Full, Granted, Queued, Renewal, WaiterId
 from aiolock.stores.memory import Grant, MemoryServer
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._names import Names
@@ -31,16 +31,18 @@ from tests.servers import RedisServer
 NAME = "the {name}"
 CLIENTS = ("ada", "bob", "cyd")
 WAITERS = [
-    str(WaiterId(blind, fixed, claim, client, seq, terms))
+    str(WaiterId(blind, fixed, claim, client, seq, terms, once))
     for client in CLIENTS
-    for seq, (blind, fixed, claim, terms) in enumerate(
+    for seq, (blind, fixed, claim, terms, once) in enumerate(
         [
-            (False, False, 10_000, ""),
-            (False, False, 10_000, ""),
-            (False, True, 5_000, ""),
-            (True, False, 7_000, ""),
-            (False, False, 10_000, "~20000"),
-            (False, True, 10_000, "+30000"),
+            (False, False, 10_000, "", False),
+            (False, False, 10_000, "", False),
+            (False, True, 5_000, "", False),
+            (True, False, 7_000, "", False),
+            (False, False, 10_000, "~20000", False),
+            (False, True, 10_000, "+30000", False),
+            (False, False, 10_000, "", True),
+            (True, True, 8_000, "", True),
         ]
     )
 ]
@@ -52,8 +54,9 @@ waiters = st.sampled_from(WAITERS)
 class Heard:
     """An inbox that writes down what comes, without the times."""
 
-    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+    def __init__(self, log: list[tuple[Any, ...]], client: str) -> None:
         self.log = log
+        self.client = f"x:{client}:"
 
     def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
         assert name == NAME
@@ -61,6 +64,10 @@ class Heard:
 
     def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
         self.log.append(("lost", waiter, fence, reason))
+
+    def done(self, name: str) -> None:
+        assert name == NAME
+        self.log.append(("done", self.client, 0))
 
     def requested(self, name: str, waiter: str, fence: int) -> None:
         self.log.append(("requested", waiter, fence))
@@ -83,7 +90,7 @@ class Model(MemoryServer):
 
     def push(self, client: str, deliver: Any) -> int:
         if client == self.answered:  # with the reply, to whoever asked
-            deliver(Heard(self.log))
+            deliver(Heard(self.log, client))
         elif client in self._inboxes:
             deliver(self._inboxes[client])
         return int(client in self._inboxes)
@@ -110,14 +117,16 @@ class Scripts:
         for client, pubsub in self.pubsubs.items():
             self.redis.publish(self.names.channels + client, "that is all")
             while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
-                self._heard(push)
+                self._heard(push, client)
         return reply
 
-    def _heard(self, push: str) -> None:
+    def _heard(self, push: str, client: str) -> None:
         kind, *rest = push.split(" ", 3)
         if kind == "g":
             waiter, fence, after = rest
             self.log.append(("granted", waiter, int(fence), int(after.split(" ")[0])))
+        elif kind == "d":
+            self.log.append(("done", f"x:{client}:", 0))
         elif kind == "r":
             waiter, _, fence = rest[0].rpartition(":")
             self.log.append(("requested", waiter, int(fence)))
@@ -142,14 +151,18 @@ class Scripts:
     def acquire(self, waiter: str, ttl: int, ticket: int, most: int) -> Any:
         args = (waiter, ticket, ttl, most, self.names.channels)
         kind, *rest = self._call(scripts.ACQUIRE, self.keys, *args)
-        return (Busy, Granted, Queued, Full)[kind](*rest)
+        return (Busy, Granted, Queued, Full, Done)[kind](*rest)
 
     def release(self, waiter: str, fence: int) -> int:
         was = self._call(scripts.RELEASE, self.keys, waiter, fence, self.names.channels)
         if not isinstance(was, str):
             return int(was)
-        self._heard(was)  # the push, with the reply
+        self._heard(was, WaiterId.parse(waiter).client)  # the push, with the reply
         return WAS_HOLDER
+
+    def finish(self, waiter: str, fence: int, keep: int) -> int:
+        values = (waiter, fence, keep, self.names.channels)
+        return int(self._call(scripts.FINISH, self.keys[:2], *values))
 
     def renew(self, renewals: list[Renewal]) -> list[bool]:
         keys = [self.keys[0]] * len(renewals)
@@ -211,7 +224,7 @@ class Differential(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS))
     def come_back(self, client: str) -> None:
         self.real.listen(client)
-        self.model.listen(client, Heard(self.model.log))
+        self.model.listen(client, Heard(self.model.log, client))
 
     @rule(client=st.sampled_from(CLIENTS))
     def vanish(self, client: str) -> None:
@@ -242,10 +255,19 @@ class Differential(RuleBasedStateMachine):
             assert near(real.until, model.until)
             assert real.displaced == model.displaced
             self.tickets[waiter] = (real.ticket, model.ticket)
-        elif isinstance(real, Busy) and isinstance(model, Busy):
+        elif (isinstance(real, Busy) and isinstance(model, Busy)) or (
+            isinstance(real, Done) and isinstance(model, Done)
+        ):
             assert near(real.until, model.until)
         else:
             assert real == model
+
+    @rule(waiter=waiters, keep=st.sampled_from([20_000, 60_000]))
+    def finish(self, waiter: str, keep: int) -> None:
+        held = dict(self.real.holders()), {g.waiter: g.fence for g in self._model_holders()}
+        real, model = (side.get(waiter, 12345) for side in held)
+        answer = self.real.finish(waiter, real, keep)
+        assert answer == self.model.finish(NAME, waiter, model, keep)
 
     @rule(waiter=waiters, exact=st.booleans())
     def release(self, waiter: str, exact: bool) -> None:

@@ -37,6 +37,7 @@ NAMES = [
     "MultiLease",
     "MultiLock",
     "NotHeld",
+    "Once",
     "Party",
     "Periodic",
     "QueueFull",
@@ -63,6 +64,7 @@ SIGNATURES = {
         "(self, *names, ttl=None, timeout=None, renew=True, max_waiters=None, max_hold=None,"
         " on_lost='cancel')"
     ),
+    "LockClient.once": "(self, key, *, ttl, wait=True, timeout=None, lease_ttl=None)",
     "LockClient.periodic": (
         "(self, name, *, every, at_least_for=None, at_most_for=None, ttl=None)"
     ),
@@ -93,6 +95,8 @@ SIGNATURES = {
     "MultiLease.release": "async (self)",
     "MultiLease.extend": "async (self, ttl)",
     "MultiLease.verify": "async (self)",
+    "Once.key": "property",
+    "Once.status": "async (self)",
     "Periodic.name": "property",
     "Periodic.every": "property",
     "Periodic.status": "async (self)",
@@ -155,7 +159,7 @@ def test_signatures() -> None:
 def test_methods() -> None:
     """None of these classes has a public method or property beside those."""
     kinds = (aiolock.LockClient, aiolock.Lock, aiolock.Lease)
-    for kind in (*kinds, aiolock.MultiLock, aiolock.MultiLease, aiolock.Periodic):
+    for kind in (*kinds, aiolock.MultiLock, aiolock.MultiLease, aiolock.Once, aiolock.Periodic):
         ours = {
             name.partition(".")[2] for name in SIGNATURES if name.startswith(f"{kind.__name__}.")
         }

@@ -69,6 +69,9 @@ class ByHand:
     def status(self, name: str) -> asyncio.Future[Status]:
         return self._send("status", name)
 
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        return self._send("finish", name, waiter, fence, keep)
+
     def request(self, name: str) -> asyncio.Future[int]:
         return self._send("request", name)
 

@@ -68,6 +68,16 @@ async def describing_more(client: aiolock.LockClient) -> None:
     async with job as run:
         assert_type(run, aiolock.Lease)
         assert_type(run.requested.is_set(), bool)
+    once = client.once("a", ttl=60)
+    assert_type(once, aiolock.Once)
+    async with once as mine:
+        assert_type(mine, aiolock.Lease | None)
+
+    @client.once("{key}", ttl=60)
+    async def decorated(key: int) -> str:
+        return str(key)
+
+    assert_type(await decorated(1), str | None)
     assert_type(await client.lock("a", min_hold=1, lock_delay=2).request_release(), bool)
 
 

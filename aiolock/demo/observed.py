@@ -58,6 +58,11 @@ class Observed:
         self.operations += 1
         return self._store.status(name)
 
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        """Counted."""
+        self.operations += 1
+        return self._store.finish(name, waiter, fence, keep)
+
     def request(self, name: str) -> asyncio.Future[int]:
         """Counted."""
         self.operations += 1

@@ -23,6 +23,7 @@ from aiolock.store import (
     WAS_QUEUED,
     Answer,
     Busy,
+    Done,
     Full,
     Granted,
     Inbox,
@@ -38,6 +39,9 @@ Value = TypeVar("Value")
 
 _CLOSED: Final = str(WaiterId(blind=False, fixed=True, claim=0, client=NOBODY, seq=0))
 """Holds the lock while it is closed."""
+_DONE: Final = str(WaiterId(blind=False, fixed=True, claim=0, client=NOBODY, seq=0, once=True))
+"""Holds the lock while it is remembered that something is done."""
+_NOBODYS: Final = (_CLOSED, _DONE)
 
 
 class Grant(NamedTuple):
@@ -118,11 +122,13 @@ class MemoryServer:
         for grant, end in list(line.holders.items()):
             if end <= now // 1000:
                 self._reap(name, line, grant, now)
-        for grant, end in line.holders.items():
-            if grant.waiter == waiter:
-                return Granted(grant.fence, end - now // 1000, now)
-            if not wait:
-                return Busy(end - now // 1000)
+        for (holder, fence), end in line.holders.items():
+            left = end - now // 1000
+            if holder == waiter:
+                return Granted(fence, left, now)
+            done = holder == _DONE and WaiterId.parse(waiter).once
+            if done or not wait:
+                return Done(left) if done else Busy(left)
         displaced = ticket > 0 and waiter not in line.tickets
         free = not line.holders and not line.queue
         if not free and wait and not self._enqueue(line, waiter, ticket, max_waiters, now):
@@ -156,14 +162,26 @@ class MemoryServer:
                 holders[grant] = now + ttl
         return held
 
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> int:
+        line, now = self._line(name), self.now()
+        if line.holders.pop(Grant(waiter, fence), None) is None:
+            return int(Grant(_DONE, fence) in line.holders)
+        line.holders[Grant(_DONE, fence)] = now // 1000 + keep
+        waiting = [who for _, who in line.queue if WaiterId.parse(who).once]
+        for who in waiting:
+            line.dequeue(who)
+        for client in dict.fromkeys(WaiterId.parse(who).client for who in waiting):
+            self.push(client, lambda inbox: inbox.done(name))
+        return WAS_HOLDER
+
     def request(self, name: str) -> int:
         held = [g for g, end in self._line(name).holders.items() if end > self.now() // 1000]
-        return sum(self._request(name, grant) for grant in held if grant.waiter != _CLOSED)
+        return sum(self._request(name, grant) for grant in held if grant.waiter not in _NOBODYS)
 
     def break_(self, name: str, fences: Sequence[int]) -> int:
         line = self._line(name)
         now = self.now()
-        held = [grant for grant in line.holders if grant.waiter != _CLOSED]
+        held = [grant for grant in line.holders if grant.waiter not in _NOBODYS]
         broken = [grant for grant in held if grant.fence in fences]
         closed = False
         for grant in broken:
@@ -188,9 +206,9 @@ class MemoryServer:
                 remaining=(end - now / 1000) / 1000,
             )
             for grant, end in line.holders.items()
-            if end > now // 1000 and grant.waiter != _CLOSED
+            if end > now // 1000 and grant.waiter not in _NOBODYS
         )
-        opens = max((end for g, end in line.holders.items() if g.waiter == _CLOSED), default=0)
+        opens = max((end for g, end in line.holders.items() if g.waiter in _NOBODYS), default=0)
         waiters = (
             Party(WaiterId.parse(waiter).client, host, pid, ticket / 1e6, place)
             for place, (ticket, waiter) in enumerate(line.queue, start=1)
@@ -334,6 +352,9 @@ class MemoryStore:
 
     def status(self, name: str) -> asyncio.Future[Status]:
         return self._soon(self.server.status(name))
+
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        return self._soon(self.server.finish(name, waiter, fence, keep))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._soon(self.server.request(name))

@@ -117,6 +117,9 @@ class Recorder:
     def status(self, name: str) -> asyncio.Future[Status]:
         return self._store.status(name)
 
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        return self._store.finish(name, waiter, fence, keep)
+
     def request(self, name: str) -> asyncio.Future[int]:
         return self._store.request(name)
 
@@ -142,6 +145,9 @@ class Recorder:
 
     def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
         self._inbox.lost(name, waiter, fence, reason)
+
+    def done(self, name: str) -> None:
+        self._inbox.done(name)
 
     def requested(self, name: str, waiter: str, fence: int) -> None:
         self._inbox.requested(name, waiter, fence)

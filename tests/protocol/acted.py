@@ -77,6 +77,9 @@ class ByHand:
     def status(self, name: str) -> asyncio.Future[Status]:
         raise NotImplementedError
 
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        raise NotImplementedError
+
     def request(self, name: str) -> asyncio.Future[int]:
         raise NotImplementedError
 

@@ -89,6 +89,8 @@ class Mailbox:
             grant, reason, key = rest.split(" ", 2)
             waiter, _, fence = grant.rpartition(":")
             self._inbox.lost(self._names.name(key), waiter, int(fence), reason)
+        elif kind == "d":
+            self._inbox.done(self._names.name(rest))
         elif kind == "r":
             grant, key = rest.split(" ", 1)
             waiter, _, fence = grant.rpartition(":")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any, Final, cast
 
-from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Answer, Busy, Full, Granted, Queued
+from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Answer, Busy, Done, Full, Granted, Queued
 
 _INCLUDE: Final = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
@@ -66,7 +66,7 @@ def _answer(reply: Any) -> Answer:
     return _ANSWERS[kind](*rest)
 
 
-_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (Busy, Granted, Queued, Full)
+_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (Busy, Granted, Queued, Full, Done)
 """By the first number of the acquire script's reply."""
 
 
@@ -88,6 +88,7 @@ ACQUIRE: Final = Script("acquire", _answer)
 RELEASE: Final = Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)
 RENEW: Final = Script("renew", _flags)
 BREAK: Final = Script("break", int)
+FINISH: Final = Script("finish", int)
 REQUEST: Final = Script("request", int)
 STATUS: Final = Script("status", _as_is)
 PRESENCE: Final = Script("presence", int)

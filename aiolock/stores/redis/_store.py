@@ -133,6 +133,11 @@ class RedisStore:
     def status(self, name: str) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._status(name))
 
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
+        values = b"".join(map(bulk, (waiter, fence, keep)))
+        return self._pipe.call(scripts.FINISH, 7, keys + values + self._channels)
+
     def request(self, name: str) -> asyncio.Future[int]:
         arguments = bulk(1) + self._names.holders(name) + self._channels
         return self._pipe.call(scripts.REQUEST, 3, arguments)

@@ -7,6 +7,7 @@
 --          {2, ticket, place, until the first lease ends (ms), now (µs), displaced} queued
 --          {0, until the first lease ends (ms)}                                     busy
 --          {3, how many wait}                                                       full
+--          {4, for how long that is remembered (ms)}                                done, see `finish`
 --          displaced: 1 when it had a place, by its ticket, and has it no more
 
 local waiter, ticket = ARGV[1], tonumber(ARGV[2])
@@ -28,6 +29,8 @@ if first[1] then
   if until_end > 0 then
     if first[1]:sub(1, #waiter + 1) == waiter .. ':' then
       return {1, tonumber(first[1]:match('%d+$')), until_end, tonumber(stamp), 0}
+    elseif first[1]:sub(1, 7) == 'xfo0:-:' and waiter:find('^x%a*o') then
+      return {4, until_end}
     elseif ticket == -1 then
       return {0, until_end}
     end

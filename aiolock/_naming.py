@@ -1,0 +1,42 @@
+"""Names that are formatted from the arguments of a call: ``"user:{user_id}"``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import string
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def fields(template: str) -> set[str]:
+    """The parameters that a name is formatted with; `ValueError` for what cannot be formatted."""
+    return set(_fields(template))
+
+
+def _fields(template: str) -> Iterator[str]:
+    for _, field, spec, conversion in string.Formatter().parse(template):
+        if field is not None:
+            yield re.split(r"[.\[]", field, maxsplit=1)[0]
+            if conversion not in (None, "a", "r", "s"):
+                raise ValueError(f"{template!r} has an unknown conversion, !{conversion}")
+        yield from _fields(spec or "")
+
+
+def naming(template: str, function: Callable[..., Any], decorator: str) -> Callable[..., str]:
+    """What gives the name for a call of ``function``; the decorator is named in errors."""
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{decorator}() decorates async functions, and {function!r} is not one")
+    signature = inspect.signature(function)
+    if unknown := fields(template) - set(signature.parameters):
+        raise ValueError(
+            f"{template!r} names {', '.join(sorted(unknown))!s}, but the parameters of"
+            f" {function.__name__}() are {', '.join(signature.parameters) or 'none'}"
+        )
+
+    def name(*args: Any, **kwargs: Any) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return template.format_map(bound.arguments)
+
+    return name

@@ -1,0 +1,292 @@
+"""Something done once: by whoever comes first, again when that fails, and never when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock import AcquireTimeout, LeaseLost, StoreError
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+from tests.cancel import KINDS, Kind, cancel_everywhere
+from tests.worlds import World, queued, settled, virtual
+
+DAY = 86400.0
+
+
+def waiting_for(once: aiolock.Once) -> aiolock.Lock:
+    """The lock of a once, to see who waits for it."""
+    return once._lock
+
+
+async def test_of_many_deliveries_one(world: World) -> None:
+    """Of many deliveries in two processes one runs; the others wait and see that it is done."""
+    done: list[int] = []
+    async with world.client() as ours, world.client() as theirs:
+
+        async def deliver(client: aiolock.LockClient) -> bool:
+            async with client.once("user:42", ttl=60) as lease:
+                if lease is None:
+                    assert done == [42]
+                    return False
+                assert lease.fence > 0
+                await asyncio.sleep(0.02)
+                done.append(42)
+                return True
+
+        ran = await asyncio.gather(*(deliver(client) for client in (ours, theirs) * 10))
+        assert sum(ran) == 1
+        assert await deliver(theirs) is False
+        assert done == [42]
+        status = await ours.once("user:42", ttl=60).status()
+        assert (status.holders, status.waiters) == ((), ())
+        assert 50 < status.closed <= 60
+
+
+async def test_a_run_that_fails(world: World) -> None:
+    """After a run that failed the next one tries; what was raised comes out as it is."""
+    async with world.client() as ours, world.client() as theirs:
+        once = ours.once("a", ttl=60)
+
+        async def fails() -> None:
+            async with once as lease:
+                assert lease is not None
+                next_one.append(asyncio.create_task(succeeds()))
+                await queued(waiting_for(once), 1)
+                raise ValueError("half way")
+
+        async def succeeds() -> bool:
+            async with theirs.once("a", ttl=60) as lease:
+                return lease is not None
+
+        next_one: list[asyncio.Task[bool]] = []
+        with pytest.raises(ValueError, match="half way"):
+            await fails()
+        assert await next_one[0] is True
+        async with once as lease:
+            assert lease is None
+
+
+async def test_not_waiting(world: World) -> None:
+    """With `wait=False`, whoever comes while it is being done skips it at once."""
+    async with world.client() as ours, world.client() as theirs:
+        async with ours.once("a", ttl=60) as lease:
+            assert lease is not None
+            async with theirs.once("a", ttl=60, wait=False) as skipped:
+                assert skipped is None
+        async with theirs.once("a", ttl=60, wait=False) as skipped:
+            assert skipped is None
+        async with theirs.once("b", ttl=60, wait=False) as lease:
+            assert lease is not None
+
+
+@virtual
+async def test_remembered_for_its_ttl() -> None:
+    """It is remembered for so long from its end, and then done again."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as client:
+        once = client.once("a", ttl=DAY)
+        async with once as lease:
+            assert lease is not None
+            await asyncio.sleep(100)  # longer than its lease, which is renewed
+        await asyncio.sleep(DAY - 1)
+        async with once as lease:
+            assert lease is None
+        await asyncio.sleep(2)
+        async with once as lease:
+            assert lease is not None
+
+
+@virtual
+async def test_timeout() -> None:
+    """Whoever waits gives up after the timeout, and not before it is known that it is done."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        async with ours.once("a", ttl=60):
+            with pytest.raises(AcquireTimeout, match="'once:a'"):
+                async with theirs.once("a", ttl=60, timeout=5):
+                    raise AssertionError
+        async with theirs.once("a", ttl=60, timeout=0) as lease:
+            assert lease is None
+
+
+@virtual
+async def test_lost_on_the_way() -> None:
+    """A run that lost its lease raises `LeaseLost`, and is not taken for done."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        once = ours.once("a", ttl=60)
+
+        async def run() -> None:
+            async with once:
+                await waiting_for(once).break_()
+                await asyncio.sleep(60)
+
+        with pytest.raises(LeaseLost):
+            await run()
+        async with theirs.once("a", ttl=60) as lease:
+            assert lease is not None
+
+
+@virtual
+async def test_lost_at_the_end() -> None:
+    """So does one that hears of the loss by its own end."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        faulty.lose("push", 10)
+        once = ours.once("a", ttl=60)
+        with pytest.raises(LeaseLost):
+            async with once:
+                await theirs.once("a", ttl=60)._lock.break_()
+        async with theirs.once("a", ttl=60) as lease:
+            assert lease is not None
+
+
+@virtual
+async def test_a_process_that_dies_over_it() -> None:
+    """The next one does it when the lease of the dead one has ended."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        lease = await waiting_for(ours.once("a", ttl=60, lease_ttl=10)).acquire()
+        assert lease is not None
+        for what in ("renew", "release"):
+            faulty.refuse(what, 1000)
+        start = loop.time()
+        async with theirs.once("a", ttl=60) as lease:
+            assert lease is not None
+            assert 9.9 < loop.time() - start < 10.1
+
+
+@virtual
+@pytest.mark.parametrize("fault", ["refuse", "lose"])
+async def test_nobody_knows_whether_it_is_remembered(fault: str) -> None:
+    """A body that has ended without an answer raises `StoreError`; it may be done again, or not."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        getattr(faulty, fault)("finish")
+        with pytest.raises(StoreError, match="nobody knows whether that is remembered"):
+            async with ours.once("a", ttl=DAY):
+                pass
+        async with theirs.once("a", ttl=DAY) as lease:
+            assert (lease is None) == (fault == "lose")
+
+
+@virtual
+async def test_cancelled_at_the_end() -> None:
+    """Cancelled while it waits for the answer, what is done is remembered."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as client:
+        once = client.once("a", ttl=DAY)
+
+        async def run() -> None:
+            async with once:
+                faulty.hold("finish")
+
+        running = asyncio.create_task(run())
+        await settled()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        faulty.resume()
+        async with once as lease:
+            assert lease is None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
+    """Wherever it is cancelled, it is done, or somebody else does it; nobody holds it or waits."""
+    done = set[str]()
+    async with world.client() as ours, world.client() as theirs:
+        key = ""
+
+        async def scenario() -> None:
+            async with ours.once(key, ttl=60) as lease:
+                assert lease is not None
+                await asyncio.sleep(0)
+                done.add(key)
+
+        ran = 0
+        key = f"a {ran}"
+        async for _ in cancel_everywhere(scenario, [kind]):
+            async with theirs.once(key, ttl=60, timeout=10) as lease:
+                assert (lease is None) <= (key in done)
+            await waiting_for(ours.once(key, ttl=60)).status()  # answered after all that it sent
+            status = await waiting_for(ours.once(key, ttl=60)).status()
+            assert (status.holders, status.waiters) == ((), ())
+            room = ours._room
+            assert not room._waiters
+            assert not room._lines
+            assert not room.keeper.holds
+            ran += 1
+            key = f"a {ran}"
+        assert ran >= 3
+
+
+@virtual
+async def test_the_word_that_it_is_done_is_lost() -> None:
+    """Whoever waits and does not hear that it is done asks again, and is told then."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(server) as ours, aiolock.connect(faulty) as theirs:
+        async with ours.once("a", ttl=DAY) as lease:
+            assert lease is not None
+            waiting = asyncio.create_task(theirs.once("a", ttl=DAY).__aenter__())
+            await queued(waiting_for(ours.once("a", ttl=DAY)), 1)
+            faulty.lose("push")
+        async with asyncio.timeout(31):  # when the lease would have ended
+            assert await waiting is None
+        assert not theirs._room._waiters
+        assert not theirs._room._lines
+
+
+async def test_decorated(world: World) -> None:
+    """Each call is a delivery; the key is formatted with its arguments."""
+    calls: list[tuple[int, str]] = []
+    async with world.client() as client:
+
+        @client.once("user:{user_id}", ttl=60)
+        async def set_up(user_id: int, name: str = "ada") -> str:
+            """Set a user up."""
+            calls.append((user_id, name))
+            return name
+
+        assert set_up.__doc__ == "Set a user up."
+        assert await set_up(1) == "ada"
+        assert await set_up(1, name="bob") is None
+        assert await set_up(user_id=2, name="bob") == "bob"
+        assert calls == [(1, "ada"), (2, "bob")]
+        with pytest.raises(TypeError, match=r"once\(\) decorates async functions"):
+            client.once("a", ttl=60)(len)  # type: ignore[arg-type]  # on purpose
+        with pytest.raises(ValueError, match="names user"):
+
+            @client.once("{user}", ttl=60)
+            async def other(user_id: int) -> None:
+                """Has no such argument."""
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"ttl": 0}, ValueError, "ttl"),
+        ({"ttl": "1"}, TypeError, "ttl"),
+        ({"ttl": 1, "wait": 1}, TypeError, "wait"),
+        ({"ttl": 1, "wait": False, "timeout": 1}, ValueError, "wait=False"),
+        ({"ttl": 1, "timeout": -1}, ValueError, "timeout"),
+        ({"ttl": 1, "lease_ttl": 0}, ValueError, "lease_ttl"),
+    ],
+)
+async def test_bad_arguments(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    """What cannot be is refused before anything is sent."""
+    async with aiolock.connect("memory://") as client:
+        with pytest.raises(error, match=match):
+            client.once("a", **options)
+        assert repr(client.once("a", ttl=60)) == "<Once 'a' ttl=60>"
+        assert client.once("a", ttl=60).key == "a"
