@@ -150,6 +150,17 @@ HAND_OFF: Story = [
     gives_back(1.7, B, 11),
 ]
 
+CLOSED_BEFORE_IT_ENTERED: list[Event | Sequence[Event]] = [
+    asks(1.0, B),
+    queued(1.02, B),
+    at(1.15, A.rpartition("/")[2], "closing"),
+    enters(1.2, A, 10, 2.1, heard=1.1),
+    enters(1.21, B, 11, 2.2),
+    leaves(1.3, A, "ClientClosed"),
+    at(1.4, A.rpartition("/")[2], "closed", since=ns(1.15)),
+    leaves(1.5, B),
+]
+
 RIGHT: dict[str, Story] = {
     "hand_off": HAND_OFF,
     "stopped_past_its_deadline": [
@@ -299,6 +310,10 @@ RIGHT: dict[str, Story] = {
         leaves(1.2, A, "LeaseLost"),
         at(1.3, "0.0", "closed", since=ns(1.2)),
     ],
+    "closed_on_the_way_to_the_task": [
+        *CLOSED_BEFORE_IT_ENTERED,
+        asks(1.0, A, style="wait_for"),
+    ],
     "wiped_and_asked_again": [
         asks(1.0, A),
         queued(1.1, A),
@@ -322,6 +337,7 @@ RIGHT: dict[str, Story] = {
 
 # By the name of the rule, and what is wrong.
 WRONG: dict[str, Story] = {
+    "exclusion-entered_while_it_closes": [*CLOSED_BEFORE_IT_ENTERED, asks(1.0, A)],
     "exclusion-two_at_once": [
         asks(1.0, A),
         enters(1.1, A, 10, 2.1),

@@ -319,7 +319,10 @@ class Run:
         ends += [t for t in (attempt.left, attempt.told) if t is not None]
         if attempt.who in self.killed:
             ends.append(self.killed[attempt.who].t)
-        closing = self.closing(attempt.who, begin, attempt.deadline)
+        # What `wait_for` acquires in a task of its own may be given back before ours has it.
+        handed = attempt.asked["style"] == "wait_for"
+        since = attempt.entered["heard"] if handed else begin
+        closing = self.closing(attempt.who, since, attempt.deadline)
         if closing is not None:
             ends.append(closing)
         wiped, broken = self.wiped(attempt), self.broken(attempt)
