@@ -173,7 +173,7 @@ class LockClient:
         :param max_hold: seconds after which it is renewed no more, and is lost.
         :param on_lost: ``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets
             `Lease.lost`.
-        :param min_hold: seconds from the grant for which nobody else enters, also when it is
+        :param min_hold: seconds from the grant for which nobody enters after it, also when it is
             released or lost before.
         :param lock_delay: seconds for which nobody enters after its holder has *lost* it: what
             that one had sent before may still be on its way to the storage.

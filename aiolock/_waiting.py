@@ -265,6 +265,7 @@ class WaitingRoom:
             if waiter.outdated:
                 self._ask_again(waiter)
         elif isinstance(answer, Done):
+            waiter.given_up = True
             turn.set_exception(AlreadyDone())
 
     def _displaced(self, found: Waiter) -> None:

@@ -71,7 +71,7 @@ async def measure(size: Size, *, quick: bool) -> Path:
                 busy = (*scenarios.FREE, *scenarios.WANTED)
                 await contest(server, entered, busy, rounds=size.rounds, tell=True)
                 # Bytes and commands differ little from round to round.
-                await contest(server, entered, scenarios.IDLE, rounds=1 if quick else 2, tell=True)
+                await contest(server, entered, scenarios.IDLE, rounds=1, tell=True)
                 print("aiolock: 10,000 leases, 10,000 waiters", flush=True)
                 # The leases are renewed every 10 s.
                 ours = await ours_alone(
