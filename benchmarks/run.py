@@ -2,7 +2,8 @@
 
     python benchmarks/run.py [--quick]
 
-Writes a table, the figures as JSON, and plots into `benchmarks/results/`.
+Writes a table, the figures as JSON, and plots as PNG into `benchmarks/results/`, and those of a
+full run as SVG into `docs/images/`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ from benchmarks.redis_server import RedisServer
 from benchmarks.scenarios import FULL, QUICK, Size
 
 RESULTS = ROOT / "benchmarks" / "results"
+PLOTS = ROOT / "docs" / "images"
 PLACES = 4
 """Digits of a figure that are kept."""
 
@@ -157,6 +160,10 @@ def main() -> None:
     quick = parser.parse_args().quick
     folder = asyncio.run(measure(QUICK if quick else FULL, quick=quick))
     draw(folder)
+    if not quick:  # the docs show them, and a site has only what lies in its folder
+        PLOTS.mkdir(exist_ok=True)
+        for plot in folder.glob("*.svg"):
+            shutil.move(plot, PLOTS / plot.name)
     print("\n" + (folder / "results.md").read_text(encoding="utf-8"))
     print(f"written to {folder.relative_to(ROOT)}")
 

@@ -140,10 +140,10 @@ class Conductor:
     async def _conduct(self, progress: Callable[[str], object]) -> None:
         self._began = time.monotonic()
         self._faults = 0
-        watching = [
+        watching = {
             asyncio.create_task(watch)
             for watch in (self._pulse(), self._look(), self._tell(progress))
-        ]
+        }
         lanes = plan(self.seed, self._seconds, self._slot_names)
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
@@ -157,9 +157,10 @@ class Conductor:
             ("close", CLOSE_WITHIN),
         ):
             await self._all_do(what, within)
-        for task in watching:
-            task.cancel()
-        await asyncio.wait(watching)
+        while watching:  # more than once: a cancellation may get lost in the driver
+            for task in watching:
+                task.cancel()
+            _, watching = await asyncio.wait(watching, timeout=1)
         await self._look_over()
 
     async def _until(self, at: float) -> None:
