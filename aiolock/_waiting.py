@@ -201,6 +201,8 @@ class WaitingRoom:
             if waiter.asked is not None:
                 waiter.asked.cancel()  # a question after which the push came
             waiter.turn, waiter.asked = None, self._release(waiter, turn[0])
+            if waiter.interrupted is not None:  # meanwhile: so not until the store has answered
+                raise waiter.interrupted
             await waiter.asked
         raise StoreError(
             f"the lock {waiter.policy.name!r} was granted {_TOO_LATE} times and each time its lease"

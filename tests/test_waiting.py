@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import aiolock
+from aiolock import AcquireTimeout
+from aiolock._waiting import _TimedOut
 from aiolock.store import (
     WAS_HOLDER,
     WAS_QUEUED,
@@ -226,6 +228,26 @@ def test_a_late_push_is_given_back_and_asked_for_again_in_that_order() -> None:
         await settle()
         assert s.store.sent[3].verb == "acquire"
         assert s.store.sent[3].arguments == (s.waiter, 77), "it asks for its old place"
+
+    run(play())
+
+
+def test_a_late_push_at_the_timeout_waits_for_nothing() -> None:
+    """The process was stopped until after its timeout, and the store answers nothing now."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start(timeout=60)
+        s.answer(0, queued(0.0))
+        await asyncio.sleep(6.0)
+        s.push(7, 0.1)  # for 5 s from then
+        s.client._room._waiters[s.waiter].interrupt(_TimedOut())  # by its timer, before the task
+        await settle()
+        assert task.done()
+        assert isinstance(task.exception(), AcquireTimeout)
+        assert not s.entered
+        releases = [sent.arguments for sent in s.store.sent if sent.verb == "release"]
+        assert releases == [(s.waiter, 7), (s.waiter, 0)]
 
     run(play())
 
