@@ -194,20 +194,25 @@ class WaitingRoom:
                 return None
             if self._loop.time() < turn[2] and turn[0] > waiter.void:
                 return turn
-            # We were stopped or blocked for so long that this lease may have ended. It is given
-            # back, lest the others wait for its end, and we ask again for our old place: once the
-            # store has answered, for it must not find the old grant and take it for the new.
-            waiter.void = max(waiter.void, turn[0])
-            if waiter.asked is not None:
-                waiter.asked.cancel()  # a question after which the push came
-            waiter.turn, waiter.asked = None, self._release(waiter, turn[0])
-            if waiter.interrupted is not None:  # meanwhile: so not until the store has answered
-                raise waiter.interrupted
-            await waiter.asked
+            await self._give_back(waiter, turn[0])
         raise StoreError(
             f"the lock {waiter.policy.name!r} was granted {_TOO_LATE} times and each time its lease"
             f" had ended before we knew: ttl={waiter.policy.ttl:g} s is too short for this store"
         )
+
+    async def _give_back(self, waiter: Waiter, fence: int) -> None:
+        """Let go of a grant that may have ended before we knew, for we were stopped or blocked.
+
+        It is given back, lest the others wait for its end, and we ask again for our old place:
+        once the store has answered, for it must not find the old grant and take it for the new.
+        """
+        waiter.void = max(waiter.void, fence)
+        if waiter.asked is not None:
+            waiter.asked.cancel()  # a question after which the push came
+        waiter.turn, waiter.asked = None, self._release(waiter, fence)
+        if waiter.interrupted is not None:  # meanwhile: so not until the store has answered
+            raise waiter.interrupted
+        await waiter.asked
 
     def _ask(self, waiter: Waiter, *, wait: bool) -> asyncio.Future[Answer]:
         policy = waiter.policy

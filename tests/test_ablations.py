@@ -164,7 +164,7 @@ SAFEGUARDS = (
     Safeguard(
         "given back before asked again",
         "_waiting.py",
-        "            await waiter.asked\n",
+        "        await waiter.asked\n",
         "",
         "test_waiting.py::test_a_late_push_is_given_back_and_asked_for_again_in_that_order",
     ),
