@@ -101,8 +101,8 @@ class Keeper:
 
         ``finished``: and for how many ms to remember that what it was held for is done.
         """
+        self.check(hold)
         if hold.released is None and hold.state is not LeaseState.RELEASED:
-            self.check(hold)
             mine = hold.state is not LeaseState.LOST
             if mine:
                 hold.state = LeaseState.RELEASED
@@ -138,6 +138,10 @@ class Keeper:
             hold.lost.set()
         for body in hold.bodies:
             body.cancel()
+        if reason == "max_hold" and not hold.bodies:
+            # Nobody will leave one. Were the lease to end at the store, we would be taken for
+            # stuck, and our waiters would lose their places for a while.
+            self.release(hold)
 
     def affordable(self, hold: Hold, ttl: int) -> int:
         """``ttl`` ms, or what is left of ``max_hold``, if that is less."""

@@ -314,6 +314,13 @@ RIGHT: dict[str, Story] = {
         *CLOSED_BEFORE_IT_ENTERED,
         asks(1.0, A, style="wait_for"),
     ],
+    "ended_at_that_very_moment": [
+        asks(1.0, A),
+        queued(1.1, A),
+        stall(1.2, 3.0, "0.0"),
+        enters(3.01, A, 10, 3.0099, heard=3.0098),
+        leaves(3.011, A, "LeaseLost"),
+    ],
     "wiped_and_asked_again": [
         asks(1.0, A),
         queued(1.1, A),
@@ -417,7 +424,7 @@ WRONG: dict[str, Story] = {
         asks(1.0, A),
         queued(1.1, A),
         stall(1.2, 3.0, "0.0"),
-        enters(3.01, A, 10, 3.01, heard=3.009),
+        enters(3.01, A, 10, 3.008, heard=3.0075),
         leaves(3.02, A, "LeaseLost"),
     ],
     "fences-went_down": [

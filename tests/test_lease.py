@@ -200,6 +200,26 @@ async def test_max_hold() -> None:
 
 
 @virtual
+async def test_max_hold_by_hand() -> None:
+    """A lease without a body is given back when it is lost, so its client does not pass for dead."""
+    async with scene() as (_, _, ours, theirs):
+        begun = now()
+        lease = await taken(ours.lock("a", ttl=3, max_hold=10))
+        entered: list[tuple[aiolock.LockClient, float]] = []
+
+        async def enter(client: aiolock.LockClient) -> None:
+            async with client.lock("a"):
+                entered.append((client, now() - begun))
+
+        waiting = [asyncio.create_task(enter(client)) for client in (ours, ours, theirs)]
+        await asyncio.wait_for(lease.lost.wait(), 11)
+        await asyncio.wait(waiting)
+        assert [client for client, _ in entered] == [ours, ours, theirs]
+        assert entered[-1][1] < 10, "by the store's clock it would end then"
+        assert await lease.release() is False
+
+
+@virtual
 async def test_max_hold_of_a_short_body() -> None:
     """A body that ends before `max_hold` knows nothing of it."""
     async with scene() as (_, _, ours, _):

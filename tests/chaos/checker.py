@@ -58,7 +58,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Final
 
-from tests.chaos.run import AT_ONCE, CLAIM, COMMAND, LAG, NS, Attempt, Run, Violation
+from tests.chaos.run import AT_ONCE, CLAIM, COMMAND, LAG, NS, STEP, Attempt, Run, Violation
 
 Rule = Callable[[Run], Iterator[Violation]]
 
@@ -90,7 +90,7 @@ def entering(run: Run) -> Iterator[Violation]:
             entered = attempt.entered
             assert entered is not None
             # Stopped since that word, it could not have known better.
-            if entered["deadline"] <= entered.t < entered["heard"] + AT_ONCE:
+            if entered["deadline"] + STEP <= entered.t < entered["heard"] + AT_ONCE:
                 text = f"{attempt.id} entered {attempt.name!r} with a lease that had ended"
                 yield run.violation("entering", text, attempt)
 

@@ -19,6 +19,8 @@ LAG: Final = 1 * NS
 """By how much anything may be late on a machine that has other things to do."""
 AT_ONCE: Final = NS // 20
 """How long a task needs, at most, from what it waited for to going on, if it is not stopped."""
+STEP: Final = NS // 1000
+"""How long a task needs, at most, from its last look at the clock to writing down that it entered."""
 CLAIM: Final = 2 * NS
 """The longest ttl here, so the longest lease and claim: what a process costs that is stuck."""
 COMMAND: Final = 10 * NS
