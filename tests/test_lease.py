@@ -201,7 +201,7 @@ async def test_max_hold() -> None:
 
 @virtual
 async def test_max_hold_by_hand() -> None:
-    """A lease without a body is given back when it is lost, so its client does not pass for dead."""
+    """A lease without a body is given back at its end, so its client does not pass for dead."""
     async with scene() as (_, _, ours, theirs):
         begun = now()
         lease = await taken(ours.lock("a", ttl=3, max_hold=10))

@@ -20,7 +20,7 @@ LAG: Final = 1 * NS
 AT_ONCE: Final = NS // 20
 """How long a task needs, at most, from what it waited for to going on, if it is not stopped."""
 STEP: Final = NS // 1000
-"""How long a task needs, at most, from its last look at the clock to writing down that it entered."""
+"""How long a task needs, at most, from its last look at the clock to noting that it entered."""
 CLAIM: Final = 2 * NS
 """The longest ttl here, so the longest lease and claim: what a process costs that is stuck."""
 COMMAND: Final = 10 * NS
