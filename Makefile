@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # Processes that share the tests, and the Pythons that the built wheel is tested on.
-JOBS ?= 2
+JOBS ?= 3
 WHEEL_PYTHONS ?= 3.12 3.13
 # Passed on to what the command runs: make test ARGS="-k cancel".
 ARGS ?=
