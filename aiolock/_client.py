@@ -264,7 +264,8 @@ class LockClient:
     ) -> Once:
         """Something to be done once, however often it is asked for: see `Once`.
 
-        As a decorator, ``key`` is formatted with the call's arguments, as in `locked`.
+        As a decorator, ``key`` is formatted with the call's arguments, as in `locked`. It has at
+        most 507 characters: the lock's name is ``once:`` and the key.
 
         :param ttl: seconds for which it is remembered that it is done; at least as long as the
             same thing may come again.
@@ -283,7 +284,7 @@ class LockClient:
             if lease_ttl is None
             else seconds("lease_ttl (or None)", lease_ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
         )
-        fields(checked_name(key))
+        checked_name(key)
         named = functools.partial(
             self.once, ttl=ttl, wait=wait, timeout=timeout, lease_ttl=lease_ttl
         )

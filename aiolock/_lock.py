@@ -232,7 +232,7 @@ class Lock:
         if hold is None:
             raise self._not_acquired(policy.timeout, wait=wait)
         lease = Lease(room.keeper, hold)
-        room.entered.setdefault(owner, []).append((self, Scope(lease, owner[0])))
+        room.entered.add(owner, self, Scope(lease, owner[0]))
         return lease
 
     def __aexit__(
@@ -250,17 +250,6 @@ class Lock:
 
     def _left(self) -> Scope:
         """The innermost body of this lock that the current task has entered, now left."""
-        entered = self._room.entered
-        owner: Owner = (self._room.keeper.current_task(), self.name)
-        if owner not in entered:
-            # A fixture or a generator may be entered by one task and left by another.
-            ours = [key for key, those in entered.items() if those[-1][0] is self]
-            if len(ours) > 1:  # one that entered and runs will leave by itself
-                ours = [key for key in ours if key[0] is None or key[0].done()]
-            if len(ours) != 1:
-                raise NotHeld(f"this task has not entered `async with` of the lock {self.name!r}")
-            owner = ours[0]
-        scope: Scope = entered[owner].pop()[1]
-        if not entered[owner]:
-            del entered[owner]
+        room = self._room
+        scope: Scope = room.entered.take((room.keeper.current_task(), self.name), self)
         return scope

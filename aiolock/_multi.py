@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
-from typing import Any
 
-from aiolock._hold import LeaseState
+from aiolock._hold import LeaseState, Owner
 from aiolock._keeper import retrieve
 from aiolock._lease import Lease, LostEvent
 from aiolock._lock import DEFAULT, Default, Lock
 from aiolock._policy import checked_timeout
-from aiolock.errors import NotHeld
 
 
 class _Relay(LostEvent):
@@ -90,12 +88,12 @@ class MultiLock:
     cancellation and loss are those of ``async with lock``, and after each of them none is held.
     """
 
-    __slots__ = ("_entered", "_locks", "_timeout")
+    __slots__ = ("_locks", "_room", "_timeout")
 
     def __init__(self, locks: Iterable[Lock], timeout: float | None) -> None:
         self._locks = sorted(locks, key=lambda lock: lock.name)
         self._timeout = checked_timeout(timeout)
-        self._entered: dict[asyncio.Task[Any] | None, list[AsyncExitStack]] = {}
+        self._room = self._locks[0]._room
 
     def __repr__(self) -> str:
         return f"<MultiLock {' '.join(self.names)}>"
@@ -143,7 +141,7 @@ class MultiLock:
                 for lock in self._locks
             ]
             lease = MultiLease(leases)
-            self._entered.setdefault(asyncio.current_task(), []).append(stack.pop_all())
+            self._room.entered.add(self._owner(), self, stack.pop_all())
         return lease
 
     async def __aexit__(
@@ -152,13 +150,11 @@ class MultiLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        task = asyncio.current_task()
-        if task not in self._entered:
-            raise NotHeld(f"this task has not entered `async with` of {self!r}")
-        stack = self._entered[task].pop()
-        if not self._entered[task]:
-            del self._entered[task]
+        stack: AsyncExitStack = self._room.entered.take(self._owner(), self)
         await stack.__aexit__(kind, error, traceback)
+
+    def _owner(self) -> Owner:
+        return (self._room.keeper.current_task(), repr(self))
 
 
 class _Countdown:

@@ -6,7 +6,6 @@ give the lock back but *finishes* it, and for a while everybody else is told so 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -18,7 +17,7 @@ from aiolock._naming import naming
 from aiolock._policy import to_ms
 from aiolock._waiting import AlreadyDone
 from aiolock.errors import AcquireTimeout, StoreError
-from aiolock.store import Status
+from aiolock.store import WAS_UNKNOWN, Status
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +45,7 @@ class Once:
     gives the function's result, or None where it is done already.
     """
 
-    __slots__ = ("_entered", "_keep", "_lock", "_named", "_wait")
+    __slots__ = ("_keep", "_lock", "_named", "_wait")
 
     def __init__(
         self, lock: Lock, *, keep: float, wait: bool, named: Callable[[str], Once]
@@ -55,7 +54,6 @@ class Once:
         self._keep = to_ms(keep)
         self._wait = wait
         self._named = named
-        self._entered: dict[asyncio.Task[Any] | None, list[tuple[Acquisition, Lease] | None]] = {}
 
     def __repr__(self) -> str:
         return f"<Once {self.key!r} ttl={self._keep / 1000:g}>"
@@ -82,7 +80,8 @@ class Once:
             lease = None
         if lease is not None:
             entered = (acquisition, lease)
-        self._entered.setdefault(asyncio.current_task(), []).append(entered)
+        room = self._lock._room
+        room.entered.add((room.keeper.current_task(), self._lock.name), self, entered)
         return lease
 
     async def __aexit__(
@@ -91,10 +90,10 @@ class Once:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        task = asyncio.current_task()
-        entered = self._entered[task].pop()
-        if not self._entered[task]:
-            del self._entered[task]
+        room = self._lock._room
+        entered: tuple[Acquisition, Lease] | None = room.entered.take(
+            (room.keeper.current_task(), self._lock.name), self
+        )
         if entered is None:
             return
         acquisition, lease = entered
@@ -104,9 +103,10 @@ class Once:
         released = lease._hold.released
         if error is None and released is not None and released.done() and not released.cancelled():
             failure = released.exception()
-            if failure is not None:
+            if failure is not None or released.result() == WAS_UNKNOWN:
+                why = failure or "its confirmation was lost"
                 raise StoreError(
-                    f"{self.key!r} was done, but nobody knows whether that is remembered: {failure}"
+                    f"{self.key!r} was done, but nobody knows whether that is remembered: {why}"
                 ) from failure
 
     def __call__(

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 from aiolock._backstop import Line
+from aiolock._entered import Entered
 from aiolock._hold import Hold, Owner, lasts
 from aiolock._keeper import Keeper
 from aiolock._policy import Policy, to_ms
@@ -66,8 +67,7 @@ class WaitingRoom:
         self._lines: dict[str, Line] = {}
         self._unreleased: dict[str, str] = {}
         self._trying_again: asyncio.TimerHandle | None = None
-        self.entered: dict[Owner, list[tuple[Any, Any]]] = {}
-        """The bodies of ``async with lock``, by who entered them: each the lock and its scope."""
+        self.entered = Entered()
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
@@ -365,7 +365,8 @@ class WaitingRoom:
     def done(self, name: str) -> None:
         for waiter in list(self._waiters.values()):
             if waiter.policy.name == name and waiter.policy.once:
-                waiter.interrupt(AlreadyDone())
+                # The word may be old, and what it speaks of forgotten: the answer is not.
+                self._ask_again(waiter)
 
     def requested(self, name: str, waiter: str, fence: int) -> None:  # noqa: ARG002  # an Inbox's
         hold = self.keeper.holds.get(waiter)

@@ -952,7 +952,9 @@ class StoreContract(ABC):
                     if isinstance(answer, Granted):
                         await ann.store.release(name, waiter, answer.fence)
                         waiter = ann.waiter(terms="@100")
-                    await asyncio.sleep(0.003)
+                    else:
+                        assert isinstance(answer, Queued), answer
+                        await asyncio.sleep(answer.until / 1000)
                 await end(name, Grant(waiter, answer.fence))
                 await self._closed(name, bob, most=100)
                 after = await self._opened(name, bob)

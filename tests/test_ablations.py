@@ -128,8 +128,8 @@ SAFEGUARDS = (
     Safeguard(
         "a release sent twice is no loss",
         "stores/redis/_scripts.py",
-        "_was(was) or WAS_UNKNOWN",
-        "_was(was)",
+        'Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)',
+        'Script("release", _was)',
         "test_failures_links.py::test_reply_to_release_lost",
     ),
     Safeguard(

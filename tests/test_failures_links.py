@@ -249,6 +249,19 @@ async def test_hand_off_lost_with_the_reply(
     await ends(lease)
 
 
+async def test_reply_to_finish_lost(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
+    """What was finished without a reply is remembered, and the body was not lost."""
+    once = victim.once("a message", ttl=1)
+    async with once as lease:
+        assert lease is not None
+        proxy.swallow_replies(1, command_link(proxy))
+    async with client.once(once.key, ttl=1) as lease:
+        assert lease is None
+    await ends(await take(client.lock("once:a message")))  # when that is forgotten
+
+
 async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
     """A renewal without a reply is made again, and the lease goes on."""
     ttl = 0.6

@@ -19,6 +19,7 @@ CORE = [
     "aiolock.store",
     "aiolock._policy",
     "aiolock._hold",
+    "aiolock._entered",
     "aiolock._waiter",
     "aiolock._backstop",
     "aiolock._keeper",

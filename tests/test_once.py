@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock import AcquireTimeout, LeaseLost, StoreError
+from aiolock import AcquireTimeout, LeaseLost, NotHeld, StoreError
 from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.redis._scripts import FINISH
 from aiolock.testing import FaultyStore
 from tests.cancel import KINDS, Kind, cancel_everywhere
 from tests.worlds import World, queued, settled, virtual
@@ -245,6 +246,52 @@ async def test_the_word_that_it_is_done_is_lost() -> None:
             assert await waiting is None
         assert not theirs._room._waiters
         assert not theirs._room._lines
+
+
+@virtual
+async def test_the_word_that_it_is_done_is_old() -> None:
+    """Whoever hears of it when it is forgotten again does it, as if nobody had."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(server) as ours, aiolock.connect(faulty) as theirs:
+        async with ours.once("a", ttl=1) as lease:
+            assert lease is not None
+            waiting = asyncio.create_task(theirs.once("a", ttl=1).__aenter__())
+            await queued(waiting_for(ours.once("a", ttl=1)), 1)
+            faulty.hold("push")
+        await asyncio.sleep(2)
+        faulty.resume()
+        async with asyncio.timeout(5):  # before it would ask by itself
+            assert await waiting is not None
+
+
+async def test_the_reply_that_it_is_remembered_is_lost() -> None:
+    """Sent again and found nothing, it may have been its own doing: nobody knows."""
+
+    class Forgetful(MemoryStore):
+        def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+            return self._soon(int(FINISH.decode_again(0)))
+
+    async with aiolock.connect(Forgetful(MemoryServer())) as client:
+        with pytest.raises(StoreError, match="its confirmation was lost"):
+            async with client.once("a", ttl=DAY):
+                pass
+
+
+async def test_a_key_is_not_a_template() -> None:
+    """What is entered is taken as it stands, and so is what an argument says."""
+    async with aiolock.connect("memory://") as client:
+        async with client.once("odd {", ttl=60) as lease:
+            assert lease is not None
+
+        @client.once("user:{user}", ttl=60)
+        async def set_up(user: str) -> str:
+            return user
+
+        assert await set_up("{") == "{"
+        assert await set_up("{") is None
+        with pytest.raises(NotHeld, match="has not entered"):
+            await client.once("a", ttl=60).__aexit__(None, None, None)
 
 
 async def test_decorated(world: World) -> None:
