@@ -220,7 +220,9 @@ class LockClient:
             max_hold=max_hold,
             on_lost=on_lost,
         )
-        return MultiLock([describe(name) for name in {*map(checked_name, names)}], timeout)
+        return MultiLock(
+            [describe(name) for name in dict.fromkeys(map(checked_name, names))], timeout
+        )
 
     def periodic(
         self,

@@ -323,7 +323,7 @@ SAFEGUARDS = (
         "_multi.py",
         "sorted(locks, key=lambda lock: lock.name)",
         "list(locks)",
-        "test_multi.py::test_nobody_deadlocks",
+        "test_multi.py::test_opposite_orders",
     ),
     Safeguard(
         "a turn between answer and task",

@@ -11,7 +11,7 @@ import aiolock
 from aiolock import AcquireTimeout, LeaseLost, NotHeld, StoreError, WouldDeadlock
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
-from tests.worlds import World, queued, virtual
+from tests.worlds import World, queued, settled, virtual
 
 
 async def free(client: aiolock.LockClient, *names: str) -> bool:
@@ -60,7 +60,27 @@ async def test_awaited(world: World) -> None:
 
 
 @virtual
-async def test_nobody_deadlocks() -> None:
+async def test_opposite_orders() -> None:
+    """Two who name the same locks in opposite orders do not wait for each other."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        first = await theirs.multilock("a", "b").acquire()
+        assert first is not None
+        waiting = [
+            asyncio.create_task(client.multilock(*names).acquire())
+            for client, names in ((ours, ("a", "b")), (theirs, ("b", "a")))
+        ]
+        await settled()  # each of them waits for the first that it wants
+        await first.release()
+        for asked in waiting:
+            async with asyncio.timeout(60):
+                second = await asked
+            assert second is not None
+            await second.release()
+
+
+@virtual
+async def test_many_in_any_order() -> None:
     """Many who want several of the same names in any order all get them."""
     server, dice, entered = MemoryServer(), random.Random(7), 0
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
