@@ -1,16 +1,22 @@
 """Fair, cancellation-safe locks for asyncio programs that run in many processes."""
 
+from aiolock._barrier import Barrier
 from aiolock._client import LockClient, connect
+from aiolock._election import Election, Leader, Term
 from aiolock._hold import LeaseState
+from aiolock._latch import Latch
 from aiolock._lease import Lease
 from aiolock._lock import Acquisition, Lock
 from aiolock._multi import MultiLease, MultiLock
 from aiolock._once import Once
 from aiolock._periodic import Periodic
+from aiolock._rwlock import RWLock
+from aiolock._semaphore import Semaphore
 from aiolock.errors import (
     AcquireTimeout,
     ClientClosed,
     LeaseLost,
+    LimitMismatch,
     LockError,
     NotHeld,
     QueueFull,
@@ -24,10 +30,15 @@ __version__ = "0.1.0"
 __all__ = [
     "AcquireTimeout",
     "Acquisition",
+    "Barrier",
     "ClientClosed",
+    "Election",
+    "Latch",
+    "Leader",
     "Lease",
     "LeaseLost",
     "LeaseState",
+    "LimitMismatch",
     "Lock",
     "LockClient",
     "LockError",
@@ -38,9 +49,12 @@ __all__ = [
     "Party",
     "Periodic",
     "QueueFull",
+    "RWLock",
+    "Semaphore",
     "Status",
     "Store",
     "StoreError",
+    "Term",
     "WouldDeadlock",
     "connect",
 ]

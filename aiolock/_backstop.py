@@ -41,6 +41,11 @@ class Line:
             self._ask_at = math.inf
         self._ask_by(self._loop.time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
 
+    @property
+    def first(self) -> Waiter:
+        """Who has waited longest of those who wait."""
+        return next(iter(self._waiters.values()))
+
     def leave(self, waiter: Waiter) -> bool:
         """The waiter waits no more; whether nobody is left."""
         if self._waiters.pop(waiter.id, None) is not None and self._waiters:

@@ -7,11 +7,18 @@ import functools
 import importlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 import anyio
 
+from aiolock._barrier import PREFIX as MET
+from aiolock._barrier import Barrier
+from aiolock._election import PREFIX as LEADS
+from aiolock._election import Election
+from aiolock._latch import PREFIX as LATCHED
+from aiolock._latch import Latch
 from aiolock._lock import Lock
 from aiolock._multi import MultiLock
 from aiolock._naming import fields, naming
@@ -23,9 +30,13 @@ from aiolock._policy import (
     OnLost,
     Policy,
     checked_name,
+    checked_number,
     checked_ttl,
     seconds,
 )
+from aiolock._rwlock import RWLock
+from aiolock._semaphore import PREFIX as PERMITS_OF
+from aiolock._semaphore import Semaphore, rule
 from aiolock._waiting import WaitingRoom
 from aiolock.store import Store
 
@@ -195,6 +206,76 @@ class LockClient:
             ),
         )
 
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_waiters: int | None = None,
+        max_hold: float | None = None,
+        on_lost: OnLost = "cancel",
+        min_hold: float | None = None,
+        lock_delay: float | None = None,
+    ) -> RWLock:
+        """A lock that readers share and a writer has alone: see `RWLock`.
+
+        The parameters and errors are those of `lock`, for both of its locks.
+        """
+        writing = self.lock(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            reentrant=reentrant,
+            max_waiters=max_waiters,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            min_hold=min_hold,
+            lock_delay=lock_delay,
+        )._policy
+        return RWLock(
+            Lock(self._room, replace(writing, shared=True)),
+            Lock(self._room, replace(writing, downgrades=True)),
+        )
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_waiters: int | None = None,
+        max_hold: float | None = None,
+        on_lost: OnLost = "cancel",
+        min_hold: float | None = None,
+        lock_delay: float | None = None,
+    ) -> Semaphore:
+        """``limit`` permits under this name, for all processes together: see `Semaphore`.
+
+        The other parameters and the errors are those of `lock`; with ``min_hold`` and
+        ``lock_delay`` it is the permits that are not given to anybody meanwhile, so
+        ``semaphore("api", 10, min_hold=1)`` lets no more than 10 begin in any second. The name has
+        at most 502 characters.
+        """
+        checked_number("limit", limit)
+        one = self.lock(
+            PERMITS_OF + checked_name(name),
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            max_waiters=max_waiters,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            min_hold=min_hold,
+            lock_delay=lock_delay,
+        )._policy
+        return Semaphore(Lock(self._room, replace(one, shared=True, rule=rule(1, limit))), limit)
+
     def multilock(
         self,
         *names: str,
@@ -222,6 +303,90 @@ class LockClient:
         )
         return MultiLock(
             [describe(name) for name in dict.fromkeys(map(checked_name, names))], timeout
+        )
+
+    def latch(
+        self,
+        name: str,
+        count: int,
+        *,
+        ttl: float = 86400.0,
+        timeout: float | None = None,
+        max_waiters: int | None = None,
+    ) -> Latch:
+        """Opens once it was counted down ``count`` times: see `Latch`.
+
+        :param name: at most 506 characters.
+        :param ttl: seconds for which it is remembered after the last count, at least, open or not.
+        :param timeout: seconds that `Latch.wait` waits at most; None waits as long as it takes.
+        :param max_waiters: `QueueFull` at once when so many wait already.
+        """
+        checked_number("count", count)
+        seconds("ttl", ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
+        rule = f"^{count}/{count}"
+        lock = self._passing(LATCHED + checked_name(name), rule, timeout, max_waiters)
+        return Latch(lock, count, ttl)
+
+    def barrier(
+        self,
+        name: str,
+        parties: int,
+        *,
+        timeout: float | None = None,
+        max_waiters: int | None = None,
+    ) -> Barrier:
+        """Lets ``parties`` through at once, when so many are there: see `Barrier`.
+
+        :param name: at most 504 characters.
+        :param timeout: seconds that `Barrier.wait` waits at most; None waits as long as it takes.
+        :param max_waiters: `QueueFull` at once when so many wait already.
+        """
+        checked_number("parties", parties)
+        rule = f"&{parties}/{parties}"
+        return Barrier(self._passing(MET + checked_name(name), rule, timeout, max_waiters), parties)
+
+    def _passing(
+        self, name: str, rule: str, timeout: float | None, max_waiters: int | None
+    ) -> Lock:
+        """The lock of those who wait for something and then go on, without holding anything."""
+        policy = Policy(
+            name,
+            self._ttl,
+            timeout,
+            renew=False,
+            max_waiters=max_waiters,
+            shared=True,
+            rule=rule,
+        )
+        return Lock(self._room, policy)
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        max_waiters: int | None = None,
+        max_hold: float | None = None,
+        on_lost: OnLost = "cancel",
+        lock_delay: float | None = None,
+    ) -> Election:
+        """One leader among many, whom everybody can ask for: see `Election`.
+
+        The parameters and errors are those of `lock`: ``ttl`` is for how long nobody leads when a
+        leader has died, ``timeout`` for how long a candidate waits, ``max_hold`` the longest term.
+        The name has at most 503 characters.
+        """
+        return Election(
+            self.lock(
+                LEADS + checked_name(name),
+                ttl=ttl,
+                timeout=timeout,
+                max_waiters=max_waiters,
+                max_hold=max_hold,
+                on_lost=on_lost,
+                lock_delay=lock_delay,
+            )
         )
 
     def periodic(

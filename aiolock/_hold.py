@@ -72,6 +72,10 @@ class Hold:
     """What the store answers, or answered, to its release."""
     heard = False
     """Somebody awaits that answer."""
+    shared = False
+    """It was downgraded; what was shared from the first has a policy that says so."""
+    downgraded: asyncio.Future[int] | None = None
+    """What the store answers, or answered, to its downgrading."""
 
     def __init__(
         self,

@@ -161,6 +161,12 @@ class Keeper:
         renewal = Renewal(hold.policy.name, hold.waiter, hold.fence, ttl)
         return self._renew([(hold, renewal)], now)
 
+    def downgrade(self, hold: Hold) -> asyncio.Future[int]:
+        """Let it share the lock; what the store answers."""
+        downgraded = self._store.downgrade(hold.policy.name, hold.waiter, hold.fence)
+        downgraded.add_done_callback(retrieve)
+        return downgraded
+
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
         """Give back what is held; the bodies of other tasks are cancelled, and do so themselves.
 

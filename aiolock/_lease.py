@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import Any, Final, TypeVar
 
 from aiolock._hold import ALIVE, Hold, LeaseState
-from aiolock._keeper import Keeper
+from aiolock._keeper import Keeper, retrieve
 from aiolock._policy import checked_ttl, to_ms
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
 from aiolock.store import WAS_ABSENT, WAS_QUEUED
@@ -174,6 +174,29 @@ class Lease:
         """
         return self.state in ALIVE and await self._ask(0)
 
+    async def downgrade(self) -> None:
+        """Go on as a reader, with a lease of `RWLock.write`, without letting go meanwhile.
+
+        The readers who are next in line enter. The lease stays as it is, and so does its fence.
+        `LeaseLost` when it is not ours any more; `StoreError` when nobody knows whether readers
+        may have entered, and then it is to be taken for downgraded. Cancelled, it is carried out
+        all the same. Again, it does nothing. `TypeError` for a lease of anything else.
+        """
+        hold = self._hold
+        if not hold.policy.downgrades:
+            raise TypeError(f"only a lease of RWLock.write() can be downgraded, not {self!r}")
+        self._still_ours()
+        self._keeper.check_here()
+        if not hold.shared:
+            hold.shared = True
+            hold.downgraded = self._keeper.downgrade(hold)
+        downgraded = hold.downgraded
+        assert downgraded is not None
+        await asyncio.wait([downgraded])  # not its own cancellation's, should two await it
+        if downgraded.result() == WAS_ABSENT:
+            self._keeper.lose(hold, "refused")
+        self._still_ours()
+
     async def _ask(self, ttl: int) -> bool:
         self._keeper.check_here()
         # Cancelled here it may have been carried out, which the keeper has reckoned with.
@@ -190,6 +213,12 @@ class Lease:
         """The error that says how this lease was lost."""
         why = _REASONS[self._hold.reason]
         return LeaseLost(f"the lock {self.name!r} (fence {self.fence}) was lost: {why}")
+
+
+def give_back(lease: Lease) -> None:
+    """Release without waiting: should nobody hear of it, its end takes care of it."""
+    if (released := lease._give_back()) is not None:
+        released.add_done_callback(retrieve)
 
 
 def _without(items: tuple[Item, ...], item: object) -> tuple[Item, ...]:

@@ -8,8 +8,7 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
 
 from aiolock._hold import LeaseState, Owner
-from aiolock._keeper import retrieve
-from aiolock._lease import Lease, LostEvent
+from aiolock._lease import Lease, LostEvent, give_back
 from aiolock._lock import DEFAULT, Default, Lock
 from aiolock._policy import checked_timeout
 
@@ -67,7 +66,7 @@ class MultiLease:
     async def release(self) -> bool:
         """Give all of them back; whether all were still ours. As `Lease.release`."""
         for lease in self._leases.values():
-            _give_back(lease)  # all are sent, whatever becomes of the first answer
+            give_back(lease)  # all are sent, whatever becomes of the first answer
         return all([await lease.release() for lease in self._leases.values()])
 
     async def extend(self, ttl: float) -> None:
@@ -127,10 +126,10 @@ class MultiLock:
                 return MultiLease(leases)
         except BaseException:
             for lease in leases:
-                _give_back(lease)
+                give_back(lease)
             raise
         for lease in leases:
-            _give_back(lease)
+            give_back(lease)
         return None
 
     async def __aenter__(self) -> MultiLease:
@@ -169,9 +168,3 @@ class _Countdown:
         if self._until is None:
             return None
         return max(0.0, self._until - asyncio.get_running_loop().time())
-
-
-def _give_back(lease: Lease) -> None:
-    """Release without waiting: should nobody hear of it, its end takes care of it."""
-    if (released := lease._give_back()) is not None:
-        released.add_done_callback(retrieve)

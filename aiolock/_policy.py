@@ -6,9 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiolock.store import WaiterId
+
 LONGEST_NAME = 512
 SHORTEST_TTL = 0.01
 LONGEST_TTL = 365 * 24 * 3600.0
+MOST = 1_000_000_000
+"""Permits, or those who take part: more than fit, and few enough to be told apart from times."""
 
 OnLost = Literal["cancel", "signal"]
 
@@ -74,8 +78,14 @@ class Policy:
     lock_delay: float | None = None
     every: float | None = None
     once: bool = False
-    terms: str = field(default="", init=False)
-    """For how long nobody enters after it, as the store reads it (see `WaiterId`)."""
+    shared: bool = False
+    downgrades: bool = False
+    rule: str = ""
+    """When it fits, where it is shared (see `WaiterId.rule`)."""
+    passes: bool = field(init=False)
+    """Whoever gets it goes on without it, so it does not matter whether it has ended."""
+    form: WaiterId = field(init=False)
+    """What the store must know of it: the id of its waiters, but for the client and the number."""
 
     def __post_init__(self) -> None:
         checked_name(self.name)
@@ -102,4 +112,26 @@ class Policy:
             raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")
         terms = (("+", self.lock_delay), ("~", self.min_hold), ("@", self.every))
         text = "".join(f"{kind}{to_ms(value)}" for kind, value in terms if value)
-        object.__setattr__(self, "terms", text)  # frozen
+        form = WaiterId(
+            blind=False,
+            fixed=not self.renew,
+            claim=0,
+            client="",
+            seq=0,
+            terms=text,
+            once=self.once,
+            shared=self.shared,
+            downgrades=self.downgrades,
+            rule=self.rule,
+        )
+        object.__setattr__(self, "form", form)  # frozen
+        object.__setattr__(self, "passes", self.rule[:1] in ("&", "^"))
+
+
+def checked_number(what: str, value: object, *, least: int = 1) -> int:
+    """A whole number, of permits or of those who take part."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {value!r}")
+    if not least <= value <= MOST:
+        raise ValueError(f"{what} must be from {least} to {MOST:,}, not {value!r}")
+    return value

@@ -20,10 +20,11 @@ from aiolock._hold import Hold, Owner, lasts
 from aiolock._keeper import Keeper
 from aiolock._policy import Policy, to_ms
 from aiolock._waiter import Turn, Waiter
-from aiolock.errors import ClientClosed, QueueFull, StoreError, WouldDeadlock
+from aiolock.errors import ClientClosed, LimitMismatch, QueueFull, StoreError, WouldDeadlock
 from aiolock.store import (
     CLAIM,
     Answer,
+    Differs,
     Done,
     Full,
     Granted,
@@ -101,16 +102,11 @@ class WaitingRoom:
 
         The caller has called `check`.
         """
-        held = self.keeper.held_by(owner)
+        held = self._held(policy, owner)
         if held is not None:
-            if not policy.reentrant:
-                raise WouldDeadlock(
-                    f"this task holds the lock {policy.name!r} already and would wait for itself:"
-                    " pass the lease on, or make the lock reentrant=True"
-                )
             return held
         ttl = to_ms(policy.ttl if policy.max_hold is None else min(policy.ttl, policy.max_hold))
-        waiter_id = f"{self._stem(ttl, policy.renew, policy.terms, policy.once)}{next(self._seq)}"
+        waiter_id = f"{self._stem(ttl, policy.form)}{next(self._seq)}"
         waiter = Waiter(waiter_id, policy, ttl, self._loop.time())
         self._waiters[waiter.id] = waiter
         timer = None
@@ -155,16 +151,29 @@ class WaitingRoom:
         self.keeper.keep(hold, lease)
         return hold
 
-    def _waiter_stem(
-        self,
-        ttl: int,
-        renew: bool,  # noqa: FBT001  # a cached function
-        terms: str,
-        once: bool,  # noqa: FBT001
-    ) -> str:
+    def _held(self, policy: Policy, owner: Owner) -> Hold | None:
+        """What the owner holds already, where it may have it once more."""
+        held = self.keeper.held_by(owner) if not policy.rule else None  # permits add up
+        if held is None:
+            return None
+        if (held.shared or held.policy.shared) and not policy.shared:
+            raise WouldDeadlock(
+                f"this task reads {policy.name!r} and would wait for itself to write. A read lock"
+                " is not upgraded, for of two readers that both want to write neither could go on:"
+                " release it and acquire the write lock, or begin with that one and downgrade() it"
+            )
+        if not policy.reentrant:
+            raise WouldDeadlock(
+                f"this task holds the lock {policy.name!r} already and would wait for itself:"
+                " pass the lease on, or make the lock reentrant=True"
+            )
+        return held
+
+    def _waiter_stem(self, ttl: int, form: WaiterId) -> str:
         """A waiter's id but for its number at the end."""
-        claim = min(ttl, CLAIM)
-        who = WaiterId(not self._counted, not renew, claim, self.client, 0, terms, once)
+        # Who missed that its group went on must find it when it asks, however late.
+        claim = ttl if form.rule.startswith("&") else min(ttl, CLAIM)
+        who = form._replace(blind=not self._counted, claim=claim, client=self.client)
         return str(who)[:-1]
 
     async def _turn(self, waiter: Waiter, *, wait: bool) -> Turn | None:
@@ -190,9 +199,12 @@ class WaitingRoom:
             elif isinstance(answer, Done):
                 waiter.given_up = True
                 raise AlreadyDone
+            elif isinstance(answer, Differs):
+                raise _mismatch(waiter.policy, answer)
             else:
                 return None
-            if self._loop.time() < turn[2] and turn[0] > waiter.void:
+            in_time = self._loop.time() < turn[2] and turn[0] > waiter.void
+            if in_time or waiter.policy.passes:
                 return turn
             await self._give_back(waiter, turn[0])
         raise StoreError(
@@ -274,6 +286,8 @@ class WaitingRoom:
         elif isinstance(answer, Done):
             waiter.given_up = True
             turn.set_exception(AlreadyDone())
+        elif isinstance(answer, Differs):
+            turn.set_exception(_mismatch(waiter.policy, answer))
 
     def _displaced(self, found: Waiter) -> None:
         """This waiter's place was gone; whatever took it may have taken those of the others."""
@@ -363,9 +377,11 @@ class WaitingRoom:
                     self._ask_again(other)
 
     def done(self, name: str) -> None:
+        # The word may be old, and what it speaks of forgotten: the answer is not.
+        if name in self._lines:
+            self._ask_again(self._lines[name].first)
         for waiter in list(self._waiters.values()):
             if waiter.policy.name == name and waiter.policy.once:
-                # The word may be old, and what it speaks of forgotten: the answer is not.
                 self._ask_again(waiter)
 
     def requested(self, name: str, waiter: str, fence: int) -> None:  # noqa: ARG002  # an Inbox's
@@ -397,6 +413,14 @@ class WaitingRoom:
                 self._try_again()
             await self.keeper.aclose(caller)
             await self.store.aclose()
+
+
+def _mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
+    return LimitMismatch(
+        f"{policy.name!r} is in use with {answer.known}, but {policy.form.declared} is declared"
+        " here: all that use it declare the same number"
+        + (" (a semaphore's resize() changes it for all)" if policy.form.permits else "")
+    )
 
 
 def _heard(answered: asyncio.Future[Any]) -> bool:

@@ -7,6 +7,7 @@
     ├── LeaseLost                           the lock was taken from us while we held it
     ├── NotHeld          (RuntimeError)     this task holds no such lock
     ├── WouldDeadlock    (RuntimeError)     this task already holds the lock it waits for
+    ├── LimitMismatch    (ValueError)       others use this name with another limit, or count
     ├── QueueFull                           as many wait already as ``max_waiters`` allows
     ├── StoreError       (ConnectionError)  the store did not say yes or no: nobody knows
     └── ClientClosed     (RuntimeError)     the client is not open, not here, or not any more
@@ -37,6 +38,10 @@ class NotHeld(LockError, RuntimeError):
 
 class WouldDeadlock(LockError, RuntimeError):
     """The current task holds this lock already and would wait for itself for ever."""
+
+
+class LimitMismatch(LockError, ValueError):
+    """Those who use a semaphore, latch or barrier must declare the same number; these do not."""
 
 
 class QueueFull(LockError):

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+Value = TypeVar("Value")
 
 CLAIM = 10_000
 """The longest first lease of a pushed grant, in ms: what one stuck waiter costs the others."""
@@ -23,10 +25,11 @@ CLAIM = 10_000
 class WaiterId(NamedTuple):
     """What a store must know of a waiter, written into its id as ``<mode>:<client>:<seq>``.
 
-    The mode is ``x`` (exclusive), then ``b`` where pushes cannot be counted (so that nobody takes
-    a count of 0 for dead), then ``f`` where the lease is not renewed (so that its end does not
-    mean that its client is stuck), then ``o`` where it wants something done that is done once
-    (see `Store.finish`), then the claim in ms, then the `terms` on which its grant ends.
+    The mode is ``x`` (exclusive) or ``s`` (shared), then ``b`` where pushes cannot be counted (so
+    that nobody takes a count of 0 for dead), then ``f`` where the lease is not renewed (so that its
+    end does not mean that its client is stuck), then ``o`` where it wants something done that is
+    done once (see `Store.finish`), then ``d`` where it may be downgraded, then the claim in ms,
+    then, of a shared one, the `rule`, then the `terms` on which its grant ends.
     """
 
     blind: bool
@@ -37,10 +40,19 @@ class WaiterId(NamedTuple):
     terms: str = ""
     """For how long nobody enters after it, however it ends: see `opens`."""
     once: bool = False
+    shared: bool = False
+    """It enters beside others that share, never beside an exclusive one."""
+    downgrades: bool = False
+    """It is exclusive, and may become shared: see `Store.downgrade`."""
+    rule: str = ""
+    """When a shared one fits: a letter, a number, and for some ``/`` and the number declared, which
+    is the same for all that are at it. ``*2/5``: while 2 of 5 permits are free. ``&5/5``: once 5
+    stand in the queue, all of which then enter together. ``^5/5``, ``^5``: once the count is 5."""
 
     def __str__(self) -> str:
-        flags = "b" * self.blind + "f" * self.fixed + "o" * self.once
-        return f"x{flags}{self.claim}{self.terms}:{self.client}:{self.seq}"
+        mode = "s" if self.shared else "x"
+        flags = "b" * self.blind + "f" * self.fixed + "o" * self.once + "d" * self.downgrades
+        return f"{mode}{flags}{self.claim}{self.rule}{self.terms}:{self.client}:{self.seq}"
 
     @classmethod
     def parse(cls, text: str) -> WaiterId:
@@ -48,10 +60,34 @@ class WaiterId(NamedTuple):
         found = _WAITER.fullmatch(text)
         if found is None:
             raise ValueError(f"not the id of a waiter: {text!r}")
-        blind, fixed, once, claim, terms, client, seq = found.groups()
+        mode, blind, fixed, once, downgrades, claim, rule, terms, client, seq = found.groups()
         return cls(
-            bool(blind), bool(fixed), int(claim), client, int(seq), terms=terms, once=bool(once)
+            bool(blind),
+            bool(fixed),
+            int(claim),
+            client,
+            int(seq),
+            terms,
+            bool(once),
+            mode == "s",
+            bool(downgrades),
+            rule,
         )
+
+    @property
+    def number(self) -> int:
+        """The number of its rule; 0 without one."""
+        return int(_NUMBER.findall(self.rule)[0]) if self.rule else 0
+
+    @property
+    def declared(self) -> int:
+        """The number that all declare alike; 0 for none."""
+        return int(_NUMBER.findall(self.rule)[1]) if "/" in self.rule else 0
+
+    @property
+    def permits(self) -> int:
+        """How many permits it takes; 0 where there are none."""
+        return self.number if self.rule.startswith("*") else 0
 
     def opens(self, granted: int, lost: int | None) -> int:
         """When somebody may enter after its grant, in ms of the store's clock; 0 for at once.
@@ -70,8 +106,11 @@ class WaiterId(NamedTuple):
         return opens
 
 
+_NUMBER: Final = re.compile(r"\d+")
 _TERM: Final = re.compile(r"([+~@])(\d+)")
-_WAITER: Final = re.compile(r"x(b?)(f?)(o?)(\d+)((?:[+~@]\d+)*):([^:]+):(\d+)")
+_WAITER: Final = re.compile(
+    r"([xs])(b?)(f?)(o?)(d?)(\d+)((?:[*&^]\d+(?:/\d+)?)?)((?:[+~@]\d+)*):([^:]+):(\d+)"
+)
 
 NOBODY = "-"
 """The client that holds a lock which is closed: its grant ends like any other, but is nobody's."""
@@ -121,7 +160,13 @@ class Done(NamedTuple):
     until: int
 
 
-Answer = Granted | Queued | Busy | Full | Done
+class Differs(NamedTuple):
+    """The waiter declares a number for this name, but another is known: ``known``."""
+
+    known: int
+
+
+Answer = Granted | Queued | Busy | Full | Done | Differs
 
 WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
 """What `Store.release` found the waiter to be.
@@ -138,6 +183,14 @@ class Renewal(NamedTuple):
     waiter: str
     fence: int
     ttl: int
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """What has been counted of a name, and the value that was put up with it; see `Store.read`."""
+
+    count: int
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +211,15 @@ class Party:
     """A holder's fencing token; 0 for a waiter."""
     remaining: float = 0.0
     """Seconds until a holder's lease ends if nobody renews it; 0 for a waiter."""
+    shared: bool = False
+    """Whether it holds, or wants, it beside others: a reader, or permits of a semaphore."""
+    permits: int = 0
+    """How many permits of a semaphore it has, or waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Who holds a lock and who waits for it, in order, at one moment."""
+    """Who holds a lock and who waits for it, both in order, at one moment."""
 
     name: str
     holders: tuple[Party, ...]
@@ -170,6 +227,9 @@ class Status:
     closed: float = 0.0
     """For how many seconds nobody may enter though nobody holds it: ``min_hold``, ``lock_delay``,
     or the rest of a period."""
+    limit: int | None = None
+    """How many permits the semaphore has, how many count the latch down, or meet at the barrier;
+    None for a lock, and where nobody has used it for a minute."""
 
 
 class Inbox(Protocol):
@@ -185,7 +245,11 @@ class Inbox(Protocol):
         """
 
     def done(self, name: str) -> None:
-        """What those who wait for ``name`` wanted done once is done; they have left the queue."""
+        """Whoever waits for ``name`` knows too little: ask again.
+
+        What those with ``o`` wanted done once is done, and they have left the queue; or it stays
+        closed for a while, and whoever is first in the queue is to ask for how long.
+        """
 
     def requested(self, name: str, waiter: str, fence: int) -> None:
         """Somebody asks whoever has this grant to let go, when it can."""
@@ -198,7 +262,7 @@ class Inbox(Protocol):
 class Store(Protocol):
     """A place to keep locks.
 
-    The seven operations are *started by the call* and return a future of the running loop: the
+    The operations are *started by the call* and return a future of the running loop: the
     command is under way whether or not anybody awaits it, and commands about one waiter are
     carried out in the order in which they were called. A future's exception is a `StoreError`.
 
@@ -256,6 +320,134 @@ class Store(Protocol):
         """Ask who holds the lock to let go, when they can; how many were told. Changes nothing."""
         ...
 
+    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        """Let this grant, of a waiter with ``d``, share the lock from now on, without letting go.
+
+        It keeps its id, its fence and its lease. Those at the head of the queue who share it too
+        enter. Answers `WAS_HOLDER`, also for a second time, or `WAS_ABSENT`.
+        """
+        ...
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        """Let there be ``limit`` permits, for everybody and for ``keep`` ms; how many there were.
+
+        Where none were known there were ``declared``. From now on both numbers may be declared.
+        """
+        ...
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        """Count: let the count be ``count``, if it is less, or one more for each new ``token``.
+
+        Those who wait for it to be so high enter. ``value``, unless empty, is put up, unless the
+        count is higher already. All this is remembered for ``keep`` ms at least. Answers the
+        count; or less than 0, minus the number that is known, where ``declared`` (0: none) is
+        another, and then nothing was done.
+        """
+        ...
+
+    def read(self, name: str) -> asyncio.Future[Posted]:
+        """What was counted and put up; changes nothing."""
+        ...
+
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         """Take the lock from these grants, tell them, hand it on; how many of them held it."""
         ...
+
+
+Operation = Literal[
+    "acquire",
+    "release",
+    "renew",
+    "status",
+    "finish",
+    "request",
+    "downgrade",
+    "resize",
+    "post",
+    "read",
+    "break_",
+]
+"""The operations of a `Store`."""
+
+
+class Relay:
+    """A store that does what another does: to inherit from, for who observes or disturbs one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _call(
+        self,
+        operation: Operation,  # noqa: ARG002  # for those who override this
+        start: Callable[[], asyncio.Future[Value]],
+    ) -> asyncio.Future[Value]:
+        """Through here goes every operation; ``start`` calls the other store."""
+        return start()
+
+    async def open(self, client: str, inbox: Inbox) -> bool:
+        """As the other store."""
+        return await self._store.open(client, inbox)
+
+    async def aclose(self) -> None:
+        """As the other store."""
+        await self._store.aclose()
+
+    def acquire(
+        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+    ) -> asyncio.Future[Answer]:
+        """As the other store."""
+        return self._call(
+            "acquire",
+            lambda: self._store.acquire(
+                name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+            ),
+        )
+
+    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call("release", lambda: self._store.release(name, waiter, fence))
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        """As the other store."""
+        return self._call("renew", lambda: self._store.renew(renewals))
+
+    def status(self, name: str) -> asyncio.Future[Status]:
+        """As the other store."""
+        return self._call("status", lambda: self._store.status(name))
+
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call("finish", lambda: self._store.finish(name, waiter, fence, keep))
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call("request", lambda: self._store.request(name))
+
+    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call("downgrade", lambda: self._store.downgrade(name, waiter, fence))
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call("resize", lambda: self._store.resize(name, declared, limit, keep))
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call(
+            "post",
+            lambda: self._store.post(
+                name, count, token=token, declared=declared, value=value, keep=keep
+            ),
+        )
+
+    def read(self, name: str) -> asyncio.Future[Posted]:
+        """As the other store."""
+        return self._call("read", lambda: self._store.read(name))
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call("break_", lambda: self._store.break_(name, fences))

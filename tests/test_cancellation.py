@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +14,11 @@ import redis.asyncio
 from fakeredis import FakeAsyncRedis
 
 import aiolock
-from aiolock import LockClient
+from aiolock import Lock, LockClient
 from aiolock.stores.memory import MemoryServer
 from tests.cancel import KINDS, Kind, Scenario, cancel_everywhere
 from tests.servers import RedisServer
+from tests.worlds import Seen, queued
 
 NAME = "cancelled at every step"
 
@@ -30,6 +34,17 @@ class Stand:
         self.left = left
         self.lock = ours.lock(NAME, ttl=60)
         self.others_lock = other.lock(NAME, ttl=60)
+        self._later: set[asyncio.Task[Any]] = set()
+
+    def later(self, what: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin it in a task of its own, which `settle` waits for."""
+        task = asyncio.create_task(what)
+        self._later.add(task)
+        return task
+
+    async def settle(self) -> None:
+        await asyncio.gather(*self._later, return_exceptions=True)
+        self._later.clear()
 
     async def check_nothing_is_left(self) -> None:
         # A later command of the same client is answered after all that it sent before.
@@ -172,30 +187,142 @@ async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
 
     Among the steps is the one at which the grant is made, or on its way, or just arrived.
     """
-    releasing: set[asyncio.Task[object]] = set()
+
+    async def take() -> None:
+        async with stand.lock:
+            await asyncio.sleep(0)
 
     async def scenario() -> None:
-        lease = await stand.others_lock.acquire()
-        assert lease is not None
+        await _let_in(stand, take, stand.others_lock, stand.lock)
 
-        async def hand_over() -> None:
-            while not (await stand.others_lock.status()).waiters:
-                await asyncio.sleep(0)
-                if lease.state != "held":
-                    return
-            await lease.release()
+    assert await _everywhere(stand, kind, scenario, stand.settle) >= 4
 
-        handing = asyncio.create_task(hand_over())
-        releasing.add(handing)
+
+async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
+    """Run what waits for a lock that another client holds, and then gives back."""
+    lease = await held.acquire()
+    assert lease is not None
+
+    async def give_back() -> None:
+        await queued(wanted, 1)
+        await lease.release()
+
+    giving = asyncio.create_task(give_back())
+    try:
+        await scenario()
+    finally:
+        giving.cancel()
+        _ = stand.later(lease.release())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
+    """A reader that waits, is let in together with another one, and leaves."""
+    rates = stand.ours.rwlock(NAME, ttl=60)
+
+    async def read() -> None:
+        async with rates.read():
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        await _let_in(stand, read, stand.other.rwlock(NAME).write(), rates)
+
+    assert await _everywhere(stand, kind, scenario, stand.settle) >= 4
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
+    """A writer that becomes a reader: of no step is it left as either."""
+    rates = stand.ours.rwlock(NAME, ttl=60)
+
+    async def scenario() -> None:
+        async with rates.write() as lease:
+            await lease.downgrade()
+            await asyncio.sleep(0)
+
+    assert await _everywhere(stand, kind, scenario) >= 4
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_permits(stand: Stand, kind: Kind) -> None:
+    """Some permits that are free, and then some that are waited for."""
+    ours, others = (c.semaphore(NAME, 3, ttl=60) for c in (stand.ours, stand.other))
+
+    async def take() -> None:
+        async with ours.acquire(2):
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        await take()
+        held = Lock(stand.other._room, replace(others._one._policy, rule="*2/3"))
+        await _let_in(stand, take, held, ours)
+
+    async def all_are_free() -> None:
+        await stand.settle()
+        await ours.status()
+        status = await others.status()
+        assert (status.holders, status.waiters) == ((), ())
+        assert await others.resize(3) == 3
+
+    assert await _everywhere(stand, kind, scenario, all_are_free) >= 6
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_latch(stand: Stand, kind: Kind) -> None:
+    """Who waits for a latch that is opened meanwhile; each time another one."""
+    rounds = itertools.count()
+
+    async def scenario() -> None:
+        name = f"{NAME} {next(rounds)}"
+        theirs = stand.other.latch(name, 1)
+
+        async def open_it() -> None:
+            await queued(theirs, 1)
+            await theirs.count_down()
+
+        opening = stand.later(open_it())
         try:
-            async with stand.lock:
-                await asyncio.sleep(0)
+            await stand.ours.latch(name, 1).wait()
         finally:
-            handing.cancel()
-            releasing.add(asyncio.create_task(lease.release()))
+            opening.cancel()
 
-    async def settle() -> None:
-        await asyncio.gather(*releasing, return_exceptions=True)
-        releasing.clear()
+    assert await _everywhere(stand, kind, scenario, stand.settle) >= 2
 
-    assert await _everywhere(stand, kind, scenario, after=settle) >= 4
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_barrier(stand: Stand, kind: Kind) -> None:
+    """Who meets another at a barrier: cancelled, it is not there any more, or both went on."""
+
+    async def scenario() -> None:
+        theirs = stand.later(stand.other.barrier(NAME, 2).wait())
+        try:
+            await stand.ours.barrier(NAME, 2).wait()
+        finally:
+            theirs.cancel()
+
+    async def nobody_is_there() -> None:
+        await stand.settle()
+        await stand.ours.barrier(NAME, 2).status()
+        status = await stand.other.barrier(NAME, 2).status()
+        assert (status.holders, status.waiters) == ((), ())
+
+    assert await _everywhere(stand, kind, scenario, nobody_is_there) >= 1
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_election(stand: Stand, kind: Kind) -> None:
+    """A candidate that leads, says so, is seen, and resigns."""
+    election = stand.ours.election(NAME, ttl=60)
+
+    async def scenario() -> None:
+        async with election.campaign("me"), aclosing(election.observe()) as observed:
+            await anext(observed)
+
+    async def nobody_leads() -> None:
+        await stand.lock.status()
+        assert await stand.other.election(NAME).leader() is None
+        assert await stand.other.lock(f"elected:{NAME}").status() == aiolock.Status(
+            f"elected:{NAME}", (), ()
+        )
+
+    assert await _everywhere(stand, kind, scenario, nobody_leads) >= 4

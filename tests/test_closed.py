@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -43,6 +44,24 @@ async def test_min_hold() -> None:
             assert 60 <= loop.time() - start < 60.1
             await lease.release()
         assert not await lock.locked()
+
+
+@virtual
+async def test_min_hold_of_many() -> None:
+    """Whoever waits enters when the lock opens, however long the lease of the one before was."""
+    loop = asyncio.get_running_loop()
+    server, entered = MemoryServer(), list[float]()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+
+        async def enter(client: aiolock.LockClient) -> None:
+            async with client.lock("a", ttl=30, min_hold=0.5):
+                entered.append(loop.time())
+
+        async with asyncio.TaskGroup() as group:
+            for client in (ours, theirs) * 3:
+                group.create_task(enter(client))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(entered)]
+    assert all(0.499 <= gap < 0.52 for gap in gaps), gaps
 
 
 @virtual

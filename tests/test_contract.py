@@ -16,7 +16,8 @@ from aiolock import StoreError
 from aiolock.store import WAS_ABSENT, Granted, Queued, Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
-from aiolock.testing import GIVES_UP, FaultyStore, Peer, StoreContract
+from aiolock.testing import FaultyStore, Peer, StoreContract
+from aiolock.testing._faulty import GIVES_UP
 from tests.servers import RedisServer
 from tests.worlds import virtual
 

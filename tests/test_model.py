@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.store import WAS_HOLDER, Busy, Done, Full, Granted, Queued, Renewal, WaiterId
+from aiolock.store import WAS_HOLDER, Busy, Differs, Done, Full, Granted, Queued, Renewal, WaiterId
 from aiolock.stores.memory import Grant, MemoryServer
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._names import Names
@@ -31,24 +32,56 @@ from tests.servers import RedisServer
 NAME = "the {name}"
 CLIENTS = ("ada", "bob", "cyd")
 WAITERS = [
-    str(WaiterId(blind, fixed, claim, client, seq, terms, once))
+    f"{form}:{client}:{seq}"
     for client in CLIENTS
-    for seq, (blind, fixed, claim, terms, once) in enumerate(
+    for seq, form in enumerate(
         [
-            (False, False, 10_000, "", False),
-            (False, False, 10_000, "", False),
-            (False, True, 5_000, "", False),
-            (True, False, 7_000, "", False),
-            (False, False, 10_000, "~20000", False),
-            (False, True, 10_000, "+30000", False),
-            (False, False, 10_000, "", True),
-            (True, True, 8_000, "", True),
+            "x10000",
+            "x10000",
+            "xf5000",
+            "xb7000",
+            "x10000~20000",
+            "xf10000+30000",
+            "xo10000",
+            "xbfo8000",
+            "xd9000",
+            "s10000",
+            "s10000",
+            "sf10000",
+            "sb5000~20000",
+            "xd10000~20000",
         ]
     )
 ]
+PERMITS = [
+    f"{form}:{client}:{seq}"
+    for client in CLIENTS
+    for seq, form in enumerate(
+        [
+            "s10000*1/3",
+            "s10000*1/3",
+            "s10000*1/3",
+            "s10000*2/3",
+            "s10000*3/3",
+            "sf5000*1/3~20000",
+            "sb9000*2/3+30000",
+            "s10000*1/4",
+        ]
+    )
+]
+PARTIES = [
+    f"{form}:{client}:{seq}"
+    for client in CLIENTS
+    for seq, form in enumerate(["sf10000&3/3", "sf10000&3/3", "sbf9000&3/3", "sf5000&2/2"])
+]
+WATCHERS = [
+    f"{form}:{client}:{seq}"
+    for client in CLIENTS
+    for seq, form in enumerate(
+        ["sf10000^2/2", "sf10000^2/2", "sbf9000^1", "sf5000^4", "sf5000^3/3"]
+    )
+]
 LONG_AGO = 1_000
-
-waiters = st.sampled_from(WAITERS)
 
 
 class Heard:
@@ -109,6 +142,7 @@ class Scripts:
         self.redis: Any = redis.Redis(port=server.port, decode_responses=True)
         self.names = Names(f"model-{uuid.uuid4().hex[:8]}")
         self.keys = self.names.keys(NAME)
+        self.value = self.names.value(NAME)
         self.pubsubs: dict[str, Any] = {}
         self.log: list[tuple[Any, ...]] = []
 
@@ -151,7 +185,7 @@ class Scripts:
     def acquire(self, waiter: str, ttl: int, ticket: int, most: int) -> Any:
         args = (waiter, ticket, ttl, most, self.names.channels)
         kind, *rest = self._call(scripts.ACQUIRE, self.keys, *args)
-        return (Busy, Granted, Queued, Full, Done)[kind](*rest)
+        return (Busy, Granted, Queued, Full, Done, Differs)[kind](*rest)
 
     def release(self, waiter: str, fence: int) -> int:
         was = self._call(scripts.RELEASE, self.keys, waiter, fence, self.names.channels)
@@ -175,14 +209,38 @@ class Scripts:
     def request(self) -> int:
         return int(self._call(scripts.REQUEST, self.keys[:1], self.names.channels))
 
+    def downgrade(self, waiter: str, fence: int) -> int:
+        values = (waiter, fence, self.names.channels)
+        return int(self._call(scripts.DOWNGRADE, self.keys, *values))
+
+    def resize(self, declared: int, limit: int, keep: int) -> int:
+        values = (declared, limit, keep, self.names.channels)
+        return int(self._call(scripts.RESIZE, self.keys, *values))
+
+    def post(self, count: int, token: str, declared: int, value: str, keep: int) -> int:
+        values = (token, count, declared, value, keep, self.names.channels)
+        return int(self._call(scripts.POST, [*self.keys, self.value], *values))
+
+    def read(self) -> tuple[int, str]:
+        count, value = self._call(scripts.READ, [self.keys[0], self.value])
+        return int(count), value
+
+    def numbers(self) -> tuple[int, int, int]:
+        """Permits taken, the limit, the count."""
+        known = self.redis.zmscore(self.keys[0], ["used", "limit", "count"])
+        used, limit, count = (0 if n is None else int(n) - 10**15 for n in known)
+        return used, limit, count
+
     def holders(self) -> list[tuple[str, int]]:
-        grants = self.redis.zrange(self.keys[0], 0, -1)
-        return [(waiter, int(fence)) for waiter, _, fence in (g.rpartition(":") for g in grants)]
+        """The grants, sorted, as they stand there."""
+        grants = self.redis.zrangebyscore(self.keys[0], "-inf", 10**15 - 1)
+        parts = (grant.rpartition(":") for grant in grants)
+        return sorted((waiter, int(fence)) for waiter, _, fence in parts)
 
     def close(self) -> None:
         for client in list(self.pubsubs):
             self.leave(client)
-        self.redis.delete(*self.keys)
+        self.redis.delete(*self.keys, self.value)
         self.redis.close()
 
 
@@ -192,10 +250,13 @@ class Fences:
     def __init__(self) -> None:
         self.seen: list[int] = [0]
 
+    def learn(self, fences: Iterable[int]) -> None:
+        """These were minted since, or before."""
+        new = sorted({*fences} - {*self.seen})
+        assert not new or new[0] > self.seen[-1], "fences increase"
+        self.seen += new
+
     def rank(self, fence: int) -> int:
-        if fence not in self.seen:
-            assert fence > self.seen[-1], "fences increase"
-            self.seen.append(fence)
         return self.seen.index(fence)
 
 
@@ -204,10 +265,14 @@ def near(real: int, model: int) -> bool:
     return abs(real - model) < 3000
 
 
+numbers = st.integers(0, 59)
+
+
 class Differential(RuleBasedStateMachine):
     """Each rule does the same to both sides and compares what they say."""
 
     server: RedisServer
+    waiters: list[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,6 +280,7 @@ class Differential(RuleBasedStateMachine):
         self.model = Model()
         self.real_fences, self.model_fences = Fences(), Fences()
         self.tickets: dict[str, tuple[int, int]] = {}
+        self.tokens = itertools.count()
 
     @initialize()
     def all_listen(self) -> None:
@@ -231,21 +297,26 @@ class Differential(RuleBasedStateMachine):
         self.real.leave(client)
         self.model.leave(client)
 
+    def waiter(self, number: int) -> str:
+        return self.waiters[number % len(self.waiters)]
+
     @rule(
-        waiter=waiters,
+        number=numbers,
         ttl=st.sampled_from([30_000, 60_000]),
-        how=st.sampled_from(["new", "new", "old", "no wait"]),
-        most=st.sampled_from([0, 0, 1, 2]),
+        how=st.sampled_from(["new", "new", "new", "old", "no wait"]),
+        most=st.sampled_from([0, 0, 0, 1, 2]),
     )
-    def acquire(self, waiter: str, ttl: int, how: str, most: int) -> None:
+    def acquire(self, number: int, ttl: int, how: str, most: int) -> None:
+        waiter = self.waiter(number)
         old = self.tickets.get(waiter, (0, 0)) if how == "old" else (0, 0)
         tickets = (-1, 0) if how == "no wait" else old
         real = self.real.acquire(waiter, ttl, tickets[0], most)
         model = self.model.acquire(
             NAME, waiter, ttl, ticket=tickets[1], wait=how != "no wait", max_waiters=most
         )
-        assert type(real) is type(model)
+        assert type(real) is type(model), (real, model)
         if isinstance(real, Granted) and isinstance(model, Granted):
+            self.learn()
             ours, theirs = self.real_fences.rank(real.fence), self.model_fences.rank(model.fence)
             assert ours == theirs
             assert near(real.lease, model.lease)
@@ -262,62 +333,116 @@ class Differential(RuleBasedStateMachine):
         else:
             assert real == model
 
-    @rule(waiter=waiters, keep=st.sampled_from([20_000, 60_000]))
-    def finish(self, waiter: str, keep: int) -> None:
-        held = dict(self.real.holders()), {g.waiter: g.fence for g in self._model_holders()}
-        real, model = (side.get(waiter, 12345) for side in held)
-        answer = self.real.finish(waiter, real, keep)
-        assert answer == self.model.finish(NAME, waiter, model, keep)
+    def held(self, waiter: str) -> tuple[int, int]:
+        """The fence of its grant on each side, or one that there never was."""
+        as_now = (waiter, "s" + waiter[1:])
+        real = next((f for w, f in self.real.holders() if w in as_now), 12345)
+        model = next((f for w, f in self._model_holders() if w in as_now), 12345)
+        return real, model
 
-    @rule(waiter=waiters, exact=st.booleans())
-    def release(self, waiter: str, exact: bool) -> None:
-        held = dict(self.real.holders()), {g.waiter: g.fence for g in self._model_holders()}
-        fences = [side.get(waiter, 12345) if exact else 0 for side in held]
+    @rule(number=numbers, keep=st.sampled_from([20_000, 60_000]))
+    def finish(self, number: int, keep: int) -> None:
+        waiter = self.waiter(number)
+        if WaiterId.parse(waiter).once:
+            real, model = self.held(waiter)
+            answer = self.real.finish(waiter, real, keep)
+            assert answer == self.model.finish(NAME, waiter, model, keep)
+
+    @rule(number=numbers, exact=st.booleans())
+    def release(self, number: int, exact: bool) -> None:
+        waiter = self.waiter(number)
+        fences = self.held(waiter) if exact else (0, 0)
         answers = self.real.release(waiter, fences[0]), self.model.release(NAME, waiter, fences[1])
         assert answers[0] == answers[1]
 
-    @rule(ttl=st.sampled_from([0, 20_000, 90_000]), stranger=waiters)
-    def renew(self, ttl: int, stranger: str) -> None:
-        real = [Renewal(NAME, *grant, ttl) for grant in self.real.holders()]
-        model = [Renewal(NAME, *grant, ttl) for grant in self._model_holders()]
-        nobody = Renewal(NAME, stranger, 12345, ttl)
+    @rule(number=numbers)
+    def downgrade(self, number: int) -> None:
+        waiter = self.waiter(number)
+        if WaiterId.parse(waiter).downgrades:
+            real, model = self.held(waiter)
+            answers = self.real.downgrade(waiter, real), self.model.downgrade(NAME, waiter, model)
+            assert answers[0] == answers[1]
+
+    @rule(limit=st.integers(0, 4), declared=st.sampled_from([3, 3, 4]))
+    def resize(self, limit: int, declared: int) -> None:
+        if self.waiters is PERMITS:
+            answers = (
+                self.real.resize(declared, limit, 90_000),
+                self.model.resize(NAME, declared, limit, 90_000),
+            )
+            assert answers[0] == answers[1]
+
+    @rule(count=st.integers(0, 5), declared=st.sampled_from([0, 0, 2, 3]), value=st.text())
+    def post(self, count: int, declared: int, value: str) -> None:
+        if self.waiters is WATCHERS:
+            token = "" if count else f"t{next(self.tokens)}"
+            answers = (
+                self.real.post(count, token, declared, value, 90_000),
+                self.model.post(
+                    NAME, count, token=token, declared=declared, value=value, keep=90_000
+                ),
+            )
+            assert answers[0] == answers[1]
+            read = self.model.read(NAME)
+            assert self.real.read() == (read.count, read.value)
+
+    @rule(ttl=st.sampled_from([0, 20_000, 90_000]), stranger=numbers)
+    def renew(self, ttl: int, stranger: int) -> None:
+        real = [Renewal(NAME, *as_granted(grant), ttl) for grant in self.real.holders()]
+        model = [Renewal(NAME, *as_granted(grant), ttl) for grant in self._model_holders()]
+        nobody = Renewal(NAME, self.waiter(stranger), 12345, ttl)
         assert self.real.renew([*real, nobody]) == self.model.renew([*model, nobody])
 
     @rule()
     def request(self) -> None:
         assert self.real.request() == self.model.request(NAME)
 
-    @rule(stale=st.booleans())
-    def break_(self, stale: bool) -> None:
-        real = [12345] if stale else [fence for _, fence in self.real.holders()]
-        model = [12345] if stale else [grant.fence for grant in self._model_holders()]
+    @rule(which=st.sampled_from(["stale", "first", "all"]))
+    def break_(self, which: str) -> None:
+        real = [fence for _, fence in self.real.holders()]
+        model = [fence for _, fence in self._model_holders()]
+        if which != "all":
+            real, model = ([12345], [12345]) if which == "stale" else (real[:1], model[:1])
         assert self.real.break_(real) == self.model.break_(NAME, model)
 
-    @rule()
-    def end_the_lease(self) -> None:
-        for waiter, fence in self.real.holders():
+    @rule(every=st.booleans())
+    def end_the_lease(self, every: bool) -> None:
+        for waiter, fence in self.real.holders()[: None if every else 1]:
             self.real.redis.zadd(self.real.keys[0], {f"{waiter}:{fence}": LONG_AGO})
         line = self.model._lines.get(NAME)
-        for grant in self._model_holders():
+        for grant in self._model_holders()[: None if every else 1]:
             assert line is not None
-            line.holders[grant] = LONG_AGO
+            line.holders[Grant(*grant)] = LONG_AGO
+
+    def learn(self) -> None:
+        """What was minted on each side since."""
+        real = (*self.real.holders(), *(push[1:] for push in self.real.log))
+        model = (*self._model_holders(), *(push[1:] for push in self.model.log))
+        self.real_fences.learn(grant[1] for grant in real)
+        self.model_fences.learn(grant[1] for grant in model)
 
     @invariant()
     def same_state(self) -> None:
+        self.learn()
         real = [(waiter, self.real_fences.rank(fence)) for waiter, fence in self.real.holders()]
-        model = [(g.waiter, self.model_fences.rank(g.fence)) for g in self._model_holders()]
-        assert real == model
+        model = [(waiter, self.model_fences.rank(fence)) for waiter, fence in self._model_holders()]
+        assert sorted(real) == sorted(model)
         line = self.model._lines.get(NAME)
         queue = [waiter for _, waiter in line.queue] if line else []
         assert self.real.redis.zrange(self.real.keys[1], 0, -1) == queue
+        if self.waiters is not WAITERS:
+            numbers = (line.used(), line.limit or 0, line.count) if line else (0, 0, 0)
+            used, limit, count = self.real.numbers()
+            assert (used, max(0, limit), count) == numbers
+        else:
+            assert all("s" not in w[0] for w, _ in real) or all(w[0] == "s" for w, _ in real)
 
     @invariant()
     def same_pushes(self) -> None:
+        self.learn()
         # Each client's pushes are in order; between clients there is none.
-        for side, fences in ((self.real, self.real_fences), (self.model, self.model_fences)):
+        for side in (self.real, self.model):
             side.log.sort(key=lambda push: (push[1].split(":")[1], push[2]))
-            for fence in sorted(push[2] for push in side.log):
-                fences.rank(fence)
         real = [(*p[:2], self.real_fences.rank(p[2]), *p[3:]) for p in self.real.log]
         model = [(*p[:2], self.model_fences.rank(p[2]), *p[3:]) for p in self.model.log]
         assert real == model
@@ -326,28 +451,38 @@ class Differential(RuleBasedStateMachine):
 
     @invariant()
     def every_key_expires(self) -> None:
-        for key in self.real.keys:
+        for key in (*self.real.keys, self.real.value):
             assert self.real.redis.pttl(key) != -1, f"{key} has no expiry"
 
-    def _model_holders(self) -> list[Grant]:
+    def _model_holders(self) -> list[tuple[str, int]]:
         line = self.model._lines.get(NAME)
-        return list(line.holders) if line else []
+        return sorted((grant.waiter, grant.fence) for grant in line.holders) if line else []
 
     def teardown(self) -> None:
         self.real.close()
 
 
+def as_granted(grant: tuple[str, int]) -> tuple[str, int]:
+    """A grant as its client knows it."""
+    waiter, fence = grant
+    return ("x" + waiter[1:] if WaiterId.parse(waiter).downgrades else waiter), fence
+
+
 @pytest.mark.timeout(120)
-def test_the_scripts_and_the_model_agree(redis_server: RedisServer) -> None:
+@pytest.mark.parametrize(
+    "those", [WAITERS, PERMITS, PARTIES, WATCHERS], ids=["locks", "permits", "parties", "watchers"]
+)
+def test_the_scripts_and_the_model_agree(redis_server: RedisServer, those: list[str]) -> None:
     """Whatever is done in whatever order, Lua on Redis and Python in memory do the same."""
 
     class OnThisServer(Differential):
         server = redis_server
+        waiters = those
 
     run_state_machine_as_test(
         OnThisServer,
         settings=settings(
-            max_examples=150,
+            max_examples=100,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

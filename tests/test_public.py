@@ -27,10 +27,15 @@ PUBLIC = [aiolock, aiolock.errors, aiolock.store, aiolock.testing]
 NAMES = [
     "AcquireTimeout",
     "Acquisition",
+    "Barrier",
     "ClientClosed",
+    "Election",
+    "Latch",
+    "Leader",
     "Lease",
     "LeaseLost",
     "LeaseState",
+    "LimitMismatch",
     "Lock",
     "LockClient",
     "LockError",
@@ -41,9 +46,12 @@ NAMES = [
     "Party",
     "Periodic",
     "QueueFull",
+    "RWLock",
+    "Semaphore",
     "Status",
     "Store",
     "StoreError",
+    "Term",
     "WouldDeadlock",
     "connect",
 ]
@@ -68,6 +76,20 @@ SIGNATURES = {
     "LockClient.periodic": (
         "(self, name, *, every, at_least_for=None, at_most_for=None, ttl=None)"
     ),
+    "LockClient.rwlock": (
+        "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
+        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
+    ),
+    "LockClient.semaphore": (
+        "(self, name, limit, *, ttl=None, timeout=None, renew=True, max_waiters=None,"
+        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
+    ),
+    "LockClient.latch": ("(self, name, count, *, ttl=86400.0, timeout=None, max_waiters=None)"),
+    "LockClient.barrier": "(self, name, parties, *, timeout=None, max_waiters=None)",
+    "LockClient.election": (
+        "(self, name, *, ttl=None, timeout=None, max_waiters=None, max_hold=None,"
+        " on_lost='cancel', lock_delay=None)"
+    ),
     "Lock.name": "property",
     "Lock.ttl": "property",
     "Lock.acquire": "(self, *, timeout=the lock's own, blocking=True)",
@@ -86,6 +108,40 @@ SIGNATURES = {
     "Lease.release": "async (self)",
     "Lease.extend": "async (self, ttl)",
     "Lease.verify": "async (self)",
+    "Lease.downgrade": "async (self)",
+    "RWLock.name": "property",
+    "RWLock.read": "(self)",
+    "RWLock.write": "(self)",
+    "RWLock.status": "async (self)",
+    "Semaphore.name": "property",
+    "Semaphore.limit": "property",
+    "Semaphore.acquire": "(self, permits=1, *, timeout=the lock's own, blocking=True)",
+    "Semaphore.resize": "async (self, limit)",
+    "Semaphore.status": "async (self)",
+    "Latch.name": "property",
+    "Latch.count": "property",
+    "Latch.count_down": "async (self, token=None)",
+    "Latch.missing": "async (self)",
+    "Latch.wait": "async (self, timeout=the lock's own)",
+    "Latch.status": "async (self)",
+    "Barrier.name": "property",
+    "Barrier.parties": "property",
+    "Barrier.wait": "async (self, timeout=the lock's own)",
+    "Barrier.status": "async (self)",
+    "Election.name": "property",
+    "Election.campaign": "(self, value='', *, timeout=the lock's own)",
+    "Election.leader": "async (self)",
+    "Election.observe": "(self)",
+    "Election.request_resign": "async (self)",
+    "Election.break_": "async (self)",
+    "Term.lease": "property",
+    "Term.value": "property",
+    "Term.fence": "property",
+    "Term.state": "property",
+    "Term.lost": "property",
+    "Term.requested": "property",
+    "Term.resign": "async (self)",
+    "Leader": "(value, fence, client, host, pid)",
     "MultiLock.names": "property",
     "MultiLock.acquire": "async (self, *, timeout=the lock's own, blocking=True)",
     "MultiLease.leases": "property",
@@ -101,12 +157,13 @@ SIGNATURES = {
     "Periodic.every": "property",
     "Periodic.status": "async (self)",
     "Periodic.run": "async (self, job)",
-    "Party": "(client, host, pid, since, place, fence=0, remaining=0.0)",
-    "Status": "(name, holders, waiters, closed=0.0)",
+    "Party": "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0)",
+    "Status": "(name, holders, waiters, closed=0.0, limit=None)",
 }
 ERRORS: dict[str, type[Exception] | None] = {
     "AcquireTimeout": TimeoutError,
     "LeaseLost": None,
+    "LimitMismatch": ValueError,
     "NotHeld": RuntimeError,
     "WouldDeadlock": RuntimeError,
     "QueueFull": None,
@@ -158,8 +215,10 @@ def test_signatures() -> None:
 
 def test_methods() -> None:
     """None of these classes has a public method or property beside those."""
-    kinds = (aiolock.LockClient, aiolock.Lock, aiolock.Lease)
-    for kind in (*kinds, aiolock.MultiLock, aiolock.MultiLease, aiolock.Once, aiolock.Periodic):
+    kinds: list[type] = [aiolock.LockClient, aiolock.Lock, aiolock.Lease, aiolock.RWLock]
+    kinds += [aiolock.MultiLock, aiolock.MultiLease, aiolock.Once, aiolock.Periodic]
+    kinds += [aiolock.Semaphore, aiolock.Latch, aiolock.Barrier, aiolock.Election, aiolock.Term]
+    for kind in kinds:
         ours = {
             name.partition(".")[2] for name in SIGNATURES if name.startswith(f"{kind.__name__}.")
         }

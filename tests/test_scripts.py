@@ -10,7 +10,7 @@ from importlib import resources
 import pytest
 
 import aiolock
-from aiolock.store import Full, Queued
+from aiolock.store import Full, Queued, Renewal
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._pipe import ACL_RULE
@@ -67,7 +67,7 @@ def test_every_lua_file_begins_by_saying_what_it_is() -> None:
     """A name and what it does; a script also its KEYS or ARGV and what it returns."""
     folder = resources.files("aiolock.stores.redis").joinpath("lua")
     files = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir()}
-    assert len(files) == len(SCRIPTS) + 6, "scripts, and the parts that they include"
+    assert len(files) == len(SCRIPTS) + 7, "scripts, and the parts that they include"
     for name, text in files.items():
         assert text.startswith("-- "), name
     for script in SCRIPTS:
@@ -117,3 +117,26 @@ def test_the_dead_do_not_fill_the_queue(lua: Scripts) -> None:
     lua.acquire("x9000:gone:1", 60_000, 0, 1)
     assert isinstance(lua.acquire("x9000:ada:2", 60_000, 0, 1), Queued)
     assert isinstance(lua.acquire("x9000:ada:3", 60_000, 0, 1), Full)
+
+
+def test_the_holders_live_as_long_as_the_longest_of_them(lua: Scripts) -> None:
+    """A reader with a short lease, entering or renewing, does not shorten what others stand in."""
+    lua.acquire("s9000:ada:1", 3_600_000, 0, 0)
+    lua.acquire("s9000:ada:2", 1_000, 0, 0)
+    short = next(grant for grant in lua.holders() if grant[0] == "s9000:ada:2")
+    assert lua.renew([Renewal("", *short, 2_000)]) == [True]
+    assert lua.redis.pttl(lua.keys[0]) > 3_600_000
+
+
+def test_what_is_kept_beside_the_grants_goes_with_them(lua: Scripts) -> None:
+    """Nothing is left of readers once they have left, and of permits only their number."""
+    lua.acquire("s9000:ada:1", 60_000, 0, 0)
+    lua.acquire("xd9000:bob:1", 60_000, 0, 0)
+    lua.acquire("s9000:ada:2", 60_000, 0, 0)
+    for waiter, fence in lua.holders():
+        lua.release(waiter, fence)
+    assert [key for key in lua.keys[:2] if lua.redis.exists(key)] == []
+    lua.acquire("s9000*2/3:ada:1", 60_000, 0, 0)
+    lua.release(*lua.holders()[0])
+    assert set(lua.redis.zrange(lua.keys[0], 0, -1)) == {"used", "limit"}
+    assert 0 < lua.redis.pttl(lua.keys[0]) <= 120_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import fakeredis
 import pytest
@@ -70,6 +70,17 @@ LOCKS: dict[str, list[Wrong]] = {
         ([], ValueError, "'cancel' or 'signal'"),
     ],
 }
+
+
+NUMBERS: list[Wrong] = [
+    (0, ValueError, "must be from 1 to 1,000,000,000, not 0"),
+    (-1, ValueError, "not -1"),
+    (10**9 + 1, ValueError, "must be from 1 to 1,000,000,000"),
+    (1.0, TypeError, "must be an int, not 1.0"),
+    (True, TypeError, "must be an int, not True"),
+    ("3", TypeError, "must be an int, not '3'"),
+    (None, TypeError, "must be an int, not None"),
+]
 
 
 def cases(table: dict[str, list[Wrong]]) -> list[Any]:
@@ -269,3 +280,49 @@ async def test_target_with_no_io() -> None:
     aiolock.connect(driver)
     with pytest.raises(TypeError, match="prefix"):
         aiolock.connect(driver, prefix=3)  # type: ignore[arg-type]  # that is what is wrong
+
+
+@pytest.mark.parametrize(("number", "error", "text"), NUMBERS)
+@pytest.mark.parametrize("kind", ["semaphore", "latch", "barrier"])
+def test_numbers(kind: str, number: Any, error: type[Exception], text: str) -> None:
+    """Permits, counts and parties are whole numbers, at least 1."""
+    client = aiolock.connect("memory://")
+    with pytest.raises(error, match=text):
+        getattr(client, kind)("a", number)
+
+
+@pytest.mark.parametrize("kind", ["semaphore", "latch", "barrier", "election", "rwlock"])
+def test_names_of_the_family(kind: str) -> None:
+    """Names are checked as a lock's are, with what stands before them at the store."""
+    factory = getattr(aiolock.connect("memory://"), kind)
+    more: tuple[int, ...] = (3,) if kind in {"semaphore", "latch", "barrier"} else ()
+    longest = 512 if kind == "rwlock" else 512 - len(f"{kind}:")
+    assert factory("x" * longest, *more).name == "x" * longest
+    for name, error in (("", ValueError), ("x" * (longest + 1), ValueError), (3, TypeError)):
+        with pytest.raises(error, match="a lock's name must"):
+            factory(name, *more)
+
+
+@pytest.mark.parametrize(("ttl", "error", "text"), POSITIVE)
+def test_ttl_of_a_latch(ttl: Any, error: type[Exception], text: str) -> None:
+    """For how long a latch is remembered is a number of seconds."""
+    with pytest.raises(error, match=text):
+        aiolock.connect("memory://").latch("a", 2, ttl=ttl)
+
+
+async def test_wrong_limit() -> None:
+    """A semaphore is resized to a whole number, 0 or more; nothing is sent otherwise."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    wrong: list[Wrong] = [
+        (-1, ValueError, "limit must be from 0 to"),
+        (2.5, TypeError, "limit must be an int, not 2.5"),
+        (False, TypeError, "limit must be an int, not False"),
+    ]
+    async with aiolock.connect(faulty) as client:
+        for limit, error, text in wrong:
+            with pytest.raises(error, match=text):
+                await client.semaphore("s", 2).resize(cast(Any, limit))
+        with pytest.raises(ValueError, match="a lock's name must"):
+            await client.latch("l", 2).count_down("")
+    assert not faulty.calls["resize"]
+    assert not faulty.calls["post"]

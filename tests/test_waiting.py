@@ -18,9 +18,10 @@ from aiolock.store import (
     Answer,
     Granted,
     Inbox,
+    Operation,
     Queued,
+    Relay,
     Renewal,
-    Status,
 )
 from tests.virtual import VirtualLoop
 
@@ -37,12 +38,12 @@ class Command:
     future: asyncio.Future[Any]
 
 
-class ByHand:
+class ByHand(Relay):
     """A store that writes down what is sent and answers when told."""
 
     inbox: Inbox
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # there is no other store
         self.sent: list[Command] = []
 
     async def open(self, client: str, inbox: Inbox) -> bool:
@@ -68,17 +69,9 @@ class ByHand:
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         return self._send("renew", list(renewals))
 
-    def status(self, name: str) -> asyncio.Future[Status]:
-        return self._send("status", name)
-
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
-        return self._send("finish", name, waiter, fence, keep)
-
-    def request(self, name: str) -> asyncio.Future[int]:
-        return self._send("request", name)
-
-    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        return self._send("break", name, list(fences))
+    def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
+        del start
+        return self._send(operation)
 
     @property
     def verbs(self) -> list[str]:

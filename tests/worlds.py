@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Protocol
 
 import fakeredis
 
@@ -55,8 +55,14 @@ def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return run_it
 
 
-async def queued(lock: aiolock.Lock, count: int) -> None:
-    """Return when so many wait for the lock, which is to say soon."""
+class Seen(Protocol):
+    """Whatever has a queue that can be looked at."""
+
+    async def status(self) -> aiolock.Status: ...
+
+
+async def queued(lock: Seen, count: int) -> None:
+    """Return when so many wait for it, which is to say soon."""
     for _ in range(2000):
         if len((await lock.status()).waiters) == count:
             return

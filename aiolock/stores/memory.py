@@ -11,6 +11,7 @@ import socket
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -23,11 +24,13 @@ from aiolock.store import (
     WAS_QUEUED,
     Answer,
     Busy,
+    Differs,
     Done,
     Full,
     Granted,
     Inbox,
     Party,
+    Posted,
     Queued,
     Renewal,
     Status,
@@ -37,11 +40,13 @@ from aiolock.store import (
 Value = TypeVar("Value")
 
 
-_CLOSED: Final = str(WaiterId(blind=False, fixed=True, claim=0, client=NOBODY, seq=0))
-"""Holds the lock while it is closed."""
 _DONE: Final = str(WaiterId(blind=False, fixed=True, claim=0, client=NOBODY, seq=0, once=True))
 """Holds the lock while it is remembered that something is done."""
-_NOBODYS: Final = (_CLOSED, _DONE)
+_parse = lru_cache(maxsize=4096)(WaiterId.parse)
+_A_MINUTE: Final = 60_000
+"""Milliseconds for which a number that was declared is remembered when nobody holds any more."""
+_KEEP_ALIVE: Final = 60_000
+"""Milliseconds after which to ask again where no lease will end."""
 
 
 class Grant(NamedTuple):
@@ -50,18 +55,86 @@ class Grant(NamedTuple):
     waiter: str
     fence: int
 
+    @property
+    def who(self) -> WaiterId:
+        return _parse(self.waiter)
+
+    @property
+    def nobodys(self) -> bool:
+        return self.who.client == NOBODY
+
+    @property
+    def downgraded(self) -> Grant:
+        """As it stands among the holders once it shares."""
+        return Grant("s" + self.waiter[1:], self.fence)
+
+    @property
+    def as_granted(self) -> Grant:
+        """As its client knows it."""
+        return Grant("x" + self.waiter[1:], self.fence) if self.who.downgrades else self
+
 
 class _Line:
     """What is kept of one name."""
 
     def __init__(self) -> None:
         self.holders: dict[Grant, int] = {}  # -> the end of the lease, ms
+        # Remembered until `until`, and while somebody holds.
+        self.limit: int | None = None
+        self.declared = self.count = 0
+        self.tokens: set[str] = set()
+        self.value = ""
+        self.until = 0
+        self.passing = 0  # how many more of a full group enter, within one operation
         self.queue: list[tuple[int, str]] = []  # (ticket, waiter), in order
         self.tickets: dict[str, int] = {}
 
     def enqueue(self, ticket: int, waiter: str) -> None:
         self.tickets[waiter] = ticket
         insort(self.queue, (ticket, waiter))
+
+    @property
+    def open(self) -> bool:
+        """Nobody holds it who is exclusive: whoever holds it may share it."""
+        return all(grant.who.shared for grant in self.holders)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be kept of it."""
+        remembered = self.limit is not None or self.count or self.value
+        return not (self.holders or self.queue or remembered)
+
+    def find(self, waiter: str, fence: int) -> Grant | None:
+        """This grant, as it stands among the holders now."""
+        grant = Grant(waiter, fence)
+        if grant not in self.holders and grant.who.downgrades:
+            grant = grant.downgraded
+        return grant if grant in self.holders else None
+
+    def used(self) -> int:
+        """How many permits are taken."""
+        return sum(grant.who.permits for grant in self.holders)
+
+    def permits(self, declared: int, now: int) -> int:
+        """How many there are; where that is forgotten, as many as are declared."""
+        if self.limit is None:
+            self.limit = declared
+            self.keep(now + _A_MINUTE)
+        return self.limit
+
+    def differs(self, declared: int, now: int) -> bool:
+        """Whether another number is known."""
+        return self.permits(declared, now) != declared != self.declared
+
+    def keep(self, until: int) -> None:
+        """Remember the numbers until then, at least."""
+        self.until = max(self.until, until)
+
+    def forget(self) -> None:
+        self.limit = None
+        self.declared = self.count = self.until = 0
+        self.tokens.clear()
+        self.value = ""
 
     def place(self, waiter: str) -> int:
         return bisect_left(self.queue, (self.tickets[waiter], waiter)) + 1
@@ -119,47 +192,66 @@ class MemoryServer:
         self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
     ) -> Answer:
         line, now = self._line(name), self.now()
-        for grant, end in list(line.holders.items()):
-            if end <= now // 1000:
-                self._reap(name, line, grant, now)
-        for (holder, fence), end in line.holders.items():
-            left = end - now // 1000
-            if holder == waiter:
-                return Granted(fence, left, now)
-            done = holder == _DONE and WaiterId.parse(waiter).once
-            if done or not wait:
-                return Done(left) if done else Busy(left)
+        who, ms = _parse(waiter), now // 1000
+        known = self._known(name, line, waiter, now)
+        if known is not None:
+            return known
         displaced = ticket > 0 and waiter not in line.tickets
-        free = not line.holders and not line.queue
-        if not free and wait and not self._enqueue(line, waiter, ticket, max_waiters, now):
-            return Full(len(line.queue))
-        if free or (not line.holders and self._advance(name, line, now, asking=waiter)):
+        if not line.queue and self._fits(line, who, now, who.client):
             return Granted(self._grant(line, waiter, ttl, now), ttl, now, displaced)
-        until = min(line.holders.values()) - now // 1000
+        if wait and not self._enqueue(line, waiter, ticket, max_waiters, now):
+            return Full(len(line.queue))
+        fence = 0
+        if line.open:
+            fence = self._advance(name, line, now, asking=waiter, ttl=ttl, asker=who.client)
+        if fence:
+            return Granted(fence, ttl, now, displaced)
+        until = min((end - ms for end in line.holders.values()), default=_KEEP_ALIVE)
         if not wait:
             return Busy(until)
         return Queued(line.tickets[waiter], line.place(waiter), until, now, displaced)
 
+    def _known(self, name: str, line: _Line, waiter: str, now: int) -> Answer | None:
+        """The answer where what it wants cannot be, or is done, or it is a holder already."""
+        who = _parse(waiter)
+        if who.declared and line.differs(who.declared, now // 1000):
+            return Differs(line.limit or 0)
+        if any(end <= now // 1000 for end in line.holders.values()):
+            self._reap(name, line, now)
+        for grant, end in line.holders.items():
+            left = end - now // 1000
+            if grant.waiter == waiter:
+                return Granted(grant.fence, left, now)
+            if grant.waiter == _DONE and who.once:
+                return Done(left)
+        return None
+
     def release(self, name: str, waiter: str, fence: int) -> int:
-        line = self._line(name)
+        line, now, client = self._line(name), self.now(), _parse(waiter).client
         if not fence:
             if line.dequeue(waiter):
+                if line.queue and line.open:
+                    self._advance(name, line, now, asker=client)
                 return self._done(name, line, WAS_QUEUED)
-            fence = next((g.fence for g in line.holders if g.waiter == waiter), 0)
-        if line.holders.pop(Grant(waiter, fence), None) is None:
+            fence = next((g.fence for g in line.holders if g.as_granted.waiter == waiter), 0)
+        grant = line.find(waiter, fence)
+        if grant is None:
             return self._done(name, line, WAS_ABSENT)
-        now = self.now()
-        if not self._close(line, Grant(waiter, fence), now):
-            self._advance(name, line, now, ours=WaiterId.parse(waiter).client)
+        del line.holders[grant]
+        exclusive = not grant.who.shared
+        if not (self._close(name, line, grant, now) and exclusive):
+            self._advance(name, line, now, asker=client)
         return self._done(name, line, WAS_HOLDER)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
         now, held = self.now() // 1000, list[bool]()
         for name, waiter, fence, ttl in renewals:
-            holders, grant = self._line(name).holders, Grant(waiter, fence)
-            held.append(holders.get(grant, 0) > now)
-            if held[-1] and ttl:
-                holders[grant] = now + ttl
+            line = self._line(name)
+            grant = line.find(waiter, fence)
+            held.append(grant is not None and line.holders[grant] > now)
+            if grant is not None and held[-1] and ttl:
+                line.holders[grant] = now + ttl
+                line.keep(now + ttl + _A_MINUTE)
         return held
 
     def finish(self, name: str, waiter: str, fence: int, keep: int) -> int:
@@ -167,65 +259,122 @@ class MemoryServer:
         if line.holders.pop(Grant(waiter, fence), None) is None:
             return int(Grant(_DONE, fence) in line.holders)
         line.holders[Grant(_DONE, fence)] = now // 1000 + keep
-        waiting = [who for _, who in line.queue if WaiterId.parse(who).once]
+        waiting = [who for _, who in line.queue if _parse(who).once]
         for who in waiting:
             line.dequeue(who)
-        for client in dict.fromkeys(WaiterId.parse(who).client for who in waiting):
+        for client in dict.fromkeys(_parse(who).client for who in waiting):
             self.push(client, lambda inbox: inbox.done(name))
         return WAS_HOLDER
 
     def request(self, name: str) -> int:
         held = [g for g, end in self._line(name).holders.items() if end > self.now() // 1000]
-        return sum(self._request(name, grant) for grant in held if grant.waiter not in _NOBODYS)
+        return sum(self._request(name, grant) for grant in held if not grant.nobodys)
 
     def break_(self, name: str, fences: Sequence[int]) -> int:
-        line = self._line(name)
-        now = self.now()
-        held = [grant for grant in line.holders if grant.waiter not in _NOBODYS]
-        broken = [grant for grant in held if grant.fence in fences]
-        closed = False
+        line, now = self._line(name), self.now()
+        broken = [g for g in line.holders if g.fence in fences and not g.nobodys]
         for grant in broken:
             del line.holders[grant]
-            closed = self._close(line, grant, now, lost=now // 1000) or closed
             self._tell_lost(name, grant, "broken")
-        if broken and not closed:
+            self._close(name, line, grant, now, lost=now // 1000)
+        if broken:
             self._advance(name, line, now)
         return self._done(name, line, len(broken))
+
+    def downgrade(self, name: str, waiter: str, fence: int) -> int:
+        line, now = self._line(name), self.now()
+        grant = line.find(waiter, fence)
+        if grant is None:
+            return self._done(name, line, WAS_ABSENT)
+        if not grant.who.shared:
+            end = line.holders[grant]
+            if end <= now // 1000:
+                return WAS_ABSENT
+            del line.holders[grant]
+            line.holders[grant.downgraded] = end
+            self._advance(name, line, now)
+        return WAS_HOLDER
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> int:
+        line, now = self._line(name), self.now()
+        before = line.permits(declared, now // 1000)
+        line.declared = line.declared or before
+        line.limit = limit
+        line.keep(now // 1000 + keep)
+        self._advance(name, line, now)
+        return before
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> int:
+        line, now = self._line(name), self.now()
+        if declared and line.differs(declared, now // 1000):
+            return -(line.limit or 0)
+        if value and count >= line.count:
+            line.value = value
+        line.count = max(line.count, count)
+        if token and token not in line.tokens:
+            line.tokens.add(token)
+            line.count += 1
+        line.keep(now // 1000 + keep)
+        self._advance(name, line, now)
+        return line.count
+
+    def read(self, name: str) -> Posted:
+        line = self._line(name)
+        return self._done(name, line, Posted(line.count, line.value))
 
     def status(self, name: str) -> Status:
         line, now = self._line(name), self.now()
         host, pid = socket.gethostname(), os.getpid()
-        holders = (
+        held = [(g, g.who, end) for g, end in line.holders.items() if end > now // 1000]
+        held.sort(key=lambda one: one[0].fence)
+        holders = tuple(
             Party(
-                client=WaiterId.parse(grant.waiter).client,
+                client=who.client,
                 host=host,
                 pid=pid,
                 since=grant.fence / 1e6,
                 place=0,
                 fence=grant.fence,
                 remaining=(end - now / 1000) / 1000,
+                shared=who.shared,
+                permits=who.permits,
             )
-            for grant, end in line.holders.items()
-            if end > now // 1000 and grant.waiter not in _NOBODYS
+            for grant, who, end in held
+            if not grant.nobodys
         )
-        opens = max((end for g, end in line.holders.items() if g.waiter in _NOBODYS), default=0)
-        waiters = (
-            Party(WaiterId.parse(waiter).client, host, pid, ticket / 1e6, place)
-            for place, (ticket, waiter) in enumerate(line.queue, start=1)
+        opens = max((end for grant, _, end in held if grant.nobodys), default=0)
+        queue = [(ticket, _parse(waiter)) for ticket, waiter in line.queue]
+        waiters = tuple(
+            Party(
+                client=who.client,
+                host=host,
+                pid=pid,
+                since=ticket / 1e6,
+                place=place,
+                shared=who.shared,
+                permits=who.permits,
+            )
+            for place, (ticket, who) in enumerate(queue, start=1)
         )
-        return Status(name, tuple(holders), tuple(waiters), max(0.0, (opens - now / 1000) / 1000))
+        closed = max(0.0, (opens - now / 1000) / 1000)
+        return self._done(name, line, Status(name, holders, waiters, closed, line.limit))
 
     def names(self) -> list[str]:
-        """Every name of which something is kept: none, once all is released."""
+        """Every name that somebody holds or waits for: none, once all is released."""
         return [name for name, line in self._lines.items() if line.holders or line.queue]
 
     def _line(self, name: str) -> _Line:
         if len(self._lines) >= self._sweep_at:
             self._sweep()
-        return self._lines.setdefault(name, _Line())
+        line = self._lines.setdefault(name, _Line())
+        if line.until and line.until <= self.now() // 1000:
+            line.forget()
+        return line
 
-    def _done(self, name: str, line: _Line, answer: int) -> int:
-        if not line.holders and not line.queue:
+    def _done(self, name: str, line: _Line, answer: Value) -> Value:
+        if line.idle:
             self._lines.pop(name, None)
         return answer
 
@@ -233,79 +382,137 @@ class MemoryServer:
         """Forget the names that nobody released or asked for since their lease ended."""
         past = self.now() // 1000
         for name, line in list(self._lines.items()):
-            if not line.queue and all(end <= past for end in line.holders.values()):
-                del self._lines[name]
+            if line.until <= past and all(end <= past for end in line.holders.values()):
+                line.forget()
+                line.holders.clear()
+                self._done(name, line, None)
         self._sweep_at = max(1024, 2 * len(self._lines))
 
     def _grant(self, line: _Line, waiter: str, lease: int, now: int) -> int:
         # One counter for all names: it only grows, so an idle name leaves nothing behind.
         self._fence = max(self._fence + 1, now)
-        line.holders[Grant(waiter, self._fence)] = now // 1000 + lease
+        end = now // 1000 + lease
+        line.holders[Grant(waiter, self._fence)] = end
+        if _parse(waiter).shared:
+            line.keep(end + _A_MINUTE)
         return self._fence
 
-    def _advance(
-        self, name: str, line: _Line, now: int, *, asking: str | None = None, ours: str = ""
-    ) -> bool:
-        """Hand the free lock on; True when it is the turn of ``asking``, or nobody waits.
+    def _fits(self, line: _Line, who: WaiterId, now: int, asker: str) -> bool:
+        """Whether this waiter, who is not in the queue now, may enter beside those who hold it."""
+        if not line.open or not (who.shared or not line.holders):
+            return False  # exclusive: alone
+        if who.rule.startswith("&"):
+            return self._is_full(line, who.number - 1, asker)
+        if who.rule.startswith("^"):
+            return line.count >= who.number
+        if who.permits:
+            return line.used() + who.number <= line.permits(who.declared, now // 1000)
+        return True
 
-        The client ``ours`` is being answered, so it is there, whether or not it listens.
+    def _is_full(self, line: _Line, others: int, asker: str) -> bool:
+        """Whether the group is full: the others stand in the queue, or are passing already."""
+        if line.passing:
+            line.passing -= 1
+            return True
+        if len(line.queue) >= others:
+            self._bury(line, asker)
+        if len(line.queue) < others:
+            return False
+        line.passing = others
+        return True
+
+    def _advance(
+        self,
+        name: str,
+        line: _Line,
+        now: int,
+        *,
+        asking: str = "",
+        ttl: int = 0,
+        asker: str = "",
+    ) -> int:
+        """Let those at the head of the queue in for as long as they fit; the fence of ``asking``.
+
+        The client ``asker`` is being answered, so it is there, whether or not it listens.
         """
+        mine = line.passing = 0
         while line.queue:
-            head = line.queue[0][1]
+            ticket, head = line.queue[0]
+            who = _parse(head)
             line.dequeue(head)
+            if not (who.client == asker or who.client in self._inboxes or who.blind):
+                continue
+            if not self._fits(line, who, now, asker):
+                line.enqueue(ticket, head)
+                break
             if head == asking:
-                return True
-            who = WaiterId.parse(head)
-            if who.client in self._inboxes or who.blind or who.client == ours:
+                mine = self._grant(line, head, ttl, now)
+            else:
                 fence = self._grant(line, head, who.claim, now)
                 self.push(who.client, _grant_push(name, head, fence, who.claim, now))
-                return False
-        return True
+            if not who.shared:
+                break
+        return mine
 
-    def _close(self, line: _Line, grant: Grant, now: int, lost: int | None = None) -> bool:
+    def _close(
+        self, name: str, line: _Line, grant: Grant, now: int, lost: int | None = None
+    ) -> bool:
         """Let nobody in for as long as the terms of a grant that has ended say; whether they do."""
         granted = min(grant.fence, now) // 1000
-        opens = WaiterId.parse(grant.waiter).opens(granted, lost)
+        who = grant.who
+        opens = who.opens(granted, lost)
         if opens <= now // 1000:
             return False
-        line.holders[Grant(_CLOSED, grant.fence)] = opens
+        nobody = WaiterId(
+            blind=False,
+            fixed=True,
+            claim=0,
+            client=NOBODY,
+            seq=0,
+            shared=who.shared,
+            rule=who.rule,
+        )
+        line.holders[Grant(str(nobody), grant.fence)] = opens
+        if line.queue:
+            self.push(_parse(line.queue[0][1]).client, lambda inbox: inbox.done(name))
         return True
 
-    def _reap(self, name: str, line: _Line, grant: Grant, now: int) -> None:
-        ended = line.holders.pop(grant)
-        self._close(line, grant, now, lost=ended)
-        gone = WaiterId.parse(grant.waiter)
-        if not gone.fixed:
-            for _, waiter in list(line.queue):
-                if WaiterId.parse(waiter).client == gone.client:
-                    line.dequeue(waiter)
-        self._tell_lost(name, grant, "expired")
+    def _reap(self, name: str, line: _Line, now: int) -> None:
+        ended = [(grant, end) for grant, end in line.holders.items() if end <= now // 1000]
+        for grant, end in ended:
+            del line.holders[grant]
+            self._tell_lost(name, grant, "expired")
+            self._close(name, line, grant, now, lost=end)
+        stuck = {grant.who.client for grant, _ in ended if not grant.who.fixed}
+        for _, waiter in list(line.queue):
+            if _parse(waiter).client in stuck:
+                line.dequeue(waiter)
 
     def _enqueue(self, line: _Line, waiter: str, ticket: int, max_waiters: int, now: int) -> bool:
         """Put it at its old place or behind the tail; False when as many wait as may."""
         if waiter in line.tickets:
             return True
         if not ticket and 0 < max_waiters <= len(line.queue):
-            self._bury(line)
+            self._bury(line, _parse(waiter).client)
             if max_waiters <= len(line.queue):
                 return False
         line.enqueue(ticket or max(now, line.queue[-1][0] + 1 if line.queue else 0), waiter)
         return True
 
-    def _bury(self, line: _Line) -> None:
+    def _bury(self, line: _Line, asker: str) -> None:
         for _, waiter in list(line.queue):
-            who = WaiterId.parse(waiter)
-            if who.client not in self._inboxes and not who.blind:
+            who = _parse(waiter)
+            if who.client not in self._inboxes and who.client != asker and not who.blind:
                 line.dequeue(waiter)
 
     def _tell_lost(self, name: str, grant: Grant, reason: str) -> None:
-        client = WaiterId.parse(grant.waiter).client
-        if client != NOBODY:
-            self.push(client, lambda inbox: inbox.lost(name, grant.waiter, grant.fence, reason))
+        if not grant.nobodys:
+            waiter, fence = grant.as_granted
+            self.push(grant.who.client, lambda inbox: inbox.lost(name, waiter, fence, reason))
 
     def _request(self, name: str, grant: Grant) -> int:
-        client = WaiterId.parse(grant.waiter).client
-        return self.push(client, lambda inbox: inbox.requested(name, grant.waiter, grant.fence))
+        waiter, fence = grant.as_granted
+        return self.push(grant.who.client, lambda inbox: inbox.requested(name, waiter, fence))
 
 
 def _grant_push(
@@ -358,6 +565,22 @@ class MemoryStore:
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._soon(self.server.request(name))
+
+    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        return self._soon(self.server.downgrade(name, waiter, fence))
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        return self._soon(self.server.resize(name, declared, limit, keep))
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        return self._soon(
+            self.server.post(name, count, token=token, declared=declared, value=value, keep=keep)
+        )
+
+    def read(self, name: str) -> asyncio.Future[Posted]:
+        return self._soon(self.server.read(name))
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         return self._soon(self.server.break_(name, fences))

@@ -9,18 +9,18 @@ from contextvars import ContextVar
 from functools import partial
 
 import aiolock
-from aiolock.store import Answer, Inbox, Queued, Renewal, Status, Store
+from aiolock.store import Answer, Inbox, Queued, Relay, Renewal, Store
 from tests.chaos.history import History
 
 ATTEMPT: ContextVar[str] = ContextVar("attempt", default="")
 """The attempt for which something is done, also in the tasks that are made to do it."""
 
 
-class Recorder:
+class Recorder(Relay):
     """A store that passes everything on, and writes down what only a store can see."""
 
     def __init__(self, store: Store, history: History) -> None:
-        self._store = store
+        super().__init__(store)
         self._history = history
         self._attempts: dict[str, str] = {}
         self._pushed: set[tuple[str, int]] = set()  # attempt, fence
@@ -73,9 +73,6 @@ class Recorder:
         self._inbox = inbox
         return await self._store.open(client, self)
 
-    async def aclose(self) -> None:
-        await self._store.aclose()
-
     def acquire(
         self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
     ) -> asyncio.Future[Answer]:
@@ -113,15 +110,6 @@ class Recorder:
         renewed.add_done_callback(partial(self._look_soon, renewals))
         self._look_soon(renewals)  # `extend` to less counts from when it is sent
         return renewed
-
-    def status(self, name: str) -> asyncio.Future[Status]:
-        return self._store.status(name)
-
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
-        return self._store.finish(name, waiter, fence, keep)
-
-    def request(self, name: str) -> asyncio.Future[int]:
-        return self._store.request(name)
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         self._breaks += 1

@@ -16,7 +16,17 @@ from typing import Any, Final
 
 import aiolock
 from aiolock._waiting import TRY_AGAIN
-from aiolock.store import CLAIM, WAS_HOLDER, Granted, Inbox, Queued, Renewal, Status, WaiterId
+from aiolock.store import (
+    CLAIM,
+    WAS_HOLDER,
+    Granted,
+    Inbox,
+    Operation,
+    Queued,
+    Relay,
+    Renewal,
+    WaiterId,
+)
 from tests.protocol.acts import Act, acts, failures
 from tests.protocol.client import AtClient
 from tests.protocol.model import WAITING, Answer, Client, Phase, Push, Who
@@ -50,7 +60,7 @@ class Sent:
 
 
 @dataclass(eq=False)
-class ByHand:
+class ByHand(Relay):
     """A store that only writes down what it is to do."""
 
     clock: int = 1_000_000_000
@@ -74,16 +84,7 @@ class ByHand:
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
 
-    def status(self, name: str) -> asyncio.Future[Status]:
-        raise NotImplementedError
-
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
-        raise NotImplementedError
-
-    def request(self, name: str) -> asyncio.Future[int]:
-        raise NotImplementedError
-
-    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+    def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
         raise NotImplementedError
 
     def _send(self, what: str, waiter: str, number: int) -> asyncio.Future[Any]:

@@ -32,6 +32,10 @@ class Names:
         stem = f"{self._prefix}:{{{escape(name)}}}"
         return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
 
+    def value(self, name: str) -> str:
+        """Where a value is put up (see `Store.post`)."""
+        return f"{self._prefix}:{{{escape(name)}}}:value"
+
     def name(self, holders: str) -> str:
         """The name whose holders key this is; a push carries the key, which its script has."""
         escaped = holders[len(self._prefix) + 2 : -len("}:holders")]

@@ -31,7 +31,8 @@ _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY")
 
 ACL_RULE: Final = (
     "~{prefix}:* &{prefix}:* +evalsha +eval +select +subscribe +publish +pubsub|numsub +time"
-    " +exists +get +set +pexpire +zadd +zcard +zrange +zrangebyscore +zrank +zrem +zscore +zpopmin"
+    " +exists +get +set +pexpire +pttl +zadd +zcard +zincrby +zmscore +zrange +zrangebyscore +zrank"
+    " +zrem +zscore +zpopmin"
 )
 """The least that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
 

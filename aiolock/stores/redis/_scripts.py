@@ -8,7 +8,18 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any, Final, cast
 
-from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Answer, Busy, Done, Full, Granted, Queued
+from aiolock.store import (
+    WAS_HOLDER,
+    WAS_UNKNOWN,
+    Answer,
+    Busy,
+    Differs,
+    Done,
+    Full,
+    Granted,
+    Posted,
+    Queued,
+)
 
 _INCLUDE: Final = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
@@ -66,7 +77,7 @@ def _answer(reply: Any) -> Answer:
     return _ANSWERS[kind](*rest)
 
 
-_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (Busy, Granted, Queued, Full, Done)
+_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (Busy, Granted, Queued, Full, Done, Differs)
 """By the first number of the acquire script's reply."""
 
 
@@ -76,6 +87,11 @@ def _flags(reply: Any) -> list[bool]:
 
 def _was(reply: Any) -> int:
     return WAS_HOLDER if isinstance(reply, bytes) else int(reply)
+
+
+def _posted(reply: Any) -> Posted:
+    count, value = reply
+    return Posted(count, value.decode())
 
 
 def _as_is(reply: Any) -> Any:
@@ -90,5 +106,9 @@ RENEW: Final = Script("renew", _flags)
 BREAK: Final = Script("break", int)
 FINISH: Final = Script("finish", _was, lambda was: _was(was) or WAS_UNKNOWN)
 REQUEST: Final = Script("request", int)
+DOWNGRADE: Final = Script("downgrade", int)
+RESIZE: Final = Script("resize", int)
+POST: Final = Script("post", int)
+READ: Final = Script("read", _posted)
 STATUS: Final = Script("status", _as_is)
 PRESENCE: Final = Script("presence", int)

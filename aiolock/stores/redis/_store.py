@@ -19,6 +19,7 @@ from aiolock.store import (
     Answer,
     Inbox,
     Party,
+    Posted,
     Renewal,
     Status,
     WaiterId,
@@ -142,6 +143,27 @@ class RedisStore:
         arguments = bulk(1) + self._names.holders(name) + self._channels
         return self._pipe.call(scripts.REQUEST, 3, arguments)
 
+    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        arguments = self._names.three(name) + bulk(waiter) + bulk(fence) + self._channels
+        return self._pipe.call(scripts.DOWNGRADE, 7, arguments)
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        values = b"".join(map(bulk, (declared, limit, keep)))
+        arguments = self._names.three(name) + values + self._channels
+        return self._pipe.call(scripts.RESIZE, 8, arguments)
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        keys = (4, *self._names.keys(name), self._names.value(name))
+        values = (token, count, declared, value, keep)
+        arguments = b"".join(map(bulk, keys + values)) + self._channels
+        return self._pipe.call(scripts.POST, 11, arguments)
+
+    def read(self, name: str) -> asyncio.Future[Posted]:
+        keys = (2, self._names.keys(name)[0], self._names.value(name))
+        return self._pipe.call(scripts.READ, 3, b"".join(map(bulk, keys)))
+
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         values = b"".join(map(bulk, fences))
         arguments = self._names.three(name) + self._channels + values
@@ -153,24 +175,43 @@ class RedisStore:
 
     async def _status(self, name: str) -> Status:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        now, held, queued = await self._pipe.call(scripts.STATUS, 3, keys)
+        now, held, queued, limit = await self._pipe.call(scripts.STATUS, 3, keys)
         grants = [(*grant.decode().rpartition(":"), int(end)) for grant, end in _pairs(held)]
         waiters = [(WaiterId.parse(who.decode()), int(since)) for who, since in _pairs(queued)]
         ends = [(WaiterId.parse(who), int(fence), end) for who, _, fence, end in grants]
-        holders = [held for held in ends if held[0].client != NOBODY]
+        holders = sorted(
+            (held for held in ends if held[0].client != NOBODY), key=lambda held: held[1]
+        )
         closed = [(end - now / 1000) / 1000 for w, _, end in ends if w.client == NOBODY]
         known = await self._who({w.client for w, *_ in holders} | {w.client for w, _ in waiters})
         return Status(
             name,
             tuple(
-                Party(w.client, *known[w.client], fence / 1e6, 0, fence, (end - now / 1000) / 1000)
+                Party(
+                    w.client,
+                    *known[w.client],
+                    fence / 1e6,
+                    0,
+                    fence,
+                    (end - now / 1000) / 1000,
+                    shared=w.shared,
+                    permits=w.permits,
+                )
                 for w, fence, end in holders
             ),
             tuple(
-                Party(w.client, *known[w.client], since / 1e6, place)
+                Party(
+                    w.client,
+                    *known[w.client],
+                    since / 1e6,
+                    place,
+                    shared=w.shared,
+                    permits=w.permits,
+                )
                 for place, (w, since) in enumerate(waiters, start=1)
             ),
             max(closed, default=0.0),
+            None if limit < 0 else limit,
         )
 
     async def _who(self, clients: set[str]) -> dict[str, tuple[str, int]]:

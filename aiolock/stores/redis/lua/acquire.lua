@@ -8,41 +8,63 @@
 --          {0, until the first lease ends (ms)}                                     busy
 --          {3, how many wait}                                                       full
 --          {4, for how long that is remembered (ms)}                                done, see `finish`
+--          {5, the number that is known}                  another was declared for it, see `shared`
 --          displaced: 1 when it had a place, by its ticket, and has it no more
 
 local waiter, ticket = ARGV[1], tonumber(ARGV[2])
-local displaced = ticket > 0 and 1 or 0
+local displaced, shared = ticket > 0 and 1 or 0, waiter:byte() == 115
 
 --@include clock
+--@include shared
 --@include mint
-local function granted_to_us()
-  return {1, tonumber(grant(waiter, ARGV[3])), tonumber(ARGV[3]), tonumber(stamp), displaced}
+asker = waiter:match(':([^:]+):')
+local function granted(fence)
+  return {1, tonumber(fence), tonumber(ARGV[3]), tonumber(stamp), displaced}
 end
 
-if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
-  return granted_to_us()
-end
-
-local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-local until_end = first[2] and tonumber(first[2]) - now
-if first[1] then
-  if until_end > 0 then
-    if first[1]:sub(1, #waiter + 1) == waiter .. ':' then
-      return {1, tonumber(first[1]:match('%d+$')), until_end, tonumber(stamp), 0}
-    elseif first[1]:sub(1, 7) == 'xfo0:-:' and waiter:find('^x%a*o') then
-      return {4, until_end}
-    elseif ticket == -1 then
-      return {0, until_end}
-    end
-  else
-    --@include reap
-    until_end = reap(first[1], tonumber(first[2]))
-    if until_end == 0 then
-      first = {}
-    elseif ticket == -1 then
-      return {0, until_end}
-    end
+local declared = shared and waiter:match('^s%a*%d+[*&^]%d+/(%d+)')
+if declared then
+  local known = differs(declared)
+  if known then
+    return {5, known}
   end
+end
+if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 and (not shared or fits(waiter, ARGV[5])) then
+  return granted(grant(waiter, ARGV[3]))
+end
+
+local function first_to_end()
+  local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+  local ends = tonumber(first[2] or FIRST)
+  if ends < FIRST then
+    return first[1], ends - now
+  end
+end
+local holder, until_end = first_to_end()
+if holder and until_end <= 0 then
+  --@include reap
+  reap()
+  holder, until_end = first_to_end()
+end
+if holder then
+  if holder:sub(1, #waiter + 1) == waiter .. ':' then
+    return {1, tonumber(holder:match('%d+$')), until_end, tonumber(stamp), 0}
+  elseif holder:sub(1, 7) == 'xfo0:-:' and waiter:find('^x%a*o') then
+    return {4, until_end}
+  end
+end
+if shared then
+  local fence = redis.call('ZSCORE', KEYS[1], waiter)
+  if fence then
+    fence = string.format('%.0f', fence)
+    local ends = redis.call('ZSCORE', KEYS[1], waiter .. ':' .. fence)
+    return {1, tonumber(fence), ends - now, tonumber(stamp), 0}
+  end
+end
+
+local open = not holder or holder:byte() == 115 -- not x: whoever holds it may share it
+if open and redis.call('EXISTS', KEYS[2]) == 0 and fits(waiter, ARGV[5]) then
+  return granted(grant(waiter, ARGV[3]))
 end
 
 local place -- where that is known without asking
@@ -56,7 +78,8 @@ if ticket >= 0 then
       local waiting = redis.call('ZCARD', KEYS[2])
       if waiting >= most then
         --@include bury
-        waiting = waiting - bury(ARGV[5])
+        bury(ARGV[5])
+        waiting = redis.call('ZCARD', KEYS[2])
       end
       if waiting >= most then
         return {3, waiting}
@@ -82,14 +105,14 @@ if ticket >= 0 then
   redis.call('PEXPIRE', KEYS[2], 300000)
 end
 
-if not first[1] then
-  -- Nobody holds it, yet some wait: its holder is gone, and the one who asks wakes the next.
+if open then
+  -- Some wait, though they might share it, or though its holder is gone: whoever asks wakes the next.
   --@include advance
-  until_end = advance(ARGV[5], redis.call('ZPOPMIN', KEYS[2])[1], waiter)
-  if not until_end or until_end == 0 then
-    return granted_to_us()
+  local fence, _, ends = advance(ARGV[5], nil, not holder, waiter, ARGV[3])
+  if fence then
+    return granted(fence)
   end
-  place = nil
+  until_end, place = math.min(until_end or ends or 60000, ends or until_end or 60000), nil
 end
 
 if ticket == -1 then

@@ -1,27 +1,45 @@
--- advance(channels, head, asking): the lock is free, and its queue began with `head`, who is taken
--- out already; the first whose process listens gets it. Its first lease is only its claim: one that
--- is stuck costs no more than that. Returns when that lease ends (ms), 0 when it is the turn of
--- `asking` itself (who is granted in the reply), nil when nobody waits. With `ours`, the client who
--- is being answered: the push to it is the second result, and is not published.
-local function advance(channels, head, asking, ours)
-  while head do
-    if head == asking then
-      return 0
-    end
-    local flags, claim, client = head:match('^x(%a*)(%d+)[^:]*:([^:]+):')
+-- advance(channels, head, free): those at the head of the queue enter, for as long as they fit;
+-- `head` is its first, who is taken out already, with its ticket, or nil: see who is. `free`: nobody
+-- holds the lock. Who enters must be of a process that listens. The first lease is only the claim:
+-- one that is stuck costs no more than that.
+--
+-- Where it is the turn of `asking`, who is answered now, it gets `ttl`; and the first push to the
+-- client `ours`, who is answered too, is for the reply. Returns the fence of the one and the push to
+-- the other, and when the first of the leases ends (ms), nil when nobody has entered.
+local function advance(channels, head, free, asking, ttl, ours)
+  local fence_of_asking, push_to_ours, first_end
+  head = head or redis.call('ZPOPMIN', KEYS[2])
+  while head[1] do
+    local who = head[1]
+    local mode, flags, claim, rule, client = who:match('^(%a)(%a*)(%d+)([^:]?)[^:]*:([^:]+):')
     -- Counted first, then spoken to: what is published also reaches those who listen at a replica,
     -- where nobody counts them, and they would enter though they had been taken for dead. pcall:
     -- where an ACL forbids it by now, the waiter finds the grant when it asks again.
-    if client == ours or flags:find('b', 1, true)
+    if client == asker or flags:find('b', 1, true)
         or redis.pcall('PUBSUB', 'NUMSUB', channels .. client)[2] ~= 0 then
-      local fence = grant(head, claim)
-      local push = 'g ' .. head .. ' ' .. fence .. ' ' .. claim .. ' ' .. stamp .. ' ' .. KEYS[1]
-      if client == ours then
-        return tonumber(claim), push
+      if not (free and (rule == '' or mode == 'x')) and not fits(who, channels) then
+        redis.call('ZADD', KEYS[2], head[2], who)
+        redis.call('PEXPIRE', KEYS[2], 300000)
+        break
       end
-      redis.pcall('PUBLISH', channels .. client, push)
-      return tonumber(claim)
+      free = false
+      if who == asking then
+        fence_of_asking, claim = grant(who, ttl), ttl
+      else
+        local fence = grant(who, claim)
+        local push = 'g ' .. who .. ' ' .. fence .. ' ' .. claim .. ' ' .. stamp .. ' ' .. KEYS[1]
+        if client == ours then
+          push_to_ours, ours = push, nil
+        else
+          redis.pcall('PUBLISH', channels .. client, push)
+        end
+      end
+      first_end = math.min(first_end or math.huge, claim)
+      if mode == 'x' then
+        break
+      end
     end
-    head = redis.call('ZPOPMIN', KEYS[2])[1]
+    head = redis.call('ZPOPMIN', KEYS[2])
   end
+  return fence_of_asking, push_to_ours, first_end
 end

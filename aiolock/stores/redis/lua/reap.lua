@@ -1,22 +1,31 @@
--- reap(member, ended): a lease has ended, at that time (ms). Its client is gone or stuck, so its
--- waiters leave the queue too (one claim is lost to it, not one for each) and a push tells it, should
--- it still listen: then they come back at their old places. Where the lease was not to be renewed its
--- end means nothing. Returns for how long nobody enters now (ms), see `close`.
+-- reap(): leases have ended. Their clients are gone or stuck, so their waiters leave the queue too
+-- (one claim is lost to each, not one for every waiter), and a push tells them, should they still
+-- listen: then they come back at their old places. Where a lease was not to be renewed its end means
+-- nothing.
 --@include close
-local function reap(member, ended)
-  redis.call('ZREM', KEYS[1], member)
-  local flags, client, fence = member:match('^x(%a*)%d+[^:]*:([^:]+):%d+:(%d+)$')
-  floor = tonumber(fence)
-  if not flags:find('f', 1, true) then
-    local mark = ':' .. client .. ':'
+local function reap()
+  local ended = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES')
+  local stuck
+  for i = 1, #ended, 2 do
+    local member = ended[i]
+    drop(member)
+    local flags, client, fence = member:match('^%a(%a*)%d+[^:]*:([^:]+):%d+:(%d+)$')
+    floor = math.max(floor, tonumber(fence))
+    if not flags:find('f', 1, true) then
+      stuck = stuck or {}
+      stuck[client] = true
+    end
+    if client ~= '-' then
+      local lost = 'l ' .. as_granted(member) .. ' expired ' .. KEYS[1]
+      redis.pcall('PUBLISH', ARGV[5] .. client, lost)
+    end
+    close(ARGV[5], member, tonumber(ended[i + 1]))
+  end
+  if stuck then
     for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-      if other:find(mark, 1, true) then
+      if stuck[other:match(':([^:]+):')] then
         redis.call('ZREM', KEYS[2], other)
       end
     end
   end
-  if client ~= '-' then
-    redis.pcall('PUBLISH', ARGV[5] .. client, 'l ' .. member .. ' expired ' .. KEYS[1])
-  end
-  return close(member, ended)
 end

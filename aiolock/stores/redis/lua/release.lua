@@ -7,37 +7,51 @@
 -- returns  1 it was a holder  2 it was queued  0 neither
 --          'g …' it was a holder, and the next is of the same client: the push, by a shorter way
 
-local member = ARGV[1] .. ':' .. ARGV[2]
+--@include shared
+local member, was, first = ARGV[1] .. ':' .. ARGV[2], 1, nil
 if ARGV[2] == '0' then
+  first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
   if redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then
-    return 2
+    if first and first:byte() == 120 or redis.call('EXISTS', KEYS[2]) == 0 then
+      return 2
+    end
+    was = 2 -- it may be the one that held back others, who would fit
+  elseif first and first:sub(1, #ARGV[1] + 1) == ARGV[1] .. ':' then
+    member = first
+  else
+    local waiter = downgraded(ARGV[1]) or ARGV[1]
+    local fence = redis.call('ZSCORE', KEYS[1], waiter)
+    if not fence then
+      return 0
+    end
+    member = waiter .. ':' .. string.format('%.0f', fence)
   end
-  member = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-  if not member or member:sub(1, #ARGV[1] + 1) ~= ARGV[1] .. ':' then
+end
+if was == 1 and not drop(member) then
+  member = downgraded(member)
+  if not member or not drop(member) then
     return 0
   end
 end
-if redis.call('ZREM', KEYS[1], member) == 0 then
-  return 0
-end
-local closes, head = member:find('[+~@]'), nil
+local closes, head = was == 1 and member:find('[+~@]'), nil
 if not closes then
-  head = redis.call('ZPOPMIN', KEYS[2])[1]
-  if not head then
-    return 1
+  head = redis.call('ZPOPMIN', KEYS[2])
+  if not head[1] then
+    return was
   end
 end
 
 --@include clock
 --@include mint
-floor = tonumber(member:match('%d+$'))
+local exclusive = was == 1 and member:byte() == 120
 if closes then
   --@include close
-  if close(member) > 0 then
-    return 1
+  if close(ARGV[3], member) and exclusive then
+    return was
   end
-  head = redis.call('ZPOPMIN', KEYS[2])[1]
 end
+floor = was == 1 and tonumber(member:match('%d+$')) or 0
+asker = ARGV[1]:match(':([^:]+):')
 --@include advance
-local _, push = advance(ARGV[3], head, nil, member:match(':([^:]+):'))
-return push or 1
+local _, push = advance(ARGV[3], head, exclusive, nil, nil, was == 1 and asker)
+return push or was

@@ -5,10 +5,12 @@
 -- returns  how many were told
 
 --@include clock
+--@include shared
 local told, from = 0, '(' .. string.format('%.0f', now)
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], from, '+inf')) do
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], from, FIRST - 1)) do
   local client = member:match(':([^:]+):%d+:%d+$')
-  if client ~= '-' and redis.call('PUBLISH', ARGV[1] .. client, 'r ' .. member .. ' ' .. KEYS[1]) > 0 then
+  local push = 'r ' .. as_granted(member) .. ' ' .. KEYS[1]
+  if client ~= '-' and redis.call('PUBLISH', ARGV[1] .. client, push) > 0 then
     told = told + 1
   end
 end

@@ -1,0 +1,100 @@
+"""Those who wait until so many others have said that they are done."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+from aiolock._lease import give_back
+from aiolock._lock import DEFAULT, Default, Lock
+from aiolock._policy import checked_name, to_ms
+from aiolock.errors import AcquireTimeout, LimitMismatch
+from aiolock.store import Status
+
+PREFIX: Final = "latch:"
+"""What stands before the name at the store: a lock of the latch's name is another thing."""
+
+_numbers = itertools.count(1)
+
+
+class Latch:
+    """Opens once it was counted down often enough; made by `LockClient.latch`. Holds nothing.
+
+    ::
+
+        loaded = client.latch("loaded:2026-11-21", count=3)
+        await loaded.count_down()  # in three workers, when they have done their part
+        await loaded.wait()  # anywhere: until all three have
+
+    Whoever waits is told by a push. Once open it stays open, for whoever comes later too, for
+    ``ttl`` seconds at least after the last count: then it is forgotten, and closed. A name that
+    says which round it is needs no thought about that.
+    """
+
+    __slots__ = ("_count", "_lock", "_ttl")
+
+    def __init__(self, lock: Lock, count: int, ttl: float) -> None:
+        self._lock = lock
+        self._count = count
+        self._ttl = ttl
+
+    def __repr__(self) -> str:
+        return f"<Latch {self.name!r} count={self._count}>"
+
+    @property
+    def name(self) -> str:
+        """The latch's name."""
+        return self._lock.name.removeprefix(PREFIX)
+
+    @property
+    def count(self) -> int:
+        """How often it is to be counted down."""
+        return self._count
+
+    async def count_down(self, token: str | None = None) -> int:
+        """Count one; how many are missing still. The last one opens it.
+
+        A ``token`` is counted once, however often it comes: the name of the part that is done, so
+        that a worker that was started again does not count twice. Without one, every call counts.
+
+        `LimitMismatch` when others declare another count. One round trip; `StoreError` when nobody
+        knows. Cancelled, it may have been counted.
+        """
+        room = self._lock._room
+        room.check()
+        if token is None:
+            token = f"{room.client} {next(_numbers)}"
+        counted = await room.store.post(
+            self._lock.name,
+            0,
+            token=f"t:{checked_name(token)}",
+            declared=self._count,
+            value="",
+            keep=to_ms(self._ttl),
+        )
+        if counted < 0:
+            raise LimitMismatch(
+                f"the latch {self.name!r} is in use with a count of {-counted}, but {self._count}"
+                " is declared here: all that use it declare the same"
+            )
+        return max(0, self._count - counted)
+
+    async def missing(self) -> int:
+        """How many are missing still: one round trip; `StoreError` when nobody knows."""
+        room = self._lock._room
+        room.check()
+        return max(0, self._count - (await room.store.read(self._lock.name)).count)
+
+    async def wait(self, timeout: float | Default | None = DEFAULT) -> None:
+        """Return once it is open; `AcquireTimeout` when it did not open in ``timeout`` seconds.
+
+        Errors and cancellation are those of `Lock.acquire`; also `LimitMismatch`.
+        """
+        lease = await self._lock.acquire(timeout=timeout)
+        if lease is None:
+            raise AcquireTimeout(f"the latch {self.name!r} did not open in time")
+        give_back(lease)
+
+    async def status(self) -> Status:
+        """Who waits for it; as `Lock.status`."""
+        return await self._lock.status()

@@ -1,0 +1,110 @@
+"""A number of permits, each held by a lease of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import CoroutineType, TracebackType
+from typing import Any, Final
+
+from aiolock._lease import Lease
+from aiolock._lock import DEFAULT, Acquisition, Default, Lock
+from aiolock._policy import checked_number
+from aiolock.store import Status
+
+PREFIX: Final = "semaphore:"
+"""What stands before the name at the store: a lock of the semaphore's name is another thing."""
+
+_REMEMBERED: Final = 30 * 24 * 3_600_000
+"""Milliseconds for which a `Semaphore.resize` is remembered, in use or not."""
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Semaphore:
+    """A description of one semaphore; made by `LockClient.semaphore`. Holds nothing.
+
+    ::
+
+        api = client.semaphore("partner api", 5)
+        async with api:  # at most 5 at a time, in all processes together
+            ...
+        async with api.acquire(permits=2):  # both or none
+            ...
+
+    Permits are given in the order in which they were asked for: one that wants two is not
+    overtaken by those that want one. They are held by leases, like a lock: renewed, lost, fenced;
+    those of a process that died come back when its lease ends. ``async with`` takes one; errors,
+    cancellation and loss are those of a `Lock`. A task may take permits while it holds some, and
+    should know that it may wait for itself.
+    """
+
+    _one: Lock
+    _limit: int
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {self.name!r} limit={self.limit}>"
+
+    @property
+    def name(self) -> str:
+        """The semaphore's name."""
+        return self._one.name.removeprefix(PREFIX)
+
+    @property
+    def limit(self) -> int:
+        """The number of permits that is declared here; `status` says how many there are."""
+        return self._limit
+
+    def acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: float | Default | None = DEFAULT,
+        blocking: bool = True,
+    ) -> Acquisition:
+        """Take so many permits at once, all or none; otherwise as `Lock.acquire`.
+
+        `LimitMismatch` when others declare another limit. Where `resize` has left fewer permits
+        than these it waits until there are more again, and those behind it wait too.
+        """
+        if checked_number("permits", permits) == 1:
+            return self._one.acquire(timeout=timeout, blocking=blocking)
+        if permits > self._limit:
+            raise ValueError(f"there are {self._limit} permits, so nobody can have {permits}")
+        policy = replace(self._one._policy, rule=rule(permits, self._limit))
+        return Lock(self._one._room, policy).acquire(timeout=timeout, blocking=blocking)
+
+    async def resize(self, limit: int) -> int:
+        """Let there be ``limit`` permits, for everybody, from now on; how many there were.
+
+        Remembered for 30 days, and after that while the semaphore is in use; meanwhile both the
+        number that was declared before and this one may be declared, so that programs can be
+        changed one after the other. Whoever waits and now fits, enters; whoever holds permits
+        keeps them, also where there are fewer now. With 0 nobody enters any more. One round trip;
+        `StoreError` when nobody knows. Cancelled, it may have been carried out.
+        """
+        room = self._one._room
+        room.check()
+        checked_number("limit", limit, least=0)
+        return await room.store.resize(self._one.name, self._limit, limit, _REMEMBERED)
+
+    async def status(self) -> Status:
+        """Who holds how many permits, who waits for how many, and how many there are (``limit``).
+
+        As `Lock.status`; ``limit`` is None where nobody has used it for a minute.
+        """
+        return await self._one.status()
+
+    async def __aenter__(self) -> Lease:
+        return await self._one.__aenter__()
+
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> CoroutineType[Any, Any, None]:
+        return self._one.__aexit__(kind, error, traceback)
+
+
+def rule(permits: int, limit: int) -> str:
+    """When so many permits of so many fit, as the store reads it."""
+    return f"*{permits}/{limit}"

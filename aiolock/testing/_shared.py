@@ -1,0 +1,452 @@
+"""The part of the suite about locks that are shared: readers, permits, groups, counts."""
+
+# ruff: noqa: PLR2004  # a number in an assertion explains itself
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from aiolock.store import (
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Busy,
+    Differs,
+    Granted,
+    Posted,
+    Queued,
+    Renewal,
+    Store,
+)
+from aiolock.testing._peer import A_MOMENT, LONG, PATIENCE, Grant, Lost, Peer, fresh_name
+
+_KEPT = 200
+"""Milliseconds for which a test has something remembered."""
+
+
+class SharedContract(ABC):
+    """See `StoreContract`."""
+
+    @abstractmethod
+    def store(self) -> Store:
+        """Another unopened store, of the same server each time."""
+
+    async def left_behind(self, name: str) -> object:  # noqa: ARG002  # for those who override it
+        """What the server keeps for ``name`` that would not end by itself within minutes.
+
+        For stores that can look into their server; whatever is true here fails a test.
+        """
+        return None
+
+    @asynccontextmanager
+    async def peers(self, count: int) -> AsyncGenerator[list[Peer], None]:
+        """So many clients of the server, opened; closed at the end."""
+        async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(Peer(self.store())) for _ in range(count)]
+
+    # Readers and writers
+
+    async def test_readers_share(self) -> None:
+        """Readers hold it side by side, each with its fence; a writer waits until all are gone."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            one, two = await self._read(ann, name), await self._read(bob, name)
+            assert one.fence < two.fence
+            place = await bob.queue(name)
+            assert len((await bob.store.status(name)).holders) == 2
+            assert await ann.release(name, one) == WAS_HOLDER
+            again = await bob.ask(name, place.waiter, ticket=place.ticket)
+            assert isinstance(again, Queued)
+            assert await bob.release(name, two) == WAS_HOLDER
+            handed = await bob.handed()
+            assert handed.waiter == place.waiter
+            assert handed.fence > two.fence
+            await bob.release(name, Grant(handed.waiter, handed.fence))
+            assert not await self.left_behind(name)
+
+    async def test_readers_do_not_starve_a_writer(self) -> None:
+        """A writer that waits holds back the readers behind it, and those who do not wait."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            reading = await self._read(ann, name)
+            writer = await bob.queue(name)
+            reader = await ann.queue(name, ann.waiter(shared=True))
+            busy = await bob.ask(name, bob.waiter(shared=True), wait=False)
+            assert isinstance(busy, Busy)
+            await ann.release(name, reading)
+            handed = await bob.handed()
+            assert handed.waiter == writer.waiter
+            assert await bob.release(name, Grant(handed.waiter, handed.fence)) == WAS_HOLDER
+            assert (await ann.handed()).waiter == reader.waiter
+
+    async def test_readers_in_a_row_enter_together(self) -> None:
+        """When a writer leaves, all readers up to the next writer enter, in one step."""
+        async with self.peers(3) as (ann, bob, cat):
+            writing = await ann.take(name := fresh_name())
+            row = [await peer.queue(name, peer.waiter(shared=True)) for peer in (bob, ann, bob)]
+            writer = await cat.queue(name)
+            behind = await bob.queue(name, bob.waiter(shared=True))
+            assert await ann.release(name, writing) == WAS_HOLDER
+            entered = [await bob.handed(), await ann.handed(), await bob.handed()]
+            assert [grant.waiter for grant in entered] == [place.waiter for place in row]
+            fences = [grant.fence for grant in entered]
+            assert fences == sorted(set(fences))
+            for peer, grant in zip((bob, ann, bob), entered, strict=True):
+                assert await peer.release(name, Grant(grant.waiter, grant.fence)) == WAS_HOLDER
+            handed = await cat.handed()
+            assert handed.waiter == writer.waiter
+            await cat.release(name, Grant(handed.waiter, handed.fence))
+            assert (await bob.handed()).waiter == behind.waiter
+
+    async def test_a_writer_that_gives_up_holds_nobody_back(self) -> None:
+        """When a writer leaves the queue, the readers behind it enter."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            await self._read(ann, name)
+            writer = await bob.queue(name)
+            reader = await ann.queue(name, ann.waiter(shared=True))
+            assert await bob.store.release(name, writer.waiter, 0) == WAS_QUEUED
+            assert (await ann.handed()).waiter == reader.waiter
+
+    async def test_a_dead_writer_holds_nobody_back(self) -> None:
+        """A writer whose client has gone leaves the queue when the next reader comes."""
+        async with self.peers(3) as (ann, bob, cat):
+            if not ann.counted:
+                return  # then nobody is taken for dead
+            name = fresh_name()
+            await self._read(ann, name)
+            await bob.queue(name)
+            reader = await cat.queue(name, cat.waiter(shared=True))
+            await ann.sees_end_of(bob)
+            assert isinstance(await cat.ask(name, cat.waiter(shared=True)), Granted)
+            assert (await cat.handed()).waiter == reader.waiter
+
+    async def test_reader_asks_again(self) -> None:
+        """A reader among others that asks again gets its own grant again, pushed or not."""
+        async with self.peers(2) as (ann, bob):
+            writing = await ann.take(name := fresh_name())
+            places = [await bob.queue(name, bob.waiter(shared=True)) for _ in range(3)]
+            await ann.release(name, writing)
+            handed = [await bob.handed() for _ in places]
+            for place, grant in zip(places, handed, strict=True):
+                again = await bob.ask(name, place.waiter, ticket=place.ticket)
+                assert isinstance(again, Granted)
+                assert again.fence == grant.fence
+                assert not again.displaced
+            assert len((await ann.store.status(name)).holders) == 3
+
+    async def test_a_reader_expires_alone(self) -> None:
+        """The lease of one reader ends; the others are not touched, and then the writer enters."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            gone, other = await self._read(ann, name), await self._read(bob, name)
+            writer = await cat.queue(name)
+            await ann.expire(name, gone)
+            again = await cat.ask(name, writer.waiter, ticket=writer.ticket)
+            assert isinstance(again, Queued)
+            assert await ann.told() == Lost(name, gone.waiter, gone.fence, "expired")
+            assert await bob.holds(name, other)
+            assert not await ann.holds(name, gone)
+            await bob.release(name, other)
+            assert (await cat.handed()).waiter == writer.waiter
+
+    async def test_a_short_lease_does_not_shorten_a_long_one(self) -> None:
+        """What is kept of the holders lives as long as the longest of them."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            long = ann.waiter(shared=True)
+            answer = await ann.ask(name, long, ttl=100 * LONG)
+            assert isinstance(answer, Granted)
+            short = await bob.ask(name, waiter := bob.waiter(shared=True), ttl=50)
+            assert isinstance(short, Granted)
+            assert await bob.store.renew([Renewal(name, waiter, short.fence, 50)]) == [True]
+            await asyncio.sleep(0.1)
+            await self._read(bob, name)
+            again = await ann.ask(name, long)
+            assert isinstance(again, Granted)
+            assert again.fence == answer.fence
+            assert again.lease > 98 * LONG
+
+    async def test_break_of_readers(self) -> None:
+        """Of readers, those that are named are broken, and told."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            one, two = await self._read(ann, name), await self._read(bob, name)
+            place = await ann.queue(name)
+            assert await bob.store.break_(name, [one.fence]) == 1
+            assert await ann.told() == Lost(name, one.waiter, one.fence, "broken")
+            assert await bob.holds(name, two)
+            assert await bob.store.break_(name, [one.fence, two.fence]) == 1
+            assert (await ann.handed()).waiter == place.waiter
+
+    async def test_closed_to_writers(self) -> None:
+        """After a reader that says so nobody writes for a while, but others read."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(shared=True, terms="~200"))
+            assert await ann.release(name, grant) == WAS_HOLDER
+            assert isinstance(await bob.ask(name, wait=False), Busy)
+            reading = await self._read(bob, name)
+            assert 0 < (await bob.store.status(name)).closed <= 0.2
+            await bob.release(name, reading)
+            await asyncio.sleep(0.2)
+            await bob.take(name)
+
+    # Downgrading
+
+    async def test_downgrade(self) -> None:
+        """A writer that reads from now on keeps its grant, and lets the readers behind it in."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(downgrades=True))
+            reader = await bob.queue(name, bob.waiter(shared=True))
+            writer = await cat.queue(name)
+            for _ in range(2):
+                downgraded = ann.store.downgrade(name, grant.waiter, grant.fence)
+                assert await downgraded == WAS_HOLDER
+            handed = await bob.handed()
+            assert handed.waiter == reader.waiter
+            assert handed.fence > grant.fence
+            assert await ann.holds(name, grant)
+            assert await ann.store.renew([Renewal(name, *grant, LONG)]) == [True]
+            status = await bob.store.status(name)
+            assert [holder.fence for holder in status.holders] == [grant.fence, handed.fence]
+            assert all(holder.shared for holder in status.holders)
+            assert await bob.store.request(name) == 2
+            assert await ann.requested_of() == grant
+            assert await ann.release(name, grant) == WAS_HOLDER
+            assert await ann.release(name, grant) == WAS_ABSENT
+            await bob.release(name, Grant(handed.waiter, handed.fence))
+            assert (await cat.handed()).waiter == writer.waiter
+
+    async def test_downgraded_and_released_as_whatever_it_is(self) -> None:
+        """A release without a fence finds what was downgraded."""
+        async with self.peers(1) as (ann,):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(downgrades=True))
+            await ann.store.downgrade(name, grant.waiter, grant.fence)
+            other = await self._read(ann, name)
+            assert await ann.store.release(name, grant.waiter, 0) == WAS_HOLDER
+            assert await ann.release(name, other) == WAS_HOLDER
+            assert not await self.left_behind(name)
+
+    async def test_downgrade_of_what_is_lost(self) -> None:
+        """Only a holder is downgraded, and what was downgraded is lost under its own name."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(downgrades=True))
+            await ann.expire(name, grant)
+            assert await ann.store.downgrade(name, grant.waiter, grant.fence) == WAS_ABSENT
+            theirs = await bob.take(name, bob.waiter(downgrades=True))
+            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
+            assert await ann.store.downgrade(name, grant.waiter, grant.fence) == WAS_ABSENT
+            assert await bob.store.downgrade(name, theirs.waiter, theirs.fence) == WAS_HOLDER
+            await bob.expire(name, theirs)
+            await self._read(ann, name)
+            assert await bob.told() == Lost(name, theirs.waiter, theirs.fence, "expired")
+
+    # Permits
+
+    async def test_permits(self) -> None:
+        """So many permits are given, all that are wanted or none, in the order of asking."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            one, two = await self._permits(ann, name, 1), await self._permits(bob, name, 2)
+            both = await ann.queue(name, ann.waiter(rule="*2/3"))
+            single = await bob.queue(name, bob.waiter(rule="*1/3"))
+            status = await bob.store.status(name)
+            assert [(party.permits, party.shared) for party in status.holders] == [
+                (1, True),
+                (2, True),
+            ]
+            assert [party.permits for party in status.waiters] == [2, 1]
+            assert status.limit == 3
+            await ann.release(name, one)
+            again = await ann.ask(name, both.waiter, ticket=both.ticket)
+            assert isinstance(again, Queued)
+            assert again.place == 1
+            await bob.release(name, two)
+            first, second = await ann.handed(), await bob.handed()
+            assert (first.waiter, second.waiter) == (both.waiter, single.waiter)
+            assert first.fence < second.fence
+            assert isinstance(await ann.ask(name, ann.waiter(rule="*1/3"), wait=False), Busy)
+            assert await bob.release(name, Grant(second.waiter, second.fence)) == WAS_HOLDER
+            assert await bob.release(name, Grant(second.waiter, second.fence)) == WAS_ABSENT
+            last = await ann.ask(name, ann.waiter(rule="*1/3"), wait=False)
+            assert isinstance(last, Granted)
+
+    async def test_permits_come_back(self) -> None:
+        """The permits of one whose lease has ended are given to the next."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            gone = await self._permits(ann, name, 2)
+            place = await bob.queue(name, bob.waiter(rule="*3/3"))
+            await ann.expire(name, gone)
+            after = await bob.take(name, place.waiter, ticket=place.ticket)
+            assert after.fence > gone.fence
+            assert isinstance(await ann.ask(name, ann.waiter(rule="*1/3"), wait=False), Busy)
+
+    async def test_permits_of_one_who_left_the_queue(self) -> None:
+        """When one that wants many gives up, those behind it that fit enter."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            await self._permits(ann, name, 2)
+            many = await bob.queue(name, bob.waiter(rule="*2/3"))
+            single = await ann.queue(name, ann.waiter(rule="*1/3"))
+            assert await bob.store.release(name, many.waiter, 0) == WAS_QUEUED
+            assert (await ann.handed()).waiter == single.waiter
+
+    async def test_resize(self) -> None:
+        """More permits let in who waits; fewer take none away, but nobody enters meanwhile."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            held = [await self._permits(ann, name, 1) for _ in range(3)]
+            places = [await bob.queue(name, bob.waiter(rule="*1/3")) for _ in range(2)]
+            assert await ann.store.resize(name, 3, 4, _KEPT) == 3
+            handed = await bob.handed()
+            assert handed.waiter == places[0].waiter
+            assert await ann.store.resize(name, 3, 2, _KEPT) == 4
+            assert (await bob.store.status(name)).limit == 2
+            for grant in held[:2]:
+                assert await ann.holds(name, grant)
+                await ann.release(name, grant)
+            again = await bob.ask(name, places[1].waiter, ticket=places[1].ticket)
+            assert isinstance(again, Queued)
+            await ann.release(name, held[2])
+            assert (await bob.handed()).waiter == places[1].waiter
+
+    async def test_no_permits_at_all(self) -> None:
+        """Where there are none any more nobody enters, until there are again."""
+        async with self.peers(1) as (ann,):
+            name = fresh_name()
+            assert await ann.store.resize(name, 2, 0, _KEPT) == 2
+            place = await ann.queue(name, ann.waiter(rule="*1/2"))
+            assert await ann.store.resize(name, 2, 1, _KEPT) == 0
+            assert (await ann.handed()).waiter == place.waiter
+
+    async def test_other_limits(self) -> None:
+        """Whoever declares another limit is told; after a resize both numbers are right."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            await self._permits(ann, name, 1)
+            assert await bob.ask(name, bob.waiter(rule="*1/5")) == Differs(3)
+            assert await bob.ask(name, bob.waiter(rule="*1/5"), wait=False) == Differs(3)
+            await bob.store.resize(name, 5, 5, _KEPT)
+            for rule in ("*1/5", "*1/3"):
+                assert isinstance(await bob.ask(name, bob.waiter(rule=rule)), Granted)
+            assert await bob.ask(name, bob.waiter(rule="*1/4")) == Differs(5)
+
+    async def test_permits_that_stay_closed(self) -> None:
+        """A permit that is closed for a while after its holder is given to nobody."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(rule="*2/3", terms="~200"))
+            await ann.release(name, grant)
+            await self._permits(bob, name, 1)
+            place = await bob.queue(name, bob.waiter(rule="*1/3"))
+            await asyncio.sleep(0.2)
+            await bob.take(name, place.waiter, ticket=place.ticket)
+
+    # Groups
+
+    async def test_group(self) -> None:
+        """So many enter together as soon as they are there; who comes next waits for others."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            for _ in range(2):
+                one = await ann.queue(name, ann.waiter(rule="&3/3"))
+                two = await bob.queue(name, bob.waiter(rule="&3/3"))
+                three = await ann.ask(name, last := ann.waiter(rule="&3/3"))
+                assert isinstance(three, Granted)
+                first, second = await ann.handed(), await bob.handed()
+                assert (first.waiter, second.waiter) == (one.waiter, two.waiter)
+                assert first.fence < second.fence < three.fence
+                await ann.queue(name, ann.waiter(rule="&3/3"))
+                again = await bob.ask(name, two.waiter, ticket=two.ticket)
+                assert isinstance(again, Granted)
+                assert again.fence == second.fence
+                await ann.release(name, Grant(last, three.fence))
+                name = fresh_name()
+
+    async def test_group_of_the_living(self) -> None:
+        """Who has left, or whose client has gone, does not count."""
+        async with self.peers(3) as (ann, bob, cat):
+            if not ann.counted:
+                return  # then nobody is taken for dead
+            name = fresh_name()
+            places = [await ann.queue(name, ann.waiter(rule="&3/3"))]
+            await bob.queue(name, bob.waiter(rule="&3/3"))
+            await ann.sees_end_of(bob)
+            left = await ann.queue(name, ann.waiter(rule="&3/3"))
+            await ann.store.release(name, left.waiter, 0)
+            places.append(await ann.queue(name, ann.waiter(rule="&3/3")))
+            assert isinstance(await cat.ask(name, cat.waiter(rule="&3/3")), Granted)
+            assert [(await ann.handed()).waiter for _ in places] == [p.waiter for p in places]
+            assert await cat.ask(name, cat.waiter(rule="&2/2")) == Differs(3)
+
+    # Counts
+
+    async def test_count(self) -> None:
+        """Who waits for a count enters when it is reached, as does who comes later."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            places = [await bob.queue(name, bob.waiter(rule="^2/2")) for _ in range(2)]
+            assert await self._count(ann, name, "a", 2) == 1
+            assert await self._count(ann, name, "a", 2) == 1
+            assert await ann.store.read(name) == Posted(1, "")
+            again = await bob.ask(name, places[0].waiter, ticket=places[0].ticket)
+            assert isinstance(again, Queued)
+            assert await self._count(bob, name, "b", 2) == 2
+            handed = [await bob.handed() for _ in places]
+            assert [grant.waiter for grant in handed] == [place.waiter for place in places]
+            assert isinstance(await ann.ask(name, ann.waiter(rule="^2/2")), Granted)
+            assert await self._count(bob, name, "c", 2) == 3
+            assert await self._count(bob, name, "d", 3) == -2
+            assert await bob.ask(name, bob.waiter(rule="^3/3")) == Differs(2)
+
+    async def test_count_is_forgotten(self) -> None:
+        """A count is remembered for as long as was asked for, and then begins anew."""
+        async with self.peers(1) as (ann,):
+            name = fresh_name()
+            counted = ann.store.post(name, 7, token="", declared=0, value="x", keep=_KEPT)
+            assert await counted == 7
+            assert await ann.store.read(name) == Posted(7, "x")
+            await asyncio.sleep(_KEPT / 1000 + A_MOMENT)
+            assert await ann.store.read(name) == Posted(0, "")
+
+    async def test_value(self) -> None:
+        """What is put up stands there until something is put up with a count as high."""
+        async with self.peers(2) as (ann, bob):
+            name, text = fresh_name(), "é\n{} %s \x00"
+            assert await bob.store.read(name) == Posted(0, "")
+            place = await bob.queue(name, bob.waiter(rule="^4"))
+            high = 1_800_000_000_000_000
+            for count, value, result in (
+                (3, "old", Posted(3, "old")),
+                (high, text, Posted(high, text)),
+                (high - 1, "late", Posted(high, text)),
+                (high, "new", Posted(high, "new")),
+                (high + 1, "", Posted(high + 1, "new")),
+            ):
+                posted = ann.store.post(name, count, token="", declared=0, value=value, keep=_KEPT)
+                assert await posted == result.count
+                assert await bob.store.read(name) == result
+            assert (await bob.handed()).waiter == place.waiter
+            assert isinstance(await bob.ask(name, bob.waiter(rule=f"^{high + 1}")), Granted)
+            assert isinstance(await bob.ask(name, bob.waiter(rule=f"^{high + 2}")), Queued)
+
+    @staticmethod
+    async def _read(peer: Peer, name: str) -> Grant:
+        return await peer.take(name, peer.waiter(shared=True))
+
+    @staticmethod
+    async def _permits(peer: Peer, name: str, permits: int) -> Grant:
+        return await peer.take(name, peer.waiter(rule=f"*{permits}/3"))
+
+    @staticmethod
+    async def _count(peer: Peer, name: str, token: str, declared: int) -> int:
+        posted = peer.store.post(name, 0, token=token, declared=declared, value="", keep=10 * _KEPT)
+        return await posted
