@@ -15,10 +15,12 @@ lease is returned (`entered`) and ends with the first of these:
   for two bodies at once, and the first is told afterwards.
 
 It does not end, though, before a release was called of which the server said that it found the
-grant. Spans of one name never overlap. Every stamp is on the side that makes a span no longer than
-what aiolock warranted, so an overlap is a fault. A process that was stopped, blocked or starved
-needs no exception: its deadline passes all the same. Nor does one that was stopped between the
-grant and the entry: its span is empty, and what it does is what the fence is for.
+grant. Spans of one name never overlap, but those of readers do, a writer's from when it began to be
+downgraded among them; and permits that are out are never more than there are. Every stamp is on the
+side that makes a span no longer than what aiolock warranted, so an overlap is a fault. A process
+that was stopped, blocked or starved needs no exception: its deadline passes all the same. Nor does
+one that was stopped between the grant and the entry: its span is empty, and what it does is what
+the fence is for.
 
 **Entering.** Nobody enters with a lease that had ended when the store's last word about it came:
 a process that was stopped with a grant in its socket asks again.
@@ -44,6 +46,11 @@ being renewed; or it was broken, wiped, or its client closed. `StoreError` needs
 
 **Nothing revives.** What was broken or wiped is never renewed again.
 
+**The rest of the family.** A job is begun once in each period. Nobody passes a barrier without as
+many others as it takes, or a latch that was not counted down. A message that was handled is not
+handled again. Who is seen to be elected is, and nobody sees an earlier leader after a later one.
+What a wipe has made the server forget is excepted.
+
 **Nothing is left.** When all clients are closed no lease is alive, no queue is left, and every key
 has an expiry.
 
@@ -54,33 +61,51 @@ lay idle, all attempts are gone through.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Final
 
-from tests.chaos.run import AT_ONCE, CLAIM, COMMAND, LAG, NS, STEP, Attempt, Run, Violation
+from tests.chaos.history import Event
+from tests.chaos.run import (
+    AT_ONCE,
+    CLAIM,
+    COMMAND,
+    LAG,
+    NS,
+    STEP,
+    Attempt,
+    Part,
+    Run,
+    Violation,
+    Windows,
+)
 
 Rule = Callable[[Run], Iterator[Violation]]
 
 
 def exclusion(run: Run) -> Iterator[Violation]:
-    """Spans of one name do not overlap."""
+    """Spans of one name do not overlap, unless both share; permits are no more than there are."""
     for name, entries in run.entries.items():
-        last: tuple[int, Attempt] | None = None
-        for attempt in entries:
-            begin, end = run.span(attempt)
-            if end <= begin:
-                continue
-            if last is not None and last[0] > begin:
+        parts = sorted((p for a in entries for p in run.parts(a)), key=lambda p: p.begin)
+        inside: list[Part] = []
+        for part in parts:
+            inside = [other for other in inside if other.end > part.begin]
+            alone = [other for other in inside if not (part.shared and other.shared)]
+            if alone:
+                last = max(alone, key=lambda other: other.end)
                 yield run.violation(
                     "exclusion",
-                    f"{attempt.id} entered {name!r} while {last[1].id} relied on it,"
-                    f" for {(last[0] - begin) / 1e6:.3f} ms more",
-                    last[1],
-                    attempt,
+                    f"{part.attempt.id} entered {name!r} while {last.attempt.id} relied on it,"
+                    f" for {(last.end - part.begin) / 1e6:.3f} ms more",
+                    last.attempt,
+                    part.attempt,
                 )
-            if last is None or end > last[0]:
-                last = end, attempt
+            inside.append(part)
+            taken = sum(other.attempt.permits for other in inside)
+            if taken > part.attempt.asked["limit"]:
+                text = f"{part.attempt.id} entered {name!r}, and {taken} permits were out"
+                yield run.violation("exclusion", text, *(other.attempt for other in inside))
 
 
 def entering(run: Run) -> Iterator[Violation]:
@@ -107,7 +132,7 @@ def fences(run: Run) -> Iterator[Violation]:
     """Fences grow."""
     for name, entries in run.entries.items():
         seen: dict[int, Attempt] = {}
-        last: Attempt | None = None
+        last: dict[bool, Attempt] = {}  # the highest of those who were alone, and of the others
         highest = list(accumulate(entries, _higher))
         times = [attempt.entered.t for attempt in entries if attempt.entered]
         for attempt in entries:
@@ -117,10 +142,13 @@ def fences(run: Run) -> Iterator[Violation]:
             seen[attempt.fence] = attempt
             begin, end = run.span(attempt)
             if end > begin:
-                if last is not None and last.fence > attempt.fence:
-                    text = f"{attempt.id} entered {name!r} after {last.id}, with a lower fence"
-                    yield run.violation("fences", text, last, attempt)
-                last = attempt
+                # Those who share were granted before some of them entered.
+                before_it = [last[one] for one in last if not (one and attempt.shared)]
+                for other in before_it:
+                    if other.fence > attempt.fence:
+                        text = f"{attempt.id} entered {name!r} after {other.id}, with a lower fence"
+                        yield run.violation("fences", text, other, attempt)
+                last[attempt.shared] = _higher(last.get(attempt.shared, attempt), attempt)
             before = bisect_left(times, attempt.asked.t)
             if before and highest[before - 1].fence > attempt.fence:
                 earlier = highest[before - 1]
@@ -399,6 +427,102 @@ def crashes(run: Run) -> Iterator[Violation]:
             yield Violation("crashes", f"{event['who']} ended with {event['code']}", (event,))
 
 
+def periods(run: Run) -> Iterator[Violation]:
+    """In each period a job is begun once, unless the server forgot that it was."""
+    for entries in run.entries.values():
+        last: dict[int, Attempt] = {}
+        for attempt in sorted(entries, key=lambda attempt: attempt.fence):
+            if not attempt.asked["every"]:
+                break
+            period = attempt.fence // round(attempt.asked["every"] * 1e6)
+            other = last.get(period)
+            assert attempt.entered is not None
+            if other is not None and not run.wiped_between(other.asked.t, attempt.entered.t):
+                text = f"{attempt.id} ran {attempt.name!r} in the period in which {other.id} had"
+                yield run.violation("periods", text, other, attempt)
+            last[period] = attempt
+
+
+def meetings(run: Run) -> Iterator[Violation]:
+    """Nobody passes a barrier at which there were not as many at once as it takes."""
+    here: dict[str, tuple[int, int]] = {}  # when each came, and when it was gone
+    passed: list[Event] = []
+    end = run.events[-1].t if run.events else 0
+    for event in run.events:
+        if event.kind == "arrives":
+            died = run.killed[event.who].t if event.who in run.killed else end
+            here[event["a"]] = event.t, died
+        elif event.kind == "passes":
+            here[event["a"]] = here[event["a"]][0], event.t
+            passed.append(event)
+        elif event.kind == "apart" and event["a"] in here:
+            begin = here[event["a"]][0]
+            # It has given up, but it is at the store that it is here, until the store hears it.
+            hampered = run.disturbed(event.who, begin, event.t + LAG)
+            here[event["a"]] = begin, event.t + (COMMAND if hampered else LAG)
+    enough = _at_once(here.values(), next((e["parties"] for e in run.of("arrives")), 1))
+    for event in passed:
+        begin, until = here[event["a"]]
+        if not enough.touch(begin, until):
+            text = f"{event['a']} passed, though there were never enough"
+            yield Violation("meetings", text, (event,))
+
+
+def _at_once(spans: Iterable[tuple[int, int]], count: int) -> Windows:
+    """When at least so many of these spans were open."""
+    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    windows: list[tuple[int, int]] = []
+    open_, since = 0, 0
+    for t, change in changes:
+        if change == 1 and open_ == count - 1:
+            since = t
+        elif change == -1 and open_ == count:
+            windows.append((since, t))
+        open_ += change
+    return Windows(windows)
+
+
+def latches(run: Run) -> Iterator[Violation]:
+    """Nobody passes a latch that was not counted down often enough, each token once."""
+    counted: dict[int, set[str]] = defaultdict(set)
+    for event in run.events:
+        if event.kind == "counts":
+            counted[event["latch"]].add(event["token"])
+        elif event.kind == "opens" and len(counted[event["latch"]]) < event["parties"]:
+            text = f"{event['a']} passed a latch that was counted down too rarely"
+            yield Violation("latches", text, (event,))
+
+
+def messages(run: Run) -> Iterator[Violation]:
+    """What was handled, and is known to be, is not handled again, unless the server forgot."""
+    handled: dict[int, Event] = {}
+    for event in run.events:
+        if event.kind == "handled":
+            handled[event["message"]] = event
+        elif event.kind == "handling" and event["message"] in handled:
+            before = handled[event["message"]]
+            if before["a"] != event["a"] and not run.wiped_between(before.t - COMMAND, event.t):
+                text = f"{event['a']} handled what {before['a']} had handled"
+                yield Violation("messages", text, (before, event))
+
+
+def elections(run: Run) -> Iterator[Violation]:
+    """Who is seen to lead does, and whoever watches sees each leader once, in their order."""
+    seen: dict[str, int] = {}
+    for event in run.events:
+        if event.kind == "watches":
+            seen[event.who] = 0
+        elif event.kind == "saw":
+            if event["fence"] <= seen[event.who]:
+                text = f"{event.who} saw {event['value']} lead, after a later one"
+                yield Violation("elections", text, (event,))
+            seen[event.who] = event["fence"]
+            leader = run.attempts.get(event["value"])
+            if leader is None or (leader.entered is not None and leader.fence != event["fence"]):
+                text = f"{event.who} saw {event['value']} lead, who did not"
+                yield Violation("elections", text, (event,))
+
+
 RULES: Final[tuple[Rule, ...]] = (
     exclusion,
     entering,
@@ -417,6 +541,11 @@ RULES: Final[tuple[Rule, ...]] = (
     final,
     left_over,
     crashes,
+    periods,
+    meetings,
+    latches,
+    messages,
+    elections,
 )
 
 

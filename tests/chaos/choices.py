@@ -6,15 +6,32 @@ import random
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-NAMES: Final = ("hot", "warm", "order:{42}", "na\u00efve 100%")
-_WEIGHTS: Final = (5, 3, 2, 1)
+Kind = Literal["lock", "rw", "permits", "campaign", "periodic"]
+
+PLACES: Final[dict[str, Kind]] = {
+    "hot": "lock",
+    "warm": "lock",
+    "order:{42}": "lock",
+    "na\u00efve 100%": "lock",
+    "rates": "rw",
+    "semaphore:api": "permits",
+    "election:primary": "campaign",
+    "job": "periodic",
+}
+"""What tasks take: the name, as the store has it, and what it is."""
+_WEIGHTS: Final = (5, 3, 2, 1, 4, 3, 1, 1)
+PERMITS: Final = 4
+EVERY: Final = 0.4
+"""Seconds of a period of the job."""
+PARTIES: Final = 3
+"""At the barrier, and to open a latch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One thing done in a body."""
 
-    what: Literal["rest", "block", "verify", "extend", "again", "deadlock", "raise"]
+    what: Literal["rest", "block", "verify", "extend", "again", "deadlock", "downgrade", "raise"]
     seconds: float = 0.0
 
 
@@ -23,6 +40,9 @@ class Choice:
     """One attempt, as it was drawn: everything about it, whatever will happen."""
 
     name: str
+    kind: Kind
+    shared: bool
+    permits: int
     style: Literal["with", "acquire with", "await", "wait_for", "break"]
     options: dict[str, Any]
     timeout: float | None
@@ -35,9 +55,12 @@ class Choice:
 
 def draw(rng: random.Random) -> Choice:
     """The next attempt of a task."""
-    name = rng.choices(NAMES, _WEIGHTS)[0]
+    name = rng.choices(tuple(PLACES), _WEIGHTS)[0]
+    kind = PLACES[name]
+    shared = kind == "permits" or (kind == "rw" and rng.random() < 0.75)
+    permits = rng.choice((1, 1, 1, 2, 3, PERMITS)) if kind == "permits" else 0
     ttl = round(rng.uniform(0.5, 2.0), 3)
-    reentrant = rng.random() < 0.1
+    reentrant = rng.random() < 0.1 and kind in {"lock", "rw"}
     on_lost = "signal" if rng.random() < 0.15 else "cancel"
     options: dict[str, Any] = {
         "ttl": ttl,
@@ -50,30 +73,28 @@ def draw(rng: random.Random) -> Choice:
     style: Any = rng.choices(
         ("with", "acquire with", "await", "wait_for", "break"), (55, 15, 15, 14.7, 0.3)
     )[0]
-    patience = rng.random()
+    if kind in {"campaign", "periodic"}:
+        style = "with"
+        options = {"ttl": ttl, "renew": True, "on_lost": "cancel"}
+    elif kind == "permits" and style in {"wait_for", "break"}:
+        style = "acquire with"
+    patience = rng.random() if kind != "campaign" else 0.0
     timeout = None if patience < 0.6 else rng.uniform(0, 0.1 if patience < 0.7 else 4.0)
+    if kind == "periodic":
+        timeout = None
     if style == "wait_for" and timeout is None:
         timeout = rng.uniform(0.05, 4.0)
-    ends = not options["renew"] or options["max_hold"] is not None
-    steps = [_hold(rng, ttl, outlast=ends and rng.random() < 0.015)]
-    odds = rng.random()
-    if odds < 0.04:
-        steps.append(Step("verify"))
-    elif odds < 0.06:
-        steps.append(Step("extend", round(rng.uniform(0.5, 2.0), 3)))
-    elif odds < 0.08:
-        steps.append(Step("raise"))
-    elif odds < 0.09 and not reentrant:
-        steps.append(Step("deadlock"))
-    elif odds < 0.092:
-        steps.append(Step("block", rng.uniform(0.05, 0.5)))
-    elif odds < 0.0925:
-        steps.append(Step("block", ttl * rng.uniform(1.05, 1.5)))
-    if reentrant:
-        steps.append(Step("again"))
+    ends = not options["renew"] or options.get("max_hold") is not None
+    outlast = ends and rng.random() < 0.015
+    steps = _steps(rng, ttl, outlast=outlast, reentrant=reentrant, alone=kind in {"lock", "rw"})
+    if kind == "rw" and not shared and not reentrant and rng.random() < 0.4:
+        steps += [Step("downgrade"), _hold(rng, ttl, outlast=False)]
     rng.shuffle(steps)
     return Choice(
         name=name,
+        kind=kind,
+        shared=shared,
+        permits=permits,
         style=style,
         options=options,
         timeout=timeout,
@@ -87,17 +108,44 @@ def draw(rng: random.Random) -> Choice:
 
 def final_choice(name: str) -> Choice:
     """What everybody can do within a bound once nothing is broken any more."""
+    kind = PLACES[name]
     return Choice(
         name=name,
-        style="await",
+        kind=kind,
+        shared=kind == "permits",
+        permits=PERMITS if kind == "permits" else 0,
+        style="with" if kind in {"campaign", "periodic"} else "await",
         options={"ttl": 2.0, "on_lost": "cancel"},
-        timeout=20.0,
+        timeout=None if kind in {"campaign", "periodic"} else 20.0,
         wait=True,
         steps=(),
         linger=0.0,
         cancel_after=None,
         pause=0.0,
     )
+
+
+def _steps(
+    rng: random.Random, ttl: float, *, outlast: bool, reentrant: bool, alone: bool
+) -> list[Step]:
+    """What is done in a body."""
+    steps = [_hold(rng, ttl, outlast=outlast)]
+    odds = rng.random()
+    if odds < 0.04:
+        steps.append(Step("verify"))
+    elif odds < 0.06:
+        steps.append(Step("extend", round(rng.uniform(0.5, 2.0), 3)))
+    elif odds < 0.08:
+        steps.append(Step("raise"))
+    elif odds < 0.09 and alone and not reentrant:
+        steps.append(Step("deadlock"))
+    elif odds < 0.092:
+        steps.append(Step("block", rng.uniform(0.05, 0.5)))
+    elif odds < 0.0925:
+        steps.append(Step("block", ttl * rng.uniform(1.05, 1.5)))
+    if reentrant:
+        steps.append(Step("again"))
+    return steps
 
 
 def _hold(rng: random.Random, ttl: float, *, outlast: bool) -> Step:
@@ -111,3 +159,28 @@ def _hold(rng: random.Random, ttl: float, *, outlast: bool) -> Step:
     if odds < 0.998:
         return Step("rest", rng.uniform(0.1, 0.6))
     return Step("rest", ttl * rng.uniform(1.1, 1.6))
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One attempt at what is not held: a barrier, a latch, a message that is to be handled once."""
+
+    what: Literal["meet", "count", "wait", "once"]
+    number: int
+    """Which latch, or which message."""
+    seconds: float
+    """How long to wait at most; or how long the message's body takes."""
+    fails: bool
+    pause: float
+
+
+def draw_meeting(rng: random.Random) -> Meeting:
+    """The next attempt of a task that meets others."""
+    what: Any = rng.choices(("meet", "count", "wait", "once"), (3, 3, 3, 4))[0]
+    return Meeting(
+        what=what,
+        number=rng.randrange(60),
+        seconds=rng.uniform(0.0, 0.02) if what == "once" else rng.uniform(0.2, 3.0),
+        fails=rng.random() < 0.2,
+        pause=rng.expovariate(8.0),
+    )

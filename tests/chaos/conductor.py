@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from tests.chaos.choices import NAMES
+from tests.chaos.choices import PLACES
 from tests.chaos.faults import LINKS, PROCESS, Fault, plan
 from tests.chaos.history import History
 from tests.procs import Worker
@@ -127,7 +127,7 @@ class Conductor:
                 proxy = await self.stack.enter_async_context(Proxy(self._server.port))
                 self._slots[name] = Slot(self, name, proxy)
                 await self._slots[name].start()
-            self.history.note("began", seed=self.seed, seconds=self._seconds, names=NAMES)
+            self.history.note("began", seed=self.seed, seconds=self._seconds, names=tuple(PLACES))
             if await self._all_do("ready", READY_WITHIN):
                 await self._conduct(progress)
         self.history.close()
@@ -200,7 +200,8 @@ class Conductor:
         async for key in self._admin.scan_iter("*"):
             holders = waiters = 0
             if key.endswith(":holders"):
-                holders = await self._admin.zcount(key, now * 1000, "+inf")
+                alive = await self._admin.zrangebyscore(key, now * 1000, 10**15 - 1)
+                holders = sum(":-:0:" not in grant for grant in alive)  # nobody's: it is closed
             elif key.endswith(":queue"):
                 waiters = await self._admin.zcard(key)
             ttl = await self._admin.pttl(key)

@@ -9,12 +9,14 @@ A worker writes (``a`` is the attempt: its number in its task, its task, its pro
 of the lock):
 
 ==========  ====================================================================================
-asked       a, n, ttl, timeout, renew, max_hold, max_waiters, wait, style, final: before the call
+asked       a, n, ttl, timeout, renew, max_hold, max_waiters, wait, style, final, shared, permits,
+            limit, every: before the call
 queued      a, n, ticket, place: the store has answered that it stands in the queue
 entered     a, n, fence, deadline, pushed, heard: the first thing after the lease was returned; the
             store's last answer or push about it had come at ``heard``
 deadline    n, fence, deadline: until when the lease is ours by its own clock, when that changed
 told        a: in the body, the first thing after aiolock said that the lease is lost
+downgrading a: in the body, just before it is to become a reader's
 left        a: the last thing in the body, before anything is released
 given_back  n, fence, since, was: the store has answered a release that was called at ``since``
 cancelling  a: just before the attempt's task is cancelled
@@ -28,6 +30,15 @@ reconnected the subscription was lost, and is back
 opened      client
 closing     just before the client is closed
 closed      since: the client is closed, which began at ``since``
+arrives     a, parties: just before it waits at the barrier
+passes      a: it has passed
+counts      latch, token: just before a latch is counted down
+opens       a, latch, parties: the latch was open
+handling    a, message, fence: a message's body has ended in peace
+handled     a, message: and that was confirmed
+apart       a: none of these, for an error or a timeout
+watches     it begins to observe the election
+saw         fence, value: and this is who leads
 crash       text: an error that nobody caught
 ==========  ====================================================================================
 

@@ -88,7 +88,7 @@ class Recorder(Relay):
         self._heard[attempt] = time.monotonic_ns()
         if not answered.cancelled() and answered.exception() is None:
             answer = answered.result()
-            if isinstance(answer, Queued):
+            if isinstance(answer, Queued) and attempt:
                 self._history.note(
                     "queued", a=attempt, n=name, ticket=answer.ticket, place=answer.place
                 )

@@ -87,6 +87,8 @@ class Attempt:
     entered: Event | None = None
     deadline: int = 0
     """Until when its lease is its own, as that stood last."""
+    downgrading: int | None = None
+    """When it began to become a reader."""
     told: int | None = None
     left: int | None = None
     cancelling: int | None = None
@@ -111,6 +113,15 @@ class Attempt:
         return int(self.entered["fence"])
 
     @property
+    def shared(self) -> bool:
+        """Whether it shares the lock from the first."""
+        return bool(self.asked["shared"])
+
+    @property
+    def permits(self) -> int:
+        return int(self.asked["permits"])
+
+    @property
     def ttl(self) -> int:
         return int(self.asked["ttl"] * NS)
 
@@ -123,6 +134,16 @@ class Attempt:
         """When the waiting was over."""
         end = self.entered or self.ended
         return end.t if end else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A time in which a body may rely on the lock, alone or beside others."""
+
+    begin: int
+    end: int
+    attempt: Attempt
+    shared: bool
 
 
 class Run:
@@ -183,6 +204,10 @@ class Run:
     def _note_told(self, event: Event) -> None:
         self._of(event).told = event.t
 
+    def _note_downgrading(self, event: Event) -> None:
+        attempt = self._of(event)
+        attempt.downgrading = attempt.downgrading or event.t
+
     def _note_left(self, event: Event) -> None:
         self._of(event).left = event.t
 
@@ -240,6 +265,7 @@ class Run:
 
     def _index(self) -> None:
         processes = {attempt.who for attempt in self.attempts.values()}
+        processes |= {event.who for event in self.of("arrives")}
         for who in processes:
             stalls = self._stalls[who]
             self.stalls[who] = Windows(stalls)
@@ -257,6 +283,10 @@ class Run:
         entered = [a for a in self.attempts.values() if a.entered is not None]
         for attempt in sorted(entered, key=lambda a: a.entered.t if a.entered else 0):
             self.entries[attempt.name].append(attempt)
+
+    def of(self, kind: str) -> Iterator[Event]:
+        """All that was written down of one kind."""
+        return (event for event in self.events if event.kind == kind)
 
     def clear_since(self, attempt: Attempt, t: int) -> int:
         """Since when nothing has kept this attempt from standing in the queue, and from hearing."""
@@ -333,6 +363,22 @@ class Run:
         if broken is not None:
             ends.append(broken[0].t)
         return begin, max(min(ends), attempt.held_until)
+
+    def wiped_between(self, begin: int, end: int) -> bool:
+        """Whether the server lost what it knew between two moments."""
+        return any(begin <= wipe.t and wipe["since"] <= end for wipe in self.wipes)
+
+    def parts(self, attempt: Attempt) -> list[Part]:
+        """The span of a body, as one or as two: a writer's, and then a reader's."""
+        begin, end = self.span(attempt)
+        if attempt.downgrading is None or attempt.downgrading >= end:
+            parts = [Part(begin, end, attempt, attempt.shared)]
+        else:
+            parts = [
+                Part(begin, attempt.downgrading, attempt, shared=False),
+                Part(attempt.downgrading, end, attempt, shared=True),
+            ]
+        return [part for part in parts if part.end > part.begin]
 
     def violation(self, rule: str, text: str, *attempts: Attempt) -> Violation:
         """A violation, with all that was written down about these attempts and what was broken."""

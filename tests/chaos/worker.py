@@ -13,14 +13,16 @@ import logging
 import random
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import aiolock
 from aiolock.stores.redis import from_url
-from tests.chaos.choices import NAMES, Choice, draw, final_choice
+from tests.chaos.choices import EVERY, PERMITS, PLACES, Choice, draw, draw_meeting, final_choice
 from tests.chaos.history import History
+from tests.chaos.meetings import MEETING, meet
 from tests.chaos.recorder import ATTEMPT, Recorder
 from tests.procs import commands, say
 
@@ -103,9 +105,38 @@ class Process:
             await self._attempt(f"{number}/{task}/{self._who}", choice)
             await self.rest(choice.pause)
 
+    async def meet(self, task: int) -> None:
+        """Meet others at a barrier or a latch, or handle a message; one attempt after another."""
+        rng = random.Random(f"{self._seed} {self._who} meets {task}")
+        number = 0
+        while not self._quiet.done():
+            number += 1
+            ATTEMPT.set("")
+            choice = draw_meeting(rng)
+            await meet(self.client, self.history, f"{number}/meets {task}/{self._who}", choice)
+            await self.rest(choice.pause)
+
+    async def observe(self) -> None:
+        """Watch who is elected."""
+        while not self._quiet.done():
+            watching = asyncio.create_task(self._watch(self.client.election("primary")))
+            await asyncio.wait([watching, self._quiet], return_when=asyncio.FIRST_COMPLETED)
+            watching.cancel()
+            with contextlib.suppress(
+                asyncio.CancelledError, aiolock.StoreError, aiolock.ClientClosed
+            ):
+                await watching
+            await self.rest(0.1)
+
+    async def _watch(self, election: aiolock.Election) -> None:
+        self.history.note("watches")
+        async with aclosing(election.observe()) as leaders:
+            async for leader in leaders:
+                self.history.note("saw", fence=leader.fence, value=leader.value)
+
     async def final(self) -> None:
         """Take every lock once; by now nothing is in the way."""
-        for number, name in enumerate(NAMES):
+        for number, name in enumerate(PLACES):
             await self._attempt(f"{number}/final/{self._who}", final_choice(name), final=True)
 
     async def rest(self, seconds: float, lost: asyncio.Task[Literal[True]] | None = None) -> bool:
@@ -116,12 +147,11 @@ class Process:
 
     async def _attempt(self, attempt: str, choice: Choice, *, final: bool = False) -> None:
         ATTEMPT.set(attempt)
-        lock = self.client.lock(choice.name, **choice.options)
         if choice.style == "break":
             with contextlib.suppress(aiolock.StoreError, aiolock.ClientClosed):
-                await lock.break_()
+                await self.client.lock(choice.name).break_()
             return
-        tried = asyncio.create_task(_Attempt(self, attempt, choice, lock, final=final).run())
+        tried = asyncio.create_task(_Attempt(self, attempt, choice, final=final).run())
         timer = None
         if choice.cancel_after is not None:
             timer = self._loop.call_later(choice.cancel_after, self._cancel, tried, attempt)
@@ -140,14 +170,12 @@ class Process:
 class _Attempt:
     """One attempt, in a task of its own: from asking to the end of the exit."""
 
-    def __init__(
-        self, process: Process, attempt: str, choice: Choice, lock: aiolock.Lock, *, final: bool
-    ) -> None:
+    def __init__(self, process: Process, attempt: str, choice: Choice, *, final: bool) -> None:
         self._process = process
         self._id = attempt
         self._choice = choice
-        self._lock = lock
-        self._recorder = process.recorder  # of the lock's client, also when that is replaced
+        self._client = process.client
+        self._recorder = process.recorder  # of that client, also when it is replaced
         self._final = final
         self._entered = False
         self._told = False
@@ -169,6 +197,10 @@ class _Attempt:
             wait=choice.wait,
             style=choice.style,
             final=self._final,
+            shared=choice.shared,
+            permits=choice.permits,
+            limit=PERMITS if choice.permits else 0,
+            every=EVERY if choice.kind == "periodic" else 0,
         )
         outcome = "ok"
         try:
@@ -184,15 +216,44 @@ class _Attempt:
         finally:
             self._note("done" if self._entered else "ended", outcome=outcome)
 
+    def _described(self, **options: Any) -> aiolock.Lock:
+        """The lock, as it is drawn; for permits, that of so many of them."""
+        choice = self._choice
+        options |= choice.options
+        if choice.kind == "rw":
+            rates = self._client.rwlock(choice.name, **options)
+            return rates.read() if choice.shared else rates.write()
+        return self._client.lock(choice.name, **options)
+
+    def _acquire(self, **options: Any) -> aiolock.Acquisition:
+        choice = self._choice
+        if choice.kind == "permits":
+            described = {key: value for key, value in choice.options.items() if key != "reentrant"}
+            api = self._client.semaphore("api", PERMITS, **described)
+            return api.acquire(choice.permits, **options)
+        return self._described().acquire(**options)
+
+    def _entrance(self) -> AbstractAsyncContextManager[aiolock.Lease]:
+        """What is entered at once, with the timeout of its description."""
+        choice = self._choice
+        ttl = choice.options["ttl"]
+        if choice.kind == "periodic":
+            return self._client.periodic(choice.name, every=EVERY, ttl=ttl)
+        if choice.kind == "campaign":
+            return _led(self._client.election("primary", ttl=ttl).campaign(self._id))
+        if choice.kind == "permits":
+            return self._acquire(timeout=choice.timeout)
+        return self._described(timeout=choice.timeout)
+
     async def _try(self) -> str:
-        lock, choice = self._lock, self._choice
+        choice = self._choice
         timeout = choice.timeout
         if choice.style == "with":
-            lock = self._process.client.lock(choice.name, **choice.options, timeout=timeout)
-            async with lock as lease:
+            async with self._entrance() as lease:
                 await self._body(lease)
             return "ok"
         if choice.style == "wait_for":
+            lock = self._described()
             lease_or_none = await asyncio.wait_for(lock.acquire(), timeout)
             assert lease_or_none is not None
             try:
@@ -200,7 +261,8 @@ class _Attempt:
             finally:
                 released = await lock.release()
             return "ok" if released else "not ours"
-        acquisition = lock.acquire(timeout=timeout) if choice.wait else lock.acquire(blocking=False)
+        waits: dict[str, Any] = {"timeout": timeout} if choice.wait else {"blocking": False}
+        acquisition = self._acquire(**waits)
         if choice.style == "acquire with":
             async with acquisition as lease:
                 await self._body(lease)
@@ -276,15 +338,26 @@ class _Attempt:
     async def _again(self, lease: aiolock.Lease, _: float) -> None:
         """Enter once more: the same task, so the same hold, and it takes no time and no turn."""
         if self._still_held(lease):
-            async with self._lock as again:
+            async with self._described() as again:
                 assert again.fence == lease.fence
 
     async def _deadlock(self, lease: aiolock.Lease, _: float) -> None:
         """Wait for oneself, which is an error at once."""
         if self._still_held(lease):
             with contextlib.suppress(aiolock.WouldDeadlock):
-                async with self._lock:
+                async with self._described():
                     raise AssertionError("a task has waited for itself")
+
+    async def _downgrade(self, lease: aiolock.Lease, _: float) -> None:
+        """Read on."""
+        if self._still_held(lease):
+            self._note("downgrading")
+            try:
+                await lease.downgrade()
+            except aiolock.LeaseLost:
+                self._tell()
+            except aiolock.StoreError:
+                pass
 
     async def _raise(self, _: aiolock.Lease, __: float) -> None:
         raise Boom
@@ -294,6 +367,15 @@ class _Attempt:
         if lease.state is aiolock.LeaseState.LOST:
             self._tell()
         return lease.state in ("held", "at_risk")
+
+
+@asynccontextmanager
+async def _led(
+    campaign: AbstractAsyncContextManager[aiolock.Term],
+) -> AsyncGenerator[aiolock.Lease, None]:
+    """A campaign whose term is its lease."""
+    async with campaign as term:
+        yield term.lease
 
 
 async def main(*arguments: str) -> None:
@@ -320,6 +402,9 @@ async def main(*arguments: str) -> None:
         async with asyncio.TaskGroup() as group:
             for task in range(int(tasks)):
                 group.create_task(process.repeat(task))
+            for task in range(MEETING):
+                group.create_task(process.meet(task))
+            group.create_task(process.observe())
             group.create_task(process.reopen())
             await _order(orders, "quiet")
             process.quiet()

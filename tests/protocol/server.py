@@ -62,7 +62,7 @@ class AtServer:
         if not self.holders and not self.queue:
             return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
         ticket = self._enqueue(who, ticket)
-        if not self.holders and self._advance(asking=who):
+        if not self.holders and self._advance(who.client, asking=who):
             return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
         until = self.holders[0].left
         if self.queue[0].who != who:
@@ -75,6 +75,8 @@ class AtServer:
             for place in self.queue:
                 if place.who == who:
                     self.queue.remove(place)
+                    if not self.holders:
+                        self._advance(who.client)
                     return Answer("done")
             if not self.guards.release_or_leave:
                 return Answer("done")
@@ -83,7 +85,7 @@ class AtServer:
             if meant or not self.guards.release_compares:
                 self.holders.remove(holder)
                 self.floor = holder.fence
-                self._advance(answered=who.client)
+                self._advance(who.client, with_reply=True)
                 break
         return Answer("done", push=self.push)
 
@@ -108,10 +110,12 @@ class AtServer:
         self.queue.sort()
         return ticket
 
-    def _advance(self, *, asking: Who | None = None, answered: int | None = None) -> bool:
+    def _advance(
+        self, answered: int, *, asking: Who | None = None, with_reply: bool = False
+    ) -> bool:
         """Hand the free lock on; True when it is the turn of who asks, who has it in the reply.
 
-        A client whose release is answered is there to read that, and needs no push besides.
+        The client that is answered is there, and where its release is, it needs no push besides.
         """
         while self.queue:
             _, head = self.queue.pop(0)
@@ -121,7 +125,7 @@ class AtServer:
             if ours or self.listening[head.client] or not self.guards.silent_are_skipped:
                 fence = self._grant(head, self.claim)
                 push = Push("granted", head.task, fence, self.claim)
-                if ours:
+                if ours and with_reply:
                     self.push = push
                 else:
                     self.pushes.append((head.client, push))

@@ -1,0 +1,57 @@
+"""What tasks do that is not held: they meet at a barrier or a latch, or handle a message once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import aiolock
+from tests.chaos.choices import PARTIES, Meeting
+from tests.chaos.history import History
+
+MEETING: Final = 4
+"""Tasks of each process that meet others."""
+
+
+async def meet(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
+    """One attempt, as it was drawn, and what became of it."""
+    steps = {"meet": _barrier, "count": _count, "wait": _latch, "once": _message}
+    try:
+        await steps[choice.what](client, history, task, choice)
+    except (aiolock.StoreError, aiolock.ClientClosed, aiolock.AcquireTimeout, aiolock.LeaseLost):
+        history.note("apart", a=task)
+
+
+async def _barrier(
+    client: aiolock.LockClient, history: History, task: str, choice: Meeting
+) -> None:
+    history.note("arrives", a=task, parties=PARTIES)
+    await client.barrier("round", PARTIES).wait(timeout=choice.seconds)
+    history.note("passes", a=task)
+
+
+async def _count(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
+    # A token that comes twice, now and then: it is to be counted once.
+    token = str(hash(task) % 40) if choice.fails else task
+    history.note("counts", latch=choice.number, token=token)
+    await client.latch(f"loaded {choice.number}", PARTIES, ttl=60).count_down(token)
+
+
+async def _latch(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
+    await client.latch(f"loaded {choice.number}", PARTIES, ttl=60).wait(timeout=choice.seconds)
+    history.note("opens", a=task, latch=choice.number, parties=PARTIES)
+
+
+async def _message(
+    client: aiolock.LockClient, history: History, task: str, choice: Meeting
+) -> None:
+    done = False
+    async with client.once(f"message {choice.number}", ttl=3600, lease_ttl=1.0) as lease:
+        if lease is not None:
+            await asyncio.sleep(choice.seconds)
+            if choice.fails:
+                raise aiolock.LeaseLost("it fails")
+            done = True
+            history.note("handling", a=task, message=choice.number, fence=lease.fence)
+    if done:
+        history.note("handled", a=task, message=choice.number)
