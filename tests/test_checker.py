@@ -366,6 +366,15 @@ RIGHT: dict[str, Story] = {
         of(4.0, A, "handling", message=2, fence=4),
         of(4.1, A, "handled", message=2),
     ],
+    "accounts": [
+        of(1.0, A, "has", names=["a", "b"]),
+        of(1.0, C, "has", names=["c", "d"]),
+        of(1.2, A, "had"),
+        of(1.3, B, "has", names=["b", "c"]),
+        stall(1.15, 1.4, "2.0"),
+        of(1.4, C, "had"),
+        of(1.5, B, "had"),
+    ],
     "an_election": [
         asks(1.0, A),
         enters(1.1, A, 10, 2.1),
@@ -805,6 +814,12 @@ WRONG: dict[str, Story] = {
         of(1.0, A, "handling", message=1, fence=1),
         of(1.1, A, "handled", message=1),
         of(30.0, B, "handling", message=1, fence=2),
+    ],
+    "accounts-two_have_it": [
+        of(1.0, A, "has", names=["a", "b"]),
+        of(1.1, B, "has", names=["b", "c"]),
+        of(1.2, A, "had"),
+        of(1.3, B, "had"),
     ],
     "elections-an_earlier_one": [
         asks(1.0, A),

@@ -48,8 +48,9 @@ being renewed; or it was broken, wiped, or its client closed. `StoreError` needs
 
 **The rest of the family.** A job is begun once in each period. Nobody passes a barrier without as
 many others as it takes, or a latch that was not counted down. A message that was handled is not
-handled again. Who is seen to be elected is, and nobody sees an earlier leader after a later one.
-What a wipe has made the server forget is excepted.
+handled again. Several locks at once are taken by one, where nothing disturbed it. Who is seen to be
+elected is, and nobody sees an earlier leader after a later one. What a wipe has made the server
+forget is excepted.
 
 **Nothing is left.** When all clients are closed no lease is alive, no queue is left, and every key
 has an expiry.
@@ -63,7 +64,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 from tests.chaos.history import Event
@@ -506,6 +507,24 @@ def messages(run: Run) -> Iterator[Violation]:
                 yield Violation("messages", text, (before, event))
 
 
+def accounts(run: Run) -> Iterator[Violation]:
+    """Of bodies that nothing disturbed, and that want some lock in common, one runs."""
+    bodies: dict[str, list[tuple[int, int, Event]]] = defaultdict(list)
+    begun: dict[str, Event] = {}
+    for event in run.events:
+        if event.kind == "has":
+            begun[event["a"]] = event
+        elif event.kind == "had" and not run.disturbed(event.who, begun[event["a"]].t, event.t):
+            began = begun[event["a"]]
+            for name in began["names"]:
+                bodies[name].append((began.t, event.t, began))
+    for name, spans in bodies.items():
+        for (_, end, one), (begin, _, other) in pairwise(sorted(spans, key=lambda span: span[0])):
+            if begin < end and not run.wiped_between(one.t, other.t):
+                text = f"{other['a']} took {name!r} among others while {one['a']} had it"
+                yield Violation("accounts", text, (one, other))
+
+
 def elections(run: Run) -> Iterator[Violation]:
     """Who is seen to lead does, and whoever watches sees each leader once, in their order."""
     seen: dict[str, int] = {}
@@ -545,6 +564,7 @@ RULES: Final[tuple[Rule, ...]] = (
     meetings,
     latches,
     messages,
+    accounts,
     elections,
 )
 

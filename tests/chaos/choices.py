@@ -163,24 +163,24 @@ def _hold(rng: random.Random, ttl: float, *, outlast: bool) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One attempt at what is not held: a barrier, a latch, a message that is to be handled once."""
+    """One attempt at what is no single lock: barrier, latch, message, or two of three locks."""
 
-    what: Literal["meet", "count", "wait", "once"]
+    what: Literal["meet", "count", "wait", "once", "both"]
     number: int
     """Which latch, or which message."""
     seconds: float
-    """How long to wait at most; or how long the message's body takes."""
+    """How long to wait at most; or how long the body takes."""
     fails: bool
     pause: float
 
 
 def draw_meeting(rng: random.Random) -> Meeting:
     """The next attempt of a task that meets others."""
-    what: Any = rng.choices(("meet", "count", "wait", "once"), (3, 3, 3, 4))[0]
+    what: Any = rng.choices(("meet", "count", "wait", "once", "both"), (3, 3, 3, 4, 5))[0]
     return Meeting(
         what=what,
         number=rng.randrange(60),
-        seconds=rng.uniform(0.0, 0.02) if what == "once" else rng.uniform(0.2, 3.0),
+        seconds=rng.uniform(0.0, 0.02) if what in {"once", "both"} else rng.uniform(0.2, 3.0),
         fails=rng.random() < 0.2,
         pause=rng.expovariate(8.0),
     )

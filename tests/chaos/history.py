@@ -36,6 +36,7 @@ counts      latch, token: just before a latch is counted down
 opens       a, latch, parties: the latch was open
 handling    a, message, fence: a message's body has ended in peace
 handled     a, message: and that was confirmed
+has, had    a, names: a body that has these locks begins, and ends
 apart       a: none of these, for an error or a timeout
 watches     it begins to observe the election
 saw         fence, value: and this is who leads

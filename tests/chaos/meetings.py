@@ -1,4 +1,4 @@
-"""What tasks do that is not held: they meet at a barrier or a latch, or handle a message once."""
+"""What tasks do beside: meet at a barrier or a latch, handle a message once, take two locks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ MEETING: Final = 4
 
 async def meet(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
     """One attempt, as it was drawn, and what became of it."""
-    steps = {"meet": _barrier, "count": _count, "wait": _latch, "once": _message}
+    steps = {
+        "meet": _barrier,
+        "count": _count,
+        "wait": _latch,
+        "once": _message,
+        "both": _both,
+    }
     try:
         await steps[choice.what](client, history, task, choice)
     except (aiolock.StoreError, aiolock.ClientClosed, aiolock.AcquireTimeout, aiolock.LeaseLost):
@@ -55,3 +61,15 @@ async def _message(
             history.note("handling", a=task, message=choice.number, fence=lease.fence)
     if done:
         history.note("handled", a=task, message=choice.number)
+
+
+async def _both(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
+    names = [f"account {number}" for number in range(3) if number != choice.number % 3]
+    # Given in any order: nobody may wait for somebody who waits for it.
+    names = names if choice.fails else names[::-1]
+    async with client.multilock(*names, ttl=1.0, timeout=8.0):
+        history.note("has", a=task, names=names)
+        try:
+            await asyncio.sleep(choice.seconds)
+        finally:
+            history.note("had", a=task)

@@ -265,7 +265,7 @@ class Run:
 
     def _index(self) -> None:
         processes = {attempt.who for attempt in self.attempts.values()}
-        processes |= {event.who for event in self.of("arrives")}
+        processes |= {event.who for event in self.of("arrives", "has")}
         for who in processes:
             stalls = self._stalls[who]
             self.stalls[who] = Windows(stalls)
@@ -284,9 +284,9 @@ class Run:
         for attempt in sorted(entered, key=lambda a: a.entered.t if a.entered else 0):
             self.entries[attempt.name].append(attempt)
 
-    def of(self, kind: str) -> Iterator[Event]:
-        """All that was written down of one kind."""
-        return (event for event in self.events if event.kind == kind)
+    def of(self, *kinds: str) -> Iterator[Event]:
+        """All that was written down of these kinds."""
+        return (event for event in self.events if event.kind in kinds)
 
     def clear_since(self, attempt: Attempt, t: int) -> int:
         """Since when nothing has kept this attempt from standing in the queue, and from hearing."""
