@@ -12,6 +12,9 @@ from aiolock.store import CLAIM, Queued
 
 KEEP_ALIVE: Final = 60.0
 """Seconds after which every waiter asks again, so that a queue that still lives does not expire."""
+SOON: Final = 0.05
+"""Seconds after which to ask where one of those who share has entered: the others hold it too, and
+it is not known when the first of their leases ends."""
 JUST_AFTER: Final = 0.003
 """Seconds past the end of a lease at which to ask: it must have ended by the store's clock."""
 
@@ -50,7 +53,9 @@ class Line:
         """The waiter waits no more; whether nobody is left."""
         if self._waiters.pop(waiter.id, None) is not None and self._waiters:
             # The lock may be its by now; should we not hear what becomes of it: its claim ends.
-            self._ask_by(self._loop.time() + min(waiter.ttl, CLAIM) / 1000)
+            ends = min(waiter.ttl, CLAIM) / 1000
+            shares = waiter.policy.shared and not waiter.policy.passes
+            self._ask_by(self._loop.time() + (min(SOON, ends) if shares else ends))
         if not self._waiters and self._timer is not None:
             self._timer.cancel()
         return not self._waiters

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 import anyio
 
-from aiolock._barrier import PREFIX as MET
 from aiolock._barrier import Barrier
 from aiolock._election import PREFIX as LEADS
 from aiolock._election import Election
-from aiolock._latch import PREFIX as LATCHED
 from aiolock._latch import Latch
 from aiolock._lock import Lock
 from aiolock._multi import MultiLock
@@ -274,7 +272,10 @@ class LockClient:
             min_hold=min_hold,
             lock_delay=lock_delay,
         )._policy
-        return Semaphore(Lock(self._room, replace(one, shared=True, rule=rule(1, limit))), limit)
+        return Semaphore(
+            Lock(self._room, replace(one, shared=True, kind="semaphore", rule=rule(1, limit))),
+            limit,
+        )
 
     def multilock(
         self,
@@ -317,15 +318,15 @@ class LockClient:
         """Opens once it was counted down ``count`` times: see `Latch`.
 
         :param name: at most 506 characters.
-        :param ttl: seconds for which it is remembered after the last count, at least, open or not.
+        :param ttl: seconds for which it is remembered after the last count, open or not; a minute
+            at least.
         :param timeout: seconds that `Latch.wait` waits at most; None waits as long as it takes.
         :param max_waiters: `QueueFull` at once when so many wait already.
         """
         checked_number("count", count)
         seconds("ttl", ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
         rule = f"^{count}/{count}"
-        lock = self._passing(LATCHED + checked_name(name), rule, timeout, max_waiters)
-        return Latch(lock, count, ttl)
+        return Latch(self._passing("latch", name, rule, timeout, max_waiters), count, ttl)
 
     def barrier(
         self,
@@ -343,19 +344,20 @@ class LockClient:
         """
         checked_number("parties", parties)
         rule = f"&{parties}/{parties}"
-        return Barrier(self._passing(MET + checked_name(name), rule, timeout, max_waiters), parties)
+        return Barrier(self._passing("barrier", name, rule, timeout, max_waiters), parties)
 
     def _passing(
-        self, name: str, rule: str, timeout: float | None, max_waiters: int | None
+        self, kind: str, name: str, rule: str, timeout: float | None, max_waiters: int | None
     ) -> Lock:
         """The lock of those who wait for something and then go on, without holding anything."""
         policy = Policy(
-            name,
+            f"{kind}:{checked_name(name)}",
             self._ttl,
             timeout,
             renew=False,
             max_waiters=max_waiters,
             shared=True,
+            kind=kind,
             rule=rule,
         )
         return Lock(self._room, policy)
@@ -377,17 +379,16 @@ class LockClient:
         leader has died, ``timeout`` for how long a candidate waits, ``max_hold`` the longest term.
         The name has at most 503 characters.
         """
-        return Election(
-            self.lock(
-                LEADS + checked_name(name),
-                ttl=ttl,
-                timeout=timeout,
-                max_waiters=max_waiters,
-                max_hold=max_hold,
-                on_lost=on_lost,
-                lock_delay=lock_delay,
-            )
-        )
+        policy = self.lock(
+            LEADS + checked_name(name),
+            ttl=ttl,
+            timeout=timeout,
+            max_waiters=max_waiters,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            lock_delay=lock_delay,
+        )._policy
+        return Election(Lock(self._room, replace(policy, kind="election")))
 
     def periodic(
         self,

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from aiolock._hold import LeaseState
+from aiolock._hold import ALIVE, LeaseState
 from aiolock._keeper import retrieve
 from aiolock._lease import Lease, LostEvent, give_back
 from aiolock._lock import DEFAULT, Default, Lock
@@ -142,6 +142,8 @@ class Election:
 
             def again() -> None:
                 nonlocal timer
+                if lease.state not in ALIVE:
+                    return  # it has resigned
                 self._put_up(lease.fence, value).add_done_callback(retrieve)
                 timer = loop.call_later(_KEPT / 3, again)
 

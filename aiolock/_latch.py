@@ -27,8 +27,8 @@ class Latch:
         await loaded.wait()  # anywhere: until all three have
 
     Whoever waits is told by a push. Once open it stays open, for whoever comes later too, for
-    ``ttl`` seconds at least after the last count: then it is forgotten, and closed. A name that
-    says which round it is needs no thought about that.
+    ``ttl`` seconds (a minute at least) after the last count: then it is forgotten, and closed. A
+    name that says which round it is needs no thought about that.
     """
 
     __slots__ = ("_count", "_lock", "_ttl")

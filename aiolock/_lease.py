@@ -212,7 +212,7 @@ class Lease:
     def _loss(self) -> LeaseLost:
         """The error that says how this lease was lost."""
         why = _REASONS[self._hold.reason]
-        return LeaseLost(f"the lock {self.name!r} (fence {self.fence}) was lost: {why}")
+        return LeaseLost(f"{self._hold.policy.called} (fence {self.fence}) was lost: {why}")
 
 
 def give_back(lease: Lease) -> None:
@@ -260,7 +260,7 @@ class Scope:
             and not self._inner
         ):
             self._cancelled = True
-            self.task.cancel(f"the lock {self.lease.name!r} was lost")
+            self.task.cancel(f"{self.lease._hold.policy.called} was lost")
 
     async def close(self, error: BaseException | None) -> None:
         """Leave the body: give the lock back, and raise `LeaseLost` where that is the truth.

@@ -245,8 +245,8 @@ class Lock:
 
     def _not_acquired(self, timeout: float | None, *, wait: bool) -> AcquireTimeout:
         if not wait:
-            return AcquireTimeout(f"the lock {self.name!r} is not free")
-        return AcquireTimeout(f"the lock {self.name!r} did not become free in {timeout:g} s")
+            return AcquireTimeout(f"{self._policy.called} is not free")
+        return AcquireTimeout(f"{self._policy.called} did not become free in {timeout:g} s")
 
     def _left(self) -> Scope:
         """The innermost body of this lock that the current task has entered, now left."""

@@ -80,6 +80,8 @@ class Policy:
     once: bool = False
     shared: bool = False
     downgrades: bool = False
+    kind: str = "lock"
+    """What it is to its user; but for a lock it stands before the name."""
     rule: str = ""
     """When it fits, where it is shared (see `WaiterId.rule`)."""
     passes: bool = field(init=False)
@@ -126,6 +128,11 @@ class Policy:
         )
         object.__setattr__(self, "form", form)  # frozen
         object.__setattr__(self, "passes", self.rule[:1] in ("&", "^"))
+
+    @property
+    def called(self) -> str:
+        """What it is called in an error."""
+        return f"the {self.kind} {self.name.removeprefix(f'{self.kind}:')!r}"
 
 
 def checked_number(what: str, value: object, *, least: int = 1) -> int:

@@ -42,8 +42,9 @@ class RWLock:
         """The lock that readers share.
 
         Whoever reads cannot wait to write as well: that is `WouldDeadlock` at once, for of two
-        readers that both want to, neither could go on. With ``reentrant=True`` a task that writes
-        may read, by its write lock.
+        readers that both want to, neither could go on. Nor can a task that reads, or writes, ask
+        to read again, behind a writer that waits for it; with ``reentrant=True`` it may, by the
+        lease that it has.
         """
         return self._reading
 

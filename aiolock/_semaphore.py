@@ -72,24 +72,25 @@ class Semaphore:
         policy = replace(self._one._policy, rule=rule(permits, self._limit))
         return Lock(self._one._room, policy).acquire(timeout=timeout, blocking=blocking)
 
-    async def resize(self, limit: int) -> int:
-        """Let there be ``limit`` permits, for everybody, from now on; how many there were.
+    async def resize(self, limit: int) -> None:
+        """Let there be ``limit`` permits, for everybody, from now on.
 
-        Remembered for 30 days, and after that while the semaphore is in use; meanwhile both the
-        number that was declared before and this one may be declared, so that programs can be
-        changed one after the other. Whoever waits and now fits, enters; whoever holds permits
-        keeps them, also where there are fewer now. With 0 nobody enters any more. One round trip;
-        `StoreError` when nobody knows. Cancelled, it may have been carried out.
+        Remembered for 30 days, and after that while the semaphore is in use. Meanwhile two numbers
+        may be declared, so that programs can be changed one after the other: the new one, and the
+        one declared here; where that is the new one, the one before. Whoever waits and now fits,
+        enters; whoever holds permits keeps them, also where there are fewer now. With 0 nobody
+        enters any more. One round trip; `StoreError` when nobody knows. Cancelled, it may have
+        been carried out.
         """
         room = self._one._room
         room.check()
         checked_number("limit", limit, least=0)
-        return await room.store.resize(self._one.name, self._limit, limit, _REMEMBERED)
+        await room.store.resize(self._one.name, self._limit, limit, _REMEMBERED)
 
     async def status(self) -> Status:
         """Who holds how many permits, who waits for how many, and how many there are (``limit``).
 
-        As `Lock.status`; ``limit`` is None where nobody has used it for a minute.
+        As `Lock.status`; ``limit`` is None once the last lease would have ended a minute ago.
         """
         return await self._one.status()
 

@@ -119,7 +119,7 @@ class WaitingRoom:
             if not waiter.answered:
                 raise StoreError(
                     f"the store did not answer within the timeout of {timeout:g} s, so nobody knows"
-                    f" who holds {policy.name!r}"
+                    f" who holds {policy.called}"
                 ) from None
             return None
         except BaseException:
@@ -164,7 +164,7 @@ class WaitingRoom:
             )
         if not policy.reentrant:
             raise WouldDeadlock(
-                f"this task holds the lock {policy.name!r} already and would wait for itself:"
+                f"this task holds {policy.called} already and would wait for itself:"
                 " pass the lease on, or make the lock reentrant=True"
             )
         return held
@@ -193,7 +193,7 @@ class WaitingRoom:
             elif isinstance(answer, Full):
                 waiter.given_up = True  # there is nothing to give up
                 raise QueueFull(
-                    f"{answer.waiters} wait for the lock {waiter.policy.name!r} already"
+                    f"{answer.waiters} wait for {waiter.policy.called} already"
                     f" (max_waiters={waiter.policy.max_waiters})"
                 )
             elif isinstance(answer, Done):
@@ -208,7 +208,7 @@ class WaitingRoom:
                 return turn
             await self._give_back(waiter, turn[0])
         raise StoreError(
-            f"the lock {waiter.policy.name!r} was granted {_TOO_LATE} times and each time its lease"
+            f"{waiter.policy.called} was granted {_TOO_LATE} times and each time its lease"
             f" had ended before we knew: ttl={waiter.policy.ttl:g} s is too short for this store"
         )
 
@@ -417,7 +417,7 @@ class WaitingRoom:
 
 def _mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
     return LimitMismatch(
-        f"{policy.name!r} is in use with {answer.known}, but {policy.form.declared} is declared"
+        f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
         " here: all that use it declare the same number"
         + (" (a semaphore's resize() changes it for all)" if policy.form.permits else "")
     )

@@ -225,11 +225,12 @@ class Status:
     holders: tuple[Party, ...]
     waiters: tuple[Party, ...]
     closed: float = 0.0
-    """For how many seconds nobody may enter though nobody holds it: ``min_hold``, ``lock_delay``,
+    """For how many seconds nobody may enter though nobody holds it (where it was shared, nobody who
+    does not share it): ``min_hold``, ``lock_delay``,
     or the rest of a period."""
     limit: int | None = None
     """How many permits the semaphore has, how many count the latch down, or meet at the barrier;
-    None for a lock, and where nobody has used it for a minute."""
+    None for a lock, and once it is forgotten: a minute after the last lease would have ended."""
 
 
 class Inbox(Protocol):
@@ -331,7 +332,8 @@ class Store(Protocol):
     def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
         """Let there be ``limit`` permits, for everybody and for ``keep`` ms; how many there were.
 
-        Where none were known there were ``declared``. From now on both numbers may be declared.
+        Where none were known there were ``declared``. From now on ``limit`` may be declared, and
+        ``declared``; or, where that is the same number, the one that there was before.
         """
         ...
 

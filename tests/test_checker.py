@@ -366,6 +366,11 @@ RIGHT: dict[str, Story] = {
         of(4.0, A, "handling", message=2, fence=4),
         of(4.1, A, "handled", message=2),
     ],
+    "killed_at_a_latch": [
+        at(1.0, "0.0", "opened", client="ada"),
+        killed(2.0, "0.0"),
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=0, waiters=("ada",)),
+    ],
     "accounts": [
         of(1.0, A, "has", names=["a", "b"]),
         of(1.0, C, "has", names=["c", "d"]),
@@ -434,7 +439,7 @@ RIGHT: dict[str, Story] = {
         leaves(9.1, A),
     ],
     "left_over_but_not_for_long": [
-        at(9.0, "conductor", "key", key="x:fence", ttl=600, holders=0, waiters=0)
+        at(9.0, "conductor", "key", key="x:fence", ttl=600, holders=0, waiters=())
     ],
 }
 
@@ -746,13 +751,13 @@ WRONG: dict[str, Story] = {
     ],
     "final-stuck": [at(9.0, "conductor", "stuck", who="0.0", what="quiet within 40 s")],
     "left_over-a_holder": [
-        at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=1, waiters=0)
+        at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=1, waiters=())
     ],
     "left_over-a_waiter": [
-        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=0, waiters=1)
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=0, waiters=("ada",))
     ],
     "left_over-for_ever": [
-        at(9.0, "conductor", "key", key="x:fence", ttl=-1, holders=0, waiters=0)
+        at(9.0, "conductor", "key", key="x:fence", ttl=-1, holders=0, waiters=())
     ],
     "exclusion-a_writer_among_readers": [
         asks(1.0, A, shared=True),

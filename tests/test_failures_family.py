@@ -258,7 +258,7 @@ async def test_replies_lost(
     proxy.swallow_replies(1, command_link(proxy))
     assert await permit.release()
     proxy.swallow_replies(1, command_link(proxy))
-    assert await semaphore.resize(2) in {2, 3}
+    await semaphore.resize(2)
     async with client.semaphore("lock", 2).acquire(2):
         assert await semaphore.acquire(blocking=False) is None
 

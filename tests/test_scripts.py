@@ -67,7 +67,7 @@ def test_every_lua_file_begins_by_saying_what_it_is() -> None:
     """A name and what it does; a script also its KEYS or ARGV and what it returns."""
     folder = resources.files("aiolock.stores.redis").joinpath("lua")
     files = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir()}
-    assert len(files) == len(SCRIPTS) + 7, "scripts, and the parts that they include"
+    assert len(files) == len(SCRIPTS) + 8, "scripts, and the parts that they include"
     for name, text in files.items():
         assert text.startswith("-- "), name
     for script in SCRIPTS:

@@ -113,10 +113,10 @@ async def test_resize() -> None:
         leases = [await take(semaphore) for _ in range(2)]
         asked = [asyncio.create_task(take(theirs.semaphore("s", 2))) for _ in range(3)]
         await queued(semaphore, 3)
-        assert await semaphore.resize(4) == 2
+        await semaphore.resize(4)
         await settled()
         assert [task.done() for task in asked] == [True, True, False]
-        assert await theirs.semaphore("s", 4).resize(1) == 4
+        await theirs.semaphore("s", 4).resize(1)
         for lease in (*leases, await asked[0]):
             assert lease.state == "held"
             await lease.release()
@@ -124,7 +124,7 @@ async def test_resize() -> None:
         assert not asked[2].done()
         await (await asked[1]).release()
         await (await asked[2]).release()
-        assert await semaphore.resize(0) == 1
+        await semaphore.resize(0)
         assert await semaphore.acquire(timeout=100) is None
         assert (await semaphore.status()).limit == 0
 
@@ -156,16 +156,71 @@ async def test_other_limits(world: World) -> None:
                 theirs.semaphore("s", 3).acquire(),
                 theirs.semaphore("s", 3).acquire(blocking=False),
             ):
-                with pytest.raises(LimitMismatch, match=r"in use with 2, but 3.*resize\(\)"):
+                with pytest.raises(
+                    LimitMismatch, match=r"the semaphore 's' is in use with 2, but 3.*resize\(\)"
+                ):
                     await acquisition
             with pytest.raises(ValueError, match="in use with 2"):
                 async with theirs.semaphore("s", 3):
                     raise AssertionError
-            assert await theirs.semaphore("s", 3).resize(3) == 2
+            await theirs.semaphore("s", 3).resize(3)
             async with theirs.semaphore("s", 3), ours.semaphore("s", 2):
                 pass
         async with ours.semaphore("another", 7):
             pass
+
+
+async def test_the_numbers_that_may_be_declared(world: World) -> None:
+    """After a resize the new one, and that of whoever resized, or the one before."""
+    async with world.client() as client:
+
+        async def declared() -> list[int]:
+            right: list[int] = []
+            for limit in range(2, 10):
+                try:
+                    lease = await client.semaphore("s", limit).acquire()
+                except LimitMismatch:
+                    continue
+                assert lease is not None
+                await lease.release()
+                right.append(limit)
+            return right
+
+        await client.semaphore("s", 3).resize(5)
+        assert await declared() == [3, 5]
+        await client.semaphore("s", 5).resize(7)
+        assert await declared() == [5, 7]
+        for _ in range(2):  # as after a lost reply
+            await client.semaphore("s", 9).resize(9)
+            assert await declared() == [7, 9]
+
+
+@virtual
+@pytest.mark.parametrize("clients", [1, 2])
+async def test_permits_come_back_when_each_lease_ends(clients: int) -> None:
+    """Of several that are gone, each lets somebody enter when its own lease ends."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    async with (
+        aiolock.connect(server) as gone,
+        aiolock.connect(server) as ours,
+        aiolock.connect(server) as theirs,
+    ):
+        for ttl in (1, 2, 4):
+            await take(gone.semaphore("s", 3, ttl=ttl, renew=False, on_lost="signal"))
+        start, entered = loop.time(), list[float]()
+
+        async def enter(client: aiolock.LockClient) -> None:
+            lease = await take(client.semaphore("s", 3))
+            entered.append(loop.time() - start)
+            await asyncio.sleep(10)
+            await lease.release()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(enter((ours, theirs)[number % clients]))
+                await settled()
+        assert entered == pytest.approx([1, 2, 4], abs=0.1)
 
 
 @virtual

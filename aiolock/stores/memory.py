@@ -298,7 +298,9 @@ class MemoryServer:
     def resize(self, name: str, declared: int, limit: int, keep: int) -> int:
         line, now = self._line(name), self.now()
         before = line.permits(declared, now // 1000)
-        line.declared = line.declared or before
+        other = before if declared == limit else declared
+        if other != limit:
+            line.declared = other
         line.limit = limit
         line.keep(now // 1000 + keep)
         self._advance(name, line, now)
@@ -450,8 +452,8 @@ class MemoryServer:
             else:
                 fence = self._grant(line, head, who.claim, now)
                 self.push(who.client, _grant_push(name, head, fence, who.claim, now))
-            if not who.shared:
-                break
+            if not who.shared or (who.permits and line.used() >= (line.limit or 0)):
+                break  # nobody fits beside it, or all permits are taken
         return mine
 
     def _close(

@@ -191,22 +191,23 @@ class Conductor:
             with contextlib.suppress(RedisError, OSError):
                 async for key in self._admin.scan_iter("*"):
                     if await self._admin.pttl(key) == -1:
-                        self.history.note("key", key=key, ttl=-1, holders=0, waiters=0)
+                        self.history.note("key", key=key, ttl=-1, holders=0, waiters=())
             await asyncio.sleep(1.0)
 
     async def _look_over(self) -> None:
         """Write down what is left at the server, once everybody is gone."""
         now, _ = await self._admin.time()
         async for key in self._admin.scan_iter("*"):
-            holders = waiters = 0
+            holders, clients = 0, list[str]()
             if key.endswith(":holders"):
                 alive = await self._admin.zrangebyscore(key, now * 1000, 10**15 - 1)
                 holders = sum(":-:0:" not in grant for grant in alive)  # nobody's: it is closed
             elif key.endswith(":queue"):
-                waiters = await self._admin.zcard(key)
+                waiters: list[str] = await self._admin.zrange(key, 0, -1)  # type: ignore[assignment]  # decoded
+                clients = [who.split(":")[1] for who in waiters]
             ttl = await self._admin.pttl(key)
             if ttl != -2:  # else it has gone since
-                self.history.note("key", key=key, ttl=ttl, holders=holders, waiters=waiters)
+                self.history.note("key", key=key, ttl=ttl, holders=holders, waiters=clients)
 
     # Faults
 

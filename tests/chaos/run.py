@@ -159,6 +159,7 @@ class Run:
         self._closings: dict[str, list[int]] = defaultdict(list)
         self._reconnected: dict[str, list[int]] = defaultdict(list)
         self.wipes: list[Event] = []
+        self._clients: dict[str, str] = {}
         self._breaks: dict[tuple[str, str, int], tuple[Event, Event | None]] = {}
         self._broken: dict[tuple[str, int], tuple[Event, Event | None]] = {}
         self._stalls: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -241,6 +242,9 @@ class Run:
     def _note_stall(self, event: Event) -> None:
         self._stalls[event.who].append((event["since"], event.t))
 
+    def _note_opened(self, event: Event) -> None:
+        self._clients[event["client"]] = event.who
+
     def _note_reconnected(self, event: Event) -> None:
         self._reconnected[event.who].append(event.t)
 
@@ -283,6 +287,11 @@ class Run:
         entered = [a for a in self.attempts.values() if a.entered is not None]
         for attempt in sorted(entered, key=lambda a: a.entered.t if a.entered else 0):
             self.entries[attempt.name].append(attempt)
+
+    @property
+    def dead(self) -> set[str]:
+        """The clients of the processes that were killed."""
+        return {client for client, who in self._clients.items() if who in self.killed}
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """All that was written down of these kinds."""

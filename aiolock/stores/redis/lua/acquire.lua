@@ -15,60 +15,18 @@ local waiter, ticket = ARGV[1], tonumber(ARGV[2])
 local displaced, shared = ticket > 0 and 1 or 0, waiter:byte() == 115
 
 --@include clock
---@include shared
 --@include mint
-asker = waiter:match(':([^:]+):')
 local function granted(fence)
   return {1, tonumber(fence), tonumber(ARGV[3]), tonumber(stamp), displaced}
 end
 
-local declared = shared and waiter:match('^s%a*%d+[*&^]%d+/(%d+)')
-if declared then
-  local known = differs(declared)
-  if known then
-    return {5, known}
-  end
-end
-if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 and (not shared or fits(waiter, ARGV[5])) then
+if not shared and redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   return granted(grant(waiter, ARGV[3]))
 end
 
-local function first_to_end()
-  local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-  local ends = tonumber(first[2] or FIRST)
-  if ends < FIRST then
-    return first[1], ends - now
-  end
-end
-local holder, until_end = first_to_end()
-if holder and until_end <= 0 then
-  --@include reap
-  reap()
-  holder, until_end = first_to_end()
-end
-if holder then
-  if holder:sub(1, #waiter + 1) == waiter .. ':' then
-    return {1, tonumber(holder:match('%d+$')), until_end, tonumber(stamp), 0}
-  elseif holder:sub(1, 7) == 'xfo0:-:' and waiter:find('^x%a*o') then
-    return {4, until_end}
-  end
-end
-if shared then
-  local fence = redis.call('ZSCORE', KEYS[1], waiter)
-  if fence then
-    fence = string.format('%.0f', fence)
-    local ends = redis.call('ZSCORE', KEYS[1], waiter .. ':' .. fence)
-    return {1, tonumber(fence), ends - now, tonumber(stamp), 0}
-  end
-end
-
-local open = not holder or holder:byte() == 115 -- not x: whoever holds it may share it
-if open and redis.call('EXISTS', KEYS[2]) == 0 and fits(waiter, ARGV[5]) then
-  return granted(grant(waiter, ARGV[3]))
-end
-
+local asker = waiter:match(':([^:]+):')
 local place -- where that is known without asking
-if ticket >= 0 then
+local function stand_in_line() -- returns the answer where the line is full
   local most, known = tonumber(ARGV[4]), nil
   if ticket > 0 or most > 0 then
     known = redis.call('ZSCORE', KEYS[2], waiter)
@@ -105,14 +63,26 @@ if ticket >= 0 then
   redis.call('PEXPIRE', KEYS[2], 300000)
 end
 
-if open then
-  -- Some wait, though they might share it, or though its holder is gone: whoever asks wakes the next.
-  --@include advance
-  local fence, _, ends = advance(ARGV[5], nil, not holder, waiter, ARGV[3])
-  if fence then
-    return granted(fence)
+local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+local holder, until_end = first[1], first[2] and tonumber(first[2]) - now
+local taken = not shared and holder and until_end > 0 and holder:byte() == 120 -- x, by one alone
+if taken then
+  if holder:sub(1, #waiter + 1) == waiter .. ':' then
+    return {1, tonumber(holder:match('%d+$')), until_end, tonumber(stamp), 0}
+  elseif holder:sub(1, 7) == 'xfo0:-:' and waiter:find('^x%a*o') then
+    return {4, until_end}
   end
-  until_end, place = math.min(until_end or ends or 60000, ends or until_end or 60000), nil
+  local full = ticket >= 0 and stand_in_line()
+  if full then
+    return full
+  end
+else
+  --@include shared
+  --@include beside
+  local answer = beside()
+  if answer then
+    return answer
+  end
 end
 
 if ticket == -1 then

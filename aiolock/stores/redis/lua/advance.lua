@@ -15,8 +15,7 @@ local function advance(channels, head, free, asking, ttl, ours)
     -- Counted first, then spoken to: what is published also reaches those who listen at a replica,
     -- where nobody counts them, and they would enter though they had been taken for dead. pcall:
     -- where an ACL forbids it by now, the waiter finds the grant when it asks again.
-    if client == asker or flags:find('b', 1, true)
-        or redis.pcall('PUBSUB', 'NUMSUB', channels .. client)[2] ~= 0 then
+    if listens(client, flags, channels) then
       if not (free and (rule == '' or mode == 'x')) and not fits(who, channels) then
         redis.call('ZADD', KEYS[2], head[2], who)
         redis.call('PEXPIRE', KEYS[2], 300000)
@@ -35,8 +34,8 @@ local function advance(channels, head, free, asking, ttl, ours)
         end
       end
       first_end = math.min(first_end or math.huge, claim)
-      if mode == 'x' then
-        break
+      if mode == 'x' or used and used >= limit then
+        break -- nobody fits beside it, or all permits are taken
       end
     end
     head = redis.call('ZPOPMIN', KEYS[2])

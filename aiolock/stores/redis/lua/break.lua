@@ -9,9 +9,10 @@ for i = 2, #ARGV do
   condemned[ARGV[i]] = true
 end
 
+local asker -- none of those who wait
 --@include clock
---@include shared
 --@include mint
+--@include shared
 --@include close
 local broken = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', FIRST - 1)) do

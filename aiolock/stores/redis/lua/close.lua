@@ -17,10 +17,9 @@ local function close(channels, member, lost)
   if opens <= now then
     return
   end
-  redis.call('ZADD', KEYS[1], opens, mode .. 'f0' .. rule .. ':-:0:' .. fence)
-  if rule:byte() == 42 then -- *
-    redis.call('ZINCRBY', KEYS[1], rule:match('%d+'), 'used')
-  end
+  local closed = mode .. 'f0' .. rule .. ':-:0:' .. fence
+  redis.call('ZADD', KEYS[1], opens, closed)
+  count_permits(closed, 1)
   keep(opens - now + 60000)
   local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
   if first then

@@ -5,9 +5,10 @@
 -- ARGV  1 waiter, as it was granted  2 fence of the grant  3 prefix of the clients' channels
 -- returns  1 it is a shared holder now  0 it was no holder any more
 
+local asker -- none of those who wait
 --@include clock
---@include shared
 --@include mint
+--@include shared
 local member = ARGV[1] .. ':' .. ARGV[2]
 local sharing = downgraded(member)
 local ends = redis.call('ZSCORE', KEYS[1], member)
@@ -16,10 +17,9 @@ if not ends then
 elseif tonumber(ends) <= now then
   return 0
 end
--- PEXPIRE first: at maxmemory it is allowed, and after it so is ZADD; and the key is never empty.
-keep(ends - now + 60000)
+redis.call('ZREM', KEYS[1], member) -- first: at maxmemory it is allowed, and after it so is ZADD
 redis.call('ZADD', KEYS[1], ends, sharing, ARGV[2], downgraded(ARGV[1]))
-redis.call('ZREM', KEYS[1], member)
+keep(ends - now + 60000)
 floor = tonumber(ARGV[2])
 --@include advance
 advance(ARGV[3])

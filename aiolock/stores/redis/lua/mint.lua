@@ -2,6 +2,7 @@
 -- A fence is max(last + 1, now in µs): it grows even when the key has expired or a fail-over rolled
 -- it back, and above `floor`, the fence of the holder before, even when the clock was set back.
 local floor = 0
+local share -- for what is shared, from `shared`
 local function grant(who, lease)
   local fence = stamp
   local last = redis.call('SET', KEYS[3], fence, 'PX', 600000, 'GET')
@@ -15,12 +16,7 @@ local function grant(who, lease)
     redis.call('ZADD', KEYS[1], now + lease, who .. ':' .. fence)
     redis.call('PEXPIRE', KEYS[1], lease + 60000)
   else
-    redis.call('ZADD', KEYS[1], now + lease, who .. ':' .. fence, fence, who)
-    keep(lease + 60000)
-    local permits = who:match('^s%a*%d+%*(%d+)')
-    if permits then
-      redis.call('ZINCRBY', KEYS[1], permits, 'used')
-    end
+    share(who, lease, fence)
   end
   return fence
 end

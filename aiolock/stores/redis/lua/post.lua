@@ -7,9 +7,10 @@
 --       6 prefix of the clients' channels
 -- returns  the count; or less than 0: the number that is known, where another was declared
 
+local asker -- none of those who wait
 --@include clock
---@include shared
 --@include mint
+--@include shared
 if ARGV[3] ~= '0' then
   local known = differs(ARGV[3])
   if known then

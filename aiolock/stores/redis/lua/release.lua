@@ -7,10 +7,22 @@
 -- returns  1 it was a holder  2 it was queued  0 neither
 --          'g …' it was a holder, and the next is of the same client: the push, by a shorter way
 
+local member, was, head = ARGV[1] .. ':' .. ARGV[2], 1, nil
+-- First what is most often: one that held it alone, and nobody waits.
+local gone = ARGV[2] ~= '0' and member:byte() == 120 and redis.call('ZREM', KEYS[1], member) == 1
+if gone and not member:find('[+~@]') then
+  head = redis.call('ZPOPMIN', KEYS[2])
+  if not head[1] then
+    return 1
+  end
+end
+
+local asker = ARGV[1]:match(':([^:]+):')
+--@include clock
+--@include mint
 --@include shared
-local member, was, first = ARGV[1] .. ':' .. ARGV[2], 1, nil
 if ARGV[2] == '0' then
-  first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+  local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
   if redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then
     if first and first:byte() == 120 or redis.call('EXISTS', KEYS[2]) == 0 then
       return 2
@@ -27,31 +39,25 @@ if ARGV[2] == '0' then
     member = waiter .. ':' .. string.format('%.0f', fence)
   end
 end
-if was == 1 and not drop(member) then
+if was == 1 and not gone and not drop(member) then
   member = downgraded(member)
   if not member or not drop(member) then
     return 0
   end
 end
-local closes, head = was == 1 and member:find('[+~@]'), nil
-if not closes then
-  head = redis.call('ZPOPMIN', KEYS[2])
-  if not head[1] then
-    return was
-  end
-end
 
---@include clock
---@include mint
 local exclusive = was == 1 and member:byte() == 120
-if closes then
+if was == 1 and member:find('[+~@]') then
   --@include close
   if close(ARGV[3], member) and exclusive then
     return was
   end
 end
+head = head or redis.call('ZPOPMIN', KEYS[2])
+if not head[1] then
+  return was
+end
 floor = was == 1 and tonumber(member:match('%d+$')) or 0
-asker = ARGV[1]:match(':([^:]+):')
 --@include advance
 local _, push = advance(ARGV[3], head, exclusive, nil, nil, was == 1 and asker)
 return push or was

@@ -8,9 +8,29 @@
 --   `count`     what has been counted (see `post`)
 local FIRST = 1e15
 
--- The holders live as long as the longest of them, or as what is to be remembered.
-local function keep(ms)
-  redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ms))
+-- The holders live as long as the longest of them, or as what is to be remembered; `slack`: or for so
+-- much less.
+local function keep(ms, slack)
+  if redis.call('PTTL', KEYS[1]) < ms - (slack or 0) then
+    redis.call('PEXPIRE', KEYS[1], ms)
+  end
+end
+
+-- What is taken, and of how many, once `permits_of` was asked; kept up to date by `count_permits`.
+local used, limit
+local function count_permits(who, sign)
+  local permits = who:match('^s%a*%d+%*(%d+)')
+  if permits then
+    redis.call('ZINCRBY', KEYS[1], sign * permits, 'used')
+    used = used and used + sign * permits
+  end
+end
+
+-- What is written of a grant that is shared (see `mint`).
+share = function(who, lease, fence)
+  redis.call('ZADD', KEYS[1], now + lease, who .. ':' .. fence, fence, who)
+  keep(lease + 60000, 1000)
+  count_permits(who, 1)
 end
 
 -- Takes a grant out of the holders, with what is kept of it; whether it was there.
@@ -20,10 +40,7 @@ local function drop(member)
   end
   if member:byte() == 115 then -- s
     redis.call('ZREM', KEYS[1], member:match('^(.*):'))
-    local permits = member:match('^s%a*%d+%*(%d+)')
-    if permits then
-      redis.call('ZINCRBY', KEYS[1], '-' .. permits, 'used')
-    end
+    count_permits(member, -1)
   end
   return true
 end
@@ -36,39 +53,45 @@ local function as_granted(member)
   return member:find('^s%a*d') and 'x' .. member:sub(2) or member
 end
 
--- What is taken, and of how many; where it is forgotten, it is as this waiter has declared.
-local function permits_of(declared)
-  local known = redis.call('ZMSCORE', KEYS[1], 'used', 'limit')
-  if not known[2] then
-    redis.call('ZADD', KEYS[1], FIRST, 'used', FIRST + declared, 'limit')
-    keep(60000)
-    return 0, tonumber(declared)
+-- What is taken, and of how many; where it is forgotten, as many as this waiter has declared.
+-- `known`: what the holders key has of `used` and `limit`, where that was read already.
+local function permits_of(declared, known)
+  if not limit then
+    known = known or redis.call('ZMSCORE', KEYS[1], 'used', 'limit')
+    if known[2] then
+      used, limit = known[1] - FIRST, known[2] - FIRST
+    else
+      used, limit = 0, tonumber(declared)
+      redis.call('ZADD', KEYS[1], FIRST, 'used', FIRST + declared, 'limit')
+      keep(60000)
+    end
   end
-  return known[1] - FIRST, known[2] - FIRST
+  return used, limit
 end
 
 -- Whether another number is known than this waiter has declared: that one; else nil.
-local function differs(declared)
-  local known = redis.call('ZMSCORE', KEYS[1], 'limit', 'declared')
-  if not known[1] then
-    permits_of(declared)
-  elseif known[1] - FIRST ~= tonumber(declared)
-      and (known[2] and known[2] - FIRST) ~= tonumber(declared) then
-    return known[1] - FIRST
+local function differs(declared, known)
+  known = known or redis.call('ZMSCORE', KEYS[1], 'used', 'limit', 'declared')
+  local _, now_known = permits_of(declared, known)
+  local before = known[3] and known[3] - FIRST
+  if now_known ~= tonumber(declared) and before ~= tonumber(declared) then
+    return now_known
   end
+end
+
+-- Does this client still listen? pcall: an ACL may forbid to ask by now. `asker`, whom the script
+-- answers, is there whether or not it listens.
+local function listens(client, flags, channels)
+  return client == asker or flags:find('b', 1, true)
+      or redis.pcall('PUBSUB', 'NUMSUB', channels .. client)[2] ~= 0
 end
 
 -- May this waiter, who is not in the queue at the moment, enter beside those who hold it?
 local passing = 0 -- how many more of a full group may
-local asker -- the client who is being answered, so it is there, whether or not it listens
 local function fits(who, channels)
-  local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-  if first[1] and tonumber(first[2]) < FIRST and (who:byte() == 120 or first[1]:byte() == 120) then
-    return false -- x: alone
-  end
   local kind, number, declared = who:match('^s%a*%d+([*&^])(%d+)/?(%d*)')
   if kind == '*' then
-    local used, limit = permits_of(declared)
+    permits_of(declared)
     return used + number <= limit
   elseif kind == '^' then
     local count = redis.call('ZSCORE', KEYS[1], 'count')
@@ -86,5 +109,9 @@ local function fits(who, channels)
     passing = redis.call('ZCARD', KEYS[2]) >= others and others or 0
     return passing == others
   end
-  return true
+  local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+  if not first[1] or tonumber(first[2]) >= FIRST then
+    return true -- nobody holds it
+  end
+  return who:byte() == 115 and first[1]:byte() == 115 -- x: alone
 end

@@ -4,7 +4,7 @@
 -- returns  {now (µs), {grant, lease end (ms), …}, {waiter, ticket, …}, the limit, -1 for none}
 
 --@include clock
---@include shared
+local FIRST = 1e15 -- see `shared`
 local from = '(' .. string.format('%.0f', now)
 local limit = redis.call('ZSCORE', KEYS[1], 'limit')
 return {
