@@ -28,7 +28,7 @@ class Ours:
 
 def promises(records: Mapping[Contestant, Record], ours: Ours | None = None) -> list[Bar]:
     """A bar for each promise of which something was measured."""
-    bars = [*_free(records), *_wanted(records)]
+    bars = [*_free(records), *_wanted(records), *_shared(records)]
     if ours is not None:
         bars += _idle(ours)
     return bars
@@ -141,6 +141,38 @@ def _wanted(records: Mapping[Contestant, Record]) -> Iterator[Bar]:
             2,
             at_least=False,
         )
+
+
+def _shared(records: Mapping[Contestant, Record]) -> Iterator[Bar]:
+    inside = _figures(records, AIOLOCK, "semaphore.inside")
+    if not inside:
+        return
+    ours = records[AIOLOCK].figures
+    permits = ours["semaphore.permits"][0]
+    what = f"a semaphore of {permits:.0f}, 50 tasks"
+    yield Bar(
+        f"{what}: most inside at once",
+        spread([max(inside)]),
+        "",
+        permits,
+        at_least=False,
+        beside="as many as there are permits, or they were not all used",
+    )
+    yield Bar(
+        f"{what}: order",
+        spread([sum(ours["semaphore.inverted"])]),
+        "inversions against the order of arrival",
+        0,
+        at_least=False,
+        beside=f"in {len(inside)} rounds",
+    )
+    yield Bar(
+        f"{what}: commands per acquire + release",
+        spread(ours["semaphore.commands"]),
+        "",
+        2,
+        at_least=False,
+    )
 
 
 def _fastest(records: Mapping[Contestant, Record]) -> Contestant | None:

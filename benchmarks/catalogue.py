@@ -23,9 +23,11 @@ class Contestant:
     settings: dict[str, object] = field(default_factory=dict[str, object], hash=False)
     remark: str = ""
     """What the reader of a table should know of it."""
+    has: tuple[str, ...] = ()
+    """What it has beside locks: settings that its adapter takes, see `benchmarks/peers`."""
 
 
-AIOLOCK = Contestant("aiolock", "aiolock", remark="as it comes")
+AIOLOCK = Contestant("aiolock", "aiolock", remark="as it comes", has=("permits", "reads"))
 SET_AND_DEL = Contestant(
     "bare `SET NX PX` + `DEL`", "set_nx", remark="redis-py, no lock at all: it cannot wait"
 )
@@ -46,24 +48,28 @@ PEERS = (
         "redsync",
         ("redsync==2.0.0", _driver(), "hiredis"),
         remark="`BLPOP`; no owner, and a permit whose holder dies is gone",
+        has=("permits",),
     ),
     Contestant(
         "self-limiters 0.4.0",
         "self_limiters",
         ("self-limiters==0.4.0",),
         remark="`BLPOP`, in Rust; a permit whose holder dies is gone while others use the name",
+        has=("permits",),
     ),
     Contestant(
         "steindamm 0.11.1",
         "steindamm",
         ("steindamm==0.11.1", _driver(), "hiredis"),
         remark="`BLPOP`; a permit whose holder dies is gone while others use the name",
+        has=("permits",),
     ),
     Contestant(
         "py-redis-semaphore 0.2.0",
         "py_redis_semaphore",
         ("py-redis-semaphore==0.2.0", _driver(), "hiredis"),
         remark="`BLPOP`, with a lease, a heartbeat and a fence",
+        has=("permits",),
     ),
     Contestant(
         "redis-lock-py 1.3.0",

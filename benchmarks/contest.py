@@ -89,6 +89,8 @@ class Team:
         """Whether the scenario is for this contestant."""
         if self.contestant is FLOOR:
             return scenario.floor
+        if scenario.needs:
+            return scenario.needs in self.contestant.has
         return not scenario.waits or self.contestant is not SET_AND_DEL
 
 

@@ -9,12 +9,13 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from benchmarks.catalogue import Contestant
 from benchmarks.workloads import Message
 
+Settings = Mapping[str, object]
 ROOT = Path(__file__).resolve().parent.parent
 
 _names = itertools.count(1)
@@ -88,10 +89,20 @@ class Worker:
         return await self.hear(event)
 
     async def begin(
-        self, workload: str, url: str, *, at_once: int = 1, **options: object
+        self,
+        workload: str,
+        url: str,
+        *,
+        at_once: int = 1,
+        settings: Settings | None = None,
+        **options: object,
     ) -> Message:
-        """Have it connect, for so many tasks, and prepare; returns when it is ready."""
-        self.say(workload=workload, url=url, at_once=at_once, options=options)
+        """Have it connect, for so many tasks, and prepare; returns when it is ready.
+
+        ``settings`` are the peer's for this time, beside those that it always has.
+        """
+        task = {"workload": workload, "url": url, "at_once": at_once}
+        self.say(**task, settings=settings or {}, options=options)
         return await self.hear("ready")
 
     async def finish(self) -> None:

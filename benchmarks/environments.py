@@ -22,12 +22,25 @@ class NotInstalled(Exception):
     """An environment could not be made; the text says why."""
 
 
+def is_there(name: str, requirements: tuple[str, ...]) -> bool:
+    """Whether there is an environment with these requirements already."""
+    stamp = _stamp(name)
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == _wanted(requirements)
+
+
+def _stamp(name: str) -> Path:
+    return FOLDER / name / "requirements.stamp"
+
+
+def _wanted(requirements: tuple[str, ...]) -> str:
+    return "\n".join((sys.version, *requirements))
+
+
 async def environment(name: str, requirements: tuple[str, ...]) -> Path:
     """The Python of an environment with these requirements; `NotInstalled` says why not."""
     folder = FOLDER / name
-    python, stamp = folder / "bin" / "python", folder / "requirements.stamp"
-    wanted = "\n".join((sys.version, *requirements))
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+    python = folder / "bin" / "python"
+    if is_there(name, requirements):
         return python
     shutil.rmtree(folder, ignore_errors=True)
     await _run("-m", "venv", "--without-pip", str(folder))
@@ -35,7 +48,7 @@ async def environment(name: str, requirements: tuple[str, ...]) -> Path:
         *("-m", "pip", "--python", str(python), "install", "--quiet", "--no-input"),
         *("--disable-pip-version-check", *requirements),
     )
-    stamp.write_text(wanted, encoding="utf-8")
+    _stamp(name).write_text(_wanted(requirements), encoding="utf-8")
     return python
 
 

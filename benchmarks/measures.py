@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from benchmarks.crew import Worker, fresh_name
+from benchmarks.crew import Settings, Worker, fresh_name
 from benchmarks.redis_server import RedisServer
 from benchmarks.rounds import Entry, in_turn, quantile
+from benchmarks.workloads import Message
 
 Value = TypeVar("Value")
 
@@ -46,9 +47,13 @@ class Cost:
         return 1e6 / self.wall
 
 
-async def uncontended(server: RedisServer, worker: Worker, *, operations: int) -> Cost:
+async def uncontended(
+    server: RedisServer, worker: Worker, *, operations: int, settings: Settings | None = None
+) -> Cost:
     """One task on a free lock."""
-    await worker.begin("one_task", server.url, name=fresh_name(), operations=operations)
+    await worker.begin(
+        "one_task", server.url, settings=settings, name=fresh_name(), operations=operations
+    )
     before = server.usage()
     done = await worker.go_on("done")
     after = server.usage()
@@ -63,14 +68,24 @@ async def uncontended(server: RedisServer, worker: Worker, *, operations: int) -
     )
 
 
-async def many_names(server: RedisServer, worker: Worker, *, tasks: int, operations: int) -> Cost:
-    """Many tasks, each on a free lock of its own, each so many times."""
+async def many_names(
+    server: RedisServer,
+    worker: Worker,
+    *,
+    tasks: int,
+    names: int | None = None,
+    operations: int,
+    settings: Settings | None = None,
+) -> Cost:
+    """Many tasks, each on a lock of its own or on one of ``names``, each so many times."""
     await worker.begin(
         "many_names",
         server.url,
         at_once=tasks,
+        settings=settings,
         tasks=tasks,
         name=fresh_name(),
+        names=names or tasks,
         operations=operations,
     )
     before = server.usage()
@@ -112,14 +127,29 @@ class Contended:
 
 
 async def one_name(
-    server: RedisServer, crew: Sequence[Worker], *, tasks: int, times: int, limit: float
+    server: RedisServer,
+    crew: Sequence[Worker],
+    *,
+    tasks: int,
+    times: int,
+    limit: float,
+    body: float | None = None,
+    settings: Settings | None = None,
 ) -> Contended:
     """``tasks`` tasks in each process enter one lock, each so many times."""
     others = server.addresses()
     name = fresh_name()
     for worker in crew:
         await worker.begin(
-            "one_name", server.url, at_once=tasks, tasks=tasks, name=name, times=times, limit=limit
+            "one_name",
+            server.url,
+            at_once=tasks,
+            settings=settings,
+            tasks=tasks,
+            name=name,
+            times=times,
+            limit=limit,
+            body=body,
         )
     before = server.usage()
     start = time.monotonic_ns() + 20_000_000 * (len(crew) > 1)
@@ -130,11 +160,7 @@ async def one_name(
     connections = len(server.addresses() - others) / len(crew)
     for worker in crew:
         await worker.finish()
-    entries = [
-        Entry(entered, asked, left, f"{place}:{who}")
-        for place, each in enumerate(done)
-        for entered, asked, left, who in each["entries"]
-    ]
+    entries = _entries(done)
     count = max(1, len(entries))
     return Contended(
         entries,
@@ -147,21 +173,48 @@ async def one_name(
     )
 
 
-async def commands(server: RedisServer, worker: Worker, *, tasks: int, times: int) -> float:
-    """Commands that clients sent for each acquire and release of a lock that others wait for."""
+def _entries(done: Sequence[Message]) -> list[Entry]:
+    return [
+        Entry(entered, asked, left, f"{place}:{who}")
+        for place, each in enumerate(done)
+        for entered, asked, left, who in each["entries"]
+    ]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Tasks on one name, whose commands were listened to: how long they took says nothing."""
+
+    commands: float
+    """That clients sent for each acquire and release."""
+    entries: Sequence[Entry]
+
+
+async def commands(
+    server: RedisServer,
+    worker: Worker,
+    *,
+    tasks: int,
+    times: int,
+    body: float | None = None,
+    settings: Settings | None = None,
+) -> Watched:
+    """What clients send for the acquire and release of a lock that others wait for."""
     await worker.begin(
         "one_name",
         server.url,
         at_once=tasks,
+        settings=settings,
         tasks=tasks,
         name=fresh_name(),
         times=times,
         limit=worker.patience / 2,
+        body=body,
     )
     with server.tap() as tap:
         done = await worker.go_on("done")
     await worker.finish()
-    return tap.total / len(done["entries"])
+    return Watched(tap.total / len(done["entries"]), _entries([done]))
 
 
 async def chain(server: RedisServer, pair: Sequence[Worker], *, tasks: int) -> list[float]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from benchmarks.bars import Ours
-from benchmarks.catalogue import FLOOR, Contestant
+from benchmarks.catalogue import AIOLOCK, FLOOR, Contestant
 from benchmarks.contest import Record
-from benchmarks.rounds import quantile, spread
+from benchmarks.rounds import quantile, ratios, spread
 from benchmarks.table import amount, markdown, number
 
 MOVES = ("enqueue", "cancel", "grant")
@@ -75,16 +75,81 @@ def _crowd(records: Records, name: str) -> str:
         (
             ("entries a second", f"{name}.rate"),
             ("hand-offs a second", f"{name}.handoffs"),
-            ("came through %", f"{name}.through", 100),
-            ("waited p50 ms", f"{name}.waited.p50.ms"),
-            ("p95 ms", f"{name}.waited.p95.ms"),
-            ("p99 ms", f"{name}.waited.p99.ms"),
-            ("overtaken %", f"{name}.overtaken", 100),
-            ("inversions %", f"{name}.inversions", 100),
-            ("client CPU µs", f"{name}.client.us"),
-            ("server CPU µs", f"{name}.server.us"),
-            ("connections", f"{name}.connections"),
+            *_waited(name),
             ("two inside", f"{name}.overlaps"),
+        ),
+    )
+
+
+def _waited(name: str) -> tuple[Column, ...]:
+    return (
+        ("came through %", f"{name}.through", 100),
+        ("waited p50 ms", f"{name}.waited.p50.ms"),
+        ("p95 ms", f"{name}.waited.p95.ms"),
+        ("p99 ms", f"{name}.waited.p99.ms"),
+        ("overtaken %", f"{name}.overtaken", 100),
+        ("inversions %", f"{name}.inversions", 100),
+        ("client CPU µs", f"{name}.client.us"),
+        ("server CPU µs", f"{name}.server.us"),
+        ("connections", f"{name}.connections"),
+    )
+
+
+def semaphores(records: Records) -> str:
+    """A semaphore that many want, one that nobody else wants, and the ratios of both."""
+    wanted = columns(
+        records,
+        "a semaphore of 5, 50 tasks",
+        (
+            ("entries a second", "semaphore.rate"),
+            *_waited("semaphore"),
+            ("commands", "semaphore.commands"),
+            ("most inside", "semaphore.inside"),
+            ("free: acquire + release µs", "semaphore.free.us"),
+            ("free: p95 µs", "semaphore.free.p95.us"),
+        ),
+    )
+    compared = through_theirs(
+        records,
+        "the same: aiolock’s through theirs",
+        (
+            ("entries a second", "semaphore.rate"),
+            ("waited p50", "semaphore.waited.p50.ms"),
+            ("waited p99", "semaphore.waited.p99.ms"),
+            ("free: acquire + release", "semaphore.free.us"),
+        ),
+    )
+    return f"{wanted}\n{compared}"
+
+
+def through_theirs(records: Records, first: str, shown: Sequence[tuple[str, str]]) -> str:
+    """A table of aiolock's figures through those of each other, round by round."""
+    ours = records[AIOLOCK].figures
+    rows = [
+        (
+            contestant.title,
+            *(
+                amount(ratios(ours[name], record.figures[name]), "×")
+                if ours.get(name) and record.figures.get(name)
+                else "–"
+                for _, name in shown
+            ),
+        )
+        for contestant, record in _contestants(records)
+        if contestant is not AIOLOCK and any(name in record.figures for _, name in shown)
+    ]
+    return markdown((first, *(heading for heading, _ in shown)), rows)
+
+
+def readers(records: Records) -> str:
+    """What tasks that read one name are beside tasks with locks of their own."""
+    return columns(
+        records,
+        "50 tasks",
+        (
+            ("readers of one name: entries a second", "readers.rate"),
+            ("50 plain locks: entries a second", "readers.plain.rate"),
+            ("readers through plain ×", "readers.ratio"),
         ),
     )
 

@@ -97,6 +97,12 @@ def overlaps(entries: Sequence[Entry]) -> int:
     return sum(after.entered < before.left for before, after in itertools.pairwise(ordered))
 
 
+def most_inside(entries: Sequence[Entry]) -> int:
+    """The highest number of bodies at once."""
+    moves = [(each.entered, 1) for each in entries] + [(each.left, -1) for each in entries]
+    return max(itertools.accumulate(step for _, step in sorted(moves)), default=0)
+
+
 def handovers(entries: Sequence[Entry]) -> int:
     """How often the lock went from one task to another."""
     ordered = sorted(entries)

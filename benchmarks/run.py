@@ -71,7 +71,7 @@ async def measure(size: Size, *, quick: bool) -> Path:
         where = machine.environment(server)
         async with teams(pythons, size) as entered:
             with cores_apart(server, entered):
-                busy = (*scenarios.FREE, *scenarios.WANTED)
+                busy = (*scenarios.FREE, *scenarios.WANTED, *scenarios.SHARED)
                 await contest(server, entered, busy, rounds=size.rounds, tell=True)
                 # Bytes and commands differ little from round to round.
                 await contest(server, entered, scenarios.IDLE, rounds=1, tell=True)
@@ -105,6 +105,8 @@ def write(
         report.free(records),
         report.crowds(records),
         report.handoffs(records),
+        report.semaphores(records),
+        report.readers(records),
         report.idle(records),
         report.queues(ours),
         report.floors(records),

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks import measures
 from benchmarks.crew import Worker
-from benchmarks.measures import Contended
+from benchmarks.measures import Contended, Cost
 from benchmarks.redis_server import RedisServer, c_floor
-from benchmarks.rounds import handovers, inversions, overlaps, overtaken, quantile
+from benchmarks.rounds import (
+    handovers,
+    inversions,
+    most_inside,
+    overlaps,
+    overtaken,
+    quantile,
+    ratios,
+    spread,
+)
 
 MARGIN = 1_000_000
 """Who asked within so many nanoseconds of each other may go in either order."""
@@ -40,6 +50,10 @@ class Size:
     """How many wait in a queue in which the moves are timed; the first one is watched, too."""
     watch: float
     """Seconds for which it is watched."""
+    semaphore: tuple[int, int, int]
+    """How many tasks want a semaphore, of how many permits, and how often each enters."""
+    readers: tuple[int, int]
+    """How many tasks read one name, and how often each in each turn."""
     leases: int
     """That one process holds."""
     patience: float
@@ -58,6 +72,8 @@ FULL = Size(
     waits=12,
     lines=(100, 1_000),
     watch=6,
+    semaphore=(50, 5, 60),
+    readers=(50, 100),
     leases=1000,
     patience=60,
 )
@@ -73,6 +89,8 @@ QUICK = Size(
     waits=3,
     lines=(30,),
     watch=0.5,
+    semaphore=(50, 5, 6),
+    readers=(50, 40),
     leases=300,
     patience=5,
 )
@@ -90,14 +108,16 @@ class Outcome:
 async def alone(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
     """One task, a free lock."""
     cost = await measures.uncontended(server, crew[0], operations=size.operations)
-    return Outcome(
-        {
-            "alone.us": cost.median,
-            "alone.p95.us": cost.tail,
-            "alone.client.us": cost.client,
-            "alone.server.us": cost.server,
-        }
-    )
+    return Outcome(_free("alone", cost))
+
+
+def _free(what: str, cost: Cost) -> dict[str, float]:
+    return {
+        f"{what}.us": cost.median,
+        f"{what}.p95.us": cost.tail,
+        f"{what}.client.us": cost.client,
+        f"{what}.server.us": cost.server,
+    }
 
 
 async def many_names(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
@@ -133,16 +153,21 @@ async def processes(server: RedisServer, crew: Sequence[Worker], size: Size) -> 
 
 
 def _crowd(what: str, crowd: Contended, wanted: int) -> dict[str, float]:
+    return _through(what, crowd, wanted) | {
+        f"{what}.handoffs": handovers(crowd.entries) / crowd.elapsed,
+        f"{what}.overlaps": float(overlaps(crowd.entries)),
+    }
+
+
+def _through(what: str, crowd: Contended, wanted: int) -> dict[str, float]:
     entries = crowd.entries
     pairs = max(1, len(entries) * (len(entries) - 1) // 2)
     figures = {
         f"{what}.through": len(entries) / wanted,
         f"{what}.rate": crowd.rate,
-        f"{what}.handoffs": handovers(entries) / crowd.elapsed,
         f"{what}.inversions": inversions(entries, margin=MARGIN) / pairs,
         f"{what}.inverted": float(inversions(entries)),
         f"{what}.overtaken": overtaken(entries, margin=MARGIN) / max(1, len(entries)),
-        f"{what}.overlaps": float(overlaps(entries)),
         f"{what}.client.us": crowd.client,
         f"{what}.server.us": crowd.server,
         f"{what}.connections": float(crowd.connections),
@@ -169,10 +194,68 @@ async def quiet(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outc
 
 async def commands(server: RedisServer, crew: Sequence[Worker], _: Size) -> Outcome:
     """What is sent for each acquire and release, free and wanted by others."""
+    free = await measures.commands(server, crew[0], tasks=1, times=50)
+    wanted = await measures.commands(server, crew[0], tasks=10, times=5)
+    return Outcome({"commands.free": free.commands, "commands.wanted": wanted.commands})
+
+
+async def semaphore(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """Many tasks of one process want a few permits; and one task, those that nobody else wants.
+
+    They let others run in the body, or it would be no wonder that there is never one too many. And
+    they stay a while in it where nothing is timed, so that all permits are taken.
+    """
+    tasks, permits, times = size.semaphore
+    settings = {"permits": permits}
+    free = await measures.uncontended(
+        server, crew[0], operations=size.operations, settings=settings
+    )
+    crowd = await measures.one_name(
+        server,
+        crew[:1],
+        tasks=tasks,
+        times=times,
+        limit=size.limit,
+        body=0,
+        settings=settings,
+    )
+    watched = await measures.commands(
+        server, crew[0], tasks=tasks, times=2, body=0.002, settings=settings
+    )
+    figures = _free("semaphore.free", free) | _through("semaphore", crowd, tasks * times)
+    inside = max(most_inside(crowd.entries), most_inside(watched.entries))
+    return Outcome(
+        figures
+        | {
+            "semaphore.commands": watched.commands,
+            "semaphore.inside": float(inside),
+            "semaphore.permits": float(permits),
+        }
+    )
+
+
+async def readers(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """Many tasks that read one name, beside as many that each have a plain lock of their own."""
+    tasks, times = size.readers
+
+    def probe(names: int, **settings: object) -> Callable[[], Awaitable[Cost]]:
+        return functools.partial(
+            measures.many_names,
+            server,
+            crew[0],
+            tasks=tasks,
+            names=names,
+            operations=times,
+            settings=settings,
+        )
+
+    costs = await measures.take_turns({"read": probe(1, reads=True), "plain": probe(tasks)}, 3)
+    rates = {what: [cost.rate for cost in each] for what, each in costs.items()}
     return Outcome(
         {
-            "commands.free": await measures.commands(server, crew[0], tasks=1, times=50),
-            "commands.wanted": await measures.commands(server, crew[0], tasks=10, times=5),
+            "readers.rate": spread(rates["read"]).median,
+            "readers.plain.rate": spread(rates["plain"]).median,
+            "readers.ratio": ratios(rates["read"], rates["plain"]).median,
         }
     )
 
@@ -221,6 +304,8 @@ class Scenario:
     """Whether it is for locks that can wait."""
     fresh: bool = False
     """Whether it needs processes that have done nothing before: one, and one for each queue."""
+    needs: str = ""
+    """What it is about that not everybody has: `Contestant.has`."""
     floor: bool = False
     """Whether the floors are measured in each of its rounds."""
 
@@ -238,4 +323,5 @@ WANTED = (
     Scenario(chain, floor=True),
     Scenario(quiet),
 )
+SHARED = (Scenario(semaphore, needs="permits"), Scenario(readers, needs="reads"))
 IDLE = (Scenario(idle, fresh=True),)

@@ -8,12 +8,14 @@ The two exchange JSON objects, one per line, over standard input and output.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any, cast
 
 from benchmarks.peers import Peer
@@ -51,8 +53,9 @@ class StandardStreams:
         return await self.hear()
 
 
-async def run(peer: Peer, talk: StandardStreams, task: Message) -> None:
+async def run(make: Callable[..., Peer], talk: StandardStreams, task: Message) -> None:
     """Do one workload from connecting to disconnecting."""
+    peer = make(**task["settings"])
     workload = next(each for each in WORKLOADS if each.__name__ == task["workload"])
     options: dict[str, Any] = task["options"]
     await peer.open(task["url"], task["at_once"])
@@ -67,10 +70,11 @@ async def main() -> None:
     talk = StandardStreams()
     module, settings = sys.argv[1:]
     try:
-        make = importlib.import_module(f"benchmarks.peers.{module}").Peer
+        peer = cast(Callable[..., Peer], importlib.import_module(f"benchmarks.peers.{module}").Peer)
+        make = functools.partial(peer, **json.loads(settings))
         talk.say("started")
         while True:
-            await run(cast(Peer, make(**json.loads(settings))), talk, await talk.hear())
+            await run(make, talk, await talk.hear())
             talk.say("closed")
     except Exception as error:  # noqa: BLE001  # whatever a peer raises is told
         traceback.print_exc()

@@ -83,9 +83,11 @@ async def one_task(peer: Peer, talk: Talk, *, name: str, operations: int) -> Non
     await talk.stage("done", laps=laps, cpu=time.process_time_ns() - cpu)
 
 
-async def many_names(peer: Peer, talk: Talk, *, name: str, tasks: int, operations: int) -> None:
-    """Each task takes a free lock of its own, again and again, all at once."""
-    locks = [await peer.lock(f"{name}:{place}") for place in range(tasks)]
+async def many_names(
+    peer: Peer, talk: Talk, *, name: str, tasks: int, names: int, operations: int
+) -> None:
+    """Each task takes one of so many locks, again and again, all at once: its own, or not."""
+    locks = [await peer.lock(f"{name}:{place % names}") for place in range(tasks)]
     await asyncio.gather(*map(_through, locks))
 
     async def work(lock: Held) -> None:
@@ -101,9 +103,19 @@ async def many_names(peer: Peer, talk: Talk, *, name: str, tasks: int, operation
 
 
 async def one_name(
-    peer: Peer, talk: Talk, *, name: str, tasks: int, times: int, limit: float
+    peer: Peer,
+    talk: Talk,
+    *,
+    name: str,
+    tasks: int,
+    times: int,
+    limit: float,
+    body: float | None,
 ) -> None:
-    """All tasks take the same lock, each so many times; after ``limit`` seconds it is enough."""
+    """All tasks take the same lock, each so many times; after ``limit`` seconds it is enough.
+
+    They sleep for ``body`` seconds in it; None: they do not even let others run.
+    """
     await _connect_all(peer, name, tasks)
     locks = [await peer.lock(name) for _ in range(tasks)]
     entries: list[tuple[int, int, int, int]] = []
@@ -113,6 +125,8 @@ async def one_name(
             asked = clock()
             async with lock:
                 entered = clock()
+                if body is not None:
+                    await asyncio.sleep(body)
                 left = clock()
             entries.append((entered, asked, left, place))
 

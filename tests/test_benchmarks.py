@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bars, contest, environments, handoff, redis_server, run, scenarios, table
+from benchmarks import (
+    bars,
+    contest,
+    environments,
+    handoff,
+    measures,
+    redis_server,
+    run,
+    scenarios,
+    table,
+)
 from benchmarks import uncontended as free_lock
 from benchmarks.bars import Ours
 from benchmarks.catalogue import AIOLOCK, FLOOR, PEERS, REDIS_PY, SET_AND_DEL, Contestant
@@ -24,6 +34,7 @@ from benchmarks.rounds import (
     handovers,
     in_turn,
     inversions,
+    most_inside,
     overlaps,
     overtaken,
     quantile,
@@ -44,6 +55,8 @@ TINY = Size(
     waits=1,
     lines=(6,),
     watch=0.05,
+    semaphore=(12, 3, 2),
+    readers=(4, 5),
     leases=5,
     patience=20,
 )
@@ -114,6 +127,20 @@ def test_overlaps_and_handovers() -> None:
     apart = [Entry(0, 0, 5, "a"), Entry(6, 0, 9, "a"), Entry(10, 0, 11, "b")]
     assert (overlaps(apart), handovers(apart)) == (0, 1)
     assert overlaps([Entry(0, 0, 5, "a"), Entry(4, 0, 9, "b")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("bodies", "most"),
+    [
+        pytest.param((), 0, id="none"),
+        pytest.param(((0, 5), (5, 9)), 1, id="one enters when another leaves"),
+        pytest.param(((0, 5), (4, 9), (8, 10)), 2, id="never three"),
+        pytest.param(((0, 9), (1, 3), (2, 4), (5, 6)), 3, id="one stays"),
+    ],
+)
+def test_most_inside(bodies: Sequence[tuple[int, int]], most: int) -> None:
+    """The highest number of bodies at once is counted, not how often they meet."""
+    assert most_inside([Entry(entered, 0, left, "") for entered, left in bodies]) == most
 
 
 @pytest.mark.parametrize(
@@ -197,6 +224,60 @@ async def test_contest() -> None:
     assert 1 <= len(records[AIOLOCK].samples["chain"]) < 2 * TINY.chain
 
 
+async def test_semaphore_and_readers() -> None:
+    """Who has semaphores or readers is measured with them, and nobody else."""
+    entered_by = dict.fromkeys((AIOLOCK, PEERS[1]), HERE)
+    with RedisServer() as server:
+        async with contest.teams(entered_by, TINY) as entered:
+            await contest.contest(server, entered, scenarios.SHARED, rounds=1)
+            records = {contestant: team.record for contestant, team in entered.items()}
+    assert [record.failures for record in records.values()] == [{}] * 2
+    assert records[PEERS[1]].figures == {}
+    ours = records[AIOLOCK].figures
+    exact = {
+        "semaphore.through": 1,
+        "semaphore.inverted": 0,
+        "semaphore.inside": 3,
+        "semaphore.permits": 3,
+        "semaphore.commands": 2,
+        "semaphore.connections": 2,
+    }
+    assert {name: ours[name] for name in exact} == {n: [value] for n, value in exact.items()}
+    assert all(
+        values[0] > 0
+        for name, values in ours.items()
+        if name.endswith((".us", ".rate", ".ms", ".ratio")) and "server" not in name
+    )
+    assert [bar.reached for bar in bars.promises(records)] == [True] * 3
+
+
+@pytest.mark.parametrize("permits", [1, 3])
+@pytest.mark.parametrize(
+    "contestant",
+    [pytest.param(each, id=each.module) for each in (AIOLOCK, *PEERS) if "permits" in each.has],
+)
+async def test_semaphores_keep_their_limit(contestant: Contestant, permits: int) -> None:
+    """Of each contestant's semaphore all permits are used, by two processes, and no more."""
+    wanted = contestant.requirements
+    if wanted and not environments.is_there(contestant.module, wanted):
+        pytest.skip("not installed; `make bench` does that")
+    ready, _ = await environments.environments((contestant,))
+    with RedisServer() as server:
+        async with workers(contestant, ready[contestant], 2, patience=10) as crew:
+            crowd = await measures.one_name(
+                server,
+                crew,
+                tasks=5,
+                times=2,
+                limit=10,
+                body=0.01,
+                settings={"permits": permits},
+            )
+    assert crowd.ended
+    assert len(crowd.entries) == 2 * 5 * 2
+    assert most_inside(crowd.entries) == permits
+
+
 async def test_failures_are_reported() -> None:
     """Who cannot start, fails or hangs is in the record with the reason, and the others go on."""
     absent = Contestant("absent", "no_such_module")
@@ -222,7 +303,7 @@ async def test_failures_are_reported() -> None:
 async def test_worker_that_ends() -> None:
     """A worker that is gone is a failure at once, not a time-out."""
     async with workers(SET_AND_DEL, HERE) as (worker,):
-        worker.say(workload="none", url="", at_once=1, options={})
+        worker.say(workload="none", url="", at_once=1, settings={}, options={})
         with pytest.raises(PeerFailed, match="StopIteration"):
             await worker.hear("ready")
     with pytest.raises(PeerFailed, match="ended: "):
@@ -305,6 +386,9 @@ def test_results(tmp_path: Path) -> None:
         records[FLOOR].figures[name] = [1.0]
     for name in ("commands.wanted", "crowd200.connections", "crowd200.inverted"):
         records[AIOLOCK].figures[name] = [2.0]
+    for name in ("inside", "inverted", "commands", "permits", "rate"):
+        records[AIOLOCK].figures[f"semaphore.{name}"] = [2.0]
+    records[fast].figures["semaphore.rate"] = [8.0]
     records[fast].failures["quiet"] = "hangs"
     cost = Cost(1, 1, 1)
     moves = {move: [cost] for move in ("enqueue", "cancel", "grant")}
@@ -313,10 +397,12 @@ def test_results(tmp_path: Path) -> None:
     run.write(tmp_path, {"Python": "3"}, records, {PEERS[3]: "does not install"}, ours)
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     figures = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert len(figures["bars"]) == len(bars.promises(records, ours)) == 15
+    assert len(figures["bars"]) == len(bars.promises(records, ours)) == 18
     assert f"{fast.title}: " in text
     assert figures["contestants"][AIOLOCK.title]["figures"]["alone.us"] == [2.235]
     assert figures["missing"] == {PEERS[3].title: "does not install"}
+    (beside,) = (line for line in text.splitlines() if "0.25 ×" in line)
+    assert [cell.strip() for cell in beside.split("|")[1:4]] == [fast.title, "0.25 ×", "–"]
     lost = [line.split("|")[1:4] for line in text.splitlines() if "does not install" in line]
     assert [[cell.strip() for cell in line] for line in lost] == [
         [PEERS[3].title, "install", "does not install"]

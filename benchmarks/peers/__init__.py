@@ -1,7 +1,9 @@
 """The locks that are compared: each an adapter of a few lines, run in its own environment.
 
-An adapter is a module with a class `Peer`; its keyword arguments are the peer's settings. Adapters
-import nothing of each other's, and nothing here but what Python 3.11 brings along.
+An adapter is a module with a class `Peer`; its keyword arguments are the peer's settings. What it
+has beside locks is a setting, too: with ``permits=5`` the "locks" are semaphores of 5, with
+``reads=True`` they are what the readers of a readers-writer lock share. Adapters import nothing of
+each other's, and nothing here but what Python 3.11 brings along.
 """
 
 from __future__ import annotations

@@ -10,13 +10,21 @@ import aiolock
 
 
 class Peer:
-    """One client, two connections."""
+    """One client, two connections; its locks, its semaphores, or what its readers share."""
+
+    def __init__(self, *, permits: int | None = None, reads: bool = False) -> None:
+        self._permits = permits
+        self._reads = reads
 
     async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # any number share them
         self._client = aiolock.connect(url)
         await self._client.open()
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
+        if self._permits is not None:
+            return self._client.semaphore(name, self._permits, ttl=30)
+        if self._reads:
+            return self._client.rwlock(name, ttl=30).read()
         return self._client.lock(name, ttl=30)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""py-redis-semaphore: a mutex with a fence and a heartbeat; waiters `BLPOP` to be woken."""
+"""py-redis-semaphore: permits, one for a lock, each with a fence and a heartbeat; `BLPOP`."""
 
 # ruff: noqa: D102  # the protocol tells what a method does
 
@@ -7,11 +7,17 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from redis.asyncio import Redis
-from redis_semaphore import Mutex  # type: ignore[import-not-found]  # in its own environment
+from redis_semaphore import (  # type: ignore[import-not-found]  # in its own environment
+    Semaphore,
+    SemaphoreConfig,
+)
 
 
 class Peer:
     """One connection for each waiter."""
+
+    def __init__(self, *, permits: int = 1) -> None:
+        self._permits = permits
 
     async def open(self, url: str, tasks: int) -> None:
         self._redis = Redis.from_url(
@@ -19,7 +25,8 @@ class Peer:
         )
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
-        lock: AbstractAsyncContextManager[object] = Mutex(self._redis, name, lock_timeout=30)
+        config = SemaphoreConfig(name, self._permits, lock_timeout=30)
+        lock: AbstractAsyncContextManager[object] = Semaphore(self._redis, config)
         return lock
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""redsync: a semaphore of one, a list that waiters `BLPOP` and holders `RPUSH`; no lease."""
+"""redsync: permits, one for a lock, in a list: waiters `BLPOP`, holders `RPUSH`; no lease."""
 
 # ruff: noqa: D102  # the protocol tells what a method does
 
@@ -13,6 +13,9 @@ from redsync import RedisSemaphore  # type: ignore[import-not-found]  # in its o
 class Peer:
     """One connection for each waiter; `socket_timeout` would throw waiters to the queue's tail."""
 
+    def __init__(self, *, permits: int = 1) -> None:
+        self._permits = permits
+
     async def open(self, url: str, tasks: int) -> None:
         self._redis = Redis.from_url(
             url, max_connections=tasks + 10, protocol=2, socket_timeout=None
@@ -21,7 +24,7 @@ class Peer:
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
         # One for each task: it remembers whether it is acquired.
-        semaphore = await RedisSemaphore.create(self._redis, name, count=1)
+        semaphore = await RedisSemaphore.create(self._redis, name, count=self._permits)
         self._semaphores.append(semaphore)
         lock: AbstractAsyncContextManager[object] = semaphore
         return lock

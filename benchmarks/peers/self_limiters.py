@@ -1,4 +1,4 @@
-"""self-limiters: a semaphore of one in Rust, by `BLPOP`; its expiry is the queue's."""
+"""self-limiters: permits, one for a lock, by `BLPOP`, in Rust; its expiry is the queue's."""
 
 # ruff: noqa: D102  # the protocol tells what a method does
 
@@ -12,6 +12,9 @@ from self_limiters import Semaphore  # type: ignore[import-not-found]  # in its 
 class Peer:
     """One object and one pool for each name, with a connection for each waiter."""
 
+    def __init__(self, *, permits: int = 1) -> None:
+        self._permits = permits
+
     async def open(self, url: str, tasks: int) -> None:
         self._url = url
         self._connections = tasks + 10
@@ -21,7 +24,11 @@ class Peer:
         # It keeps nothing of who acquired it, so all tasks can share it, and its connections.
         if name not in self._semaphores:
             self._semaphores[name] = Semaphore(
-                name, 1, expiry=30, redis_url=self._url, connection_pool_size=self._connections
+                name,
+                self._permits,
+                expiry=30,
+                redis_url=self._url,
+                connection_pool_size=self._connections,
             )
         return self._semaphores[name]
 

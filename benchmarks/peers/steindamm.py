@@ -1,4 +1,4 @@
-"""steindamm: a semaphore of one, a list that waiters `BLPOP` and holders `LPUSH`."""
+"""steindamm: permits, one for a lock, in a list: waiters `BLPOP`, holders `LPUSH`."""
 
 # ruff: noqa: D102  # the protocol tells what a method does
 
@@ -13,6 +13,9 @@ from steindamm import AsyncSemaphore  # type: ignore[import-not-found]  # in its
 class Peer:
     """One connection for each waiter, and no limit to how long it waits."""
 
+    def __init__(self, *, permits: int = 1) -> None:
+        self._permits = permits
+
     async def open(self, url: str, tasks: int) -> None:
         self._redis = Redis.from_url(
             url, max_connections=tasks + 10, protocol=2, socket_timeout=None
@@ -20,7 +23,7 @@ class Peer:
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
         semaphore: AbstractAsyncContextManager[object] = AsyncSemaphore.create(
-            connection=self._redis, name=name, capacity=1, expiry=30, max_sleep=0
+            connection=self._redis, name=name, capacity=self._permits, expiry=30, max_sleep=0
         )
         return semaphore
 
