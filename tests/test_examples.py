@@ -9,7 +9,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -113,10 +113,22 @@ async def end(*workers: Worker) -> None:
     assert [await worker.wait() for worker in workers] == [0] * len(workers)
 
 
-async def one_waits_for(lock: aiolock.Lock) -> None:
-    """Wait until somebody stands in the lock's queue."""
+async def wait_for(lock: aiolock.Lock | aiolock.Barrier | aiolock.Latch, count: int = 1) -> None:
+    """Wait until so many stand in its queue."""
     async with asyncio.timeout(10):
-        while not (await lock.status()).waiters:  # noqa: ASYNC110  # a queue elsewhere sets no Event
+        while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0.01)
+
+
+def texts(*workers: Worker) -> list[str]:
+    """All that they have printed so far."""
+    return [message["text"] for worker in workers for message in worker.history]
+
+
+async def until(came_true: Callable[[], bool]) -> None:
+    """Wait until that is so; it is the doing of other processes."""
+    async with asyncio.timeout(20):
+        while not came_true():  # noqa: ASYNC110  # they set no Event
             await asyncio.sleep(0.01)
 
 
@@ -150,7 +162,7 @@ async def test_worker_finishes_what_it_has_begun(
         lock = locks.lock("user:ada")
         async with lock:
             own_server.call("RPUSH", "signups", "ada")
-            await one_waits_for(lock)
+            await wait_for(lock)
             os.kill(busy.pid, signal.SIGTERM)
         await expect(busy, "ada is being set up", "ada is set up")
         assert await busy.wait() == 0
@@ -190,22 +202,232 @@ async def test_periodic_job_goes_on_when_one_instance_is_killed(
 
     def runs(worker: Worker) -> list[int]:
         """The periods that an instance has run."""
-        texts = [message["text"] for message in worker.history if message["event"] == "print"]
-        return [int(float(t.split()[0]) / 0.25) for t in texts if t.endswith("cleans up")]
+        return [int(float(t.split()[0]) / 0.25) for t in texts(worker) if t.endswith("cleans up")]
 
-    async def until(workers: list[Worker], count: int) -> None:
-        async with asyncio.timeout(20):
-            while min(map(len, map(runs, workers))) < count:  # noqa: ASYNC110  # in other processes
-                await asyncio.sleep(0.02)
+    def each_has_run(*workers: Worker, times: int) -> Callable[[], bool]:
+        return lambda: min(map(len, map(runs, workers))) >= times
 
     def instance() -> Worker:
         return Worker(str(EXAMPLES / "periodic.py"))
 
     async with instance() as one, instance() as two, instance() as three:
-        await until([one, two, three], 3)
+        await until(each_has_run(one, two, three, times=3))
         one.kill()
-        await until([two, three], 6)
+        await until(each_has_run(two, three, times=6))
         await end(two, three)
     every = sorted(runs(one) + runs(two) + runs(three))
     assert len(set(every)) == len(every), "no period twice"
     assert abs(len(runs(two)) - len(runs(three))) <= 1, "in turn"
+
+
+async def test_transfers_keep_the_sum(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes move money to and fro: nobody deadlocks, and no transfer gets lost."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("TRANSFERS", "60")
+    path = str(EXAMPLES / "transfer.py")
+    async with Worker(path) as one, Worker(path) as other:
+        assert [await one.wait(within=20), await other.wait(within=20)] == [0, 0]
+    expected = Counter(dict.fromkeys(("ada", "bob", "cyd", "dee"), 100))
+    for text in texts(one, other):
+        amount, _, source, _, target = text.split()
+        expected[source] -= int(amount)
+        expected[target] += int(amount)
+    found = {name: int(own_server.call("HGET", f"account:{name}", "balance")) for name in expected}
+    assert found == expected
+    assert sum(found.values()) == 400
+    assert len(texts(one, other)) == 120
+
+
+def consumer() -> Worker:
+    """Start the consumer example in a process of its own."""
+    return Worker(str(EXAMPLES / "consumer.py"))
+
+
+async def publish(server: RedisServer, user: str, *, to: int) -> None:
+    """Tell so many consumers of a user, once they all listen."""
+    await until(lambda: server.call("PUBSUB", "NUMSUB", "signups")[1] == to)
+    server.call("PUBLISH", "signups", user)
+
+
+async def test_users_of_whom_all_hear_are_set_up_once(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three consumers that all get every message, twice, set every user up once."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("SIGNUP_SECONDS", "0.02")
+    users = [f"user{number}" for number in range(5)]
+    async with consumer() as one, consumer() as two, consumer() as three:
+        for user in users + users:
+            await publish(own_server, user, to=3)
+        await until(lambda: len(texts(one, two, three)) == 5 * 7)
+        await end(one, two, three)
+    said = Counter(texts(one, two, three))
+    for user in users:
+        assert said.pop(f"{user} is being set up") == 1
+        assert said.pop(f"{user} is set up") == 1
+        assert said.pop(f"{user} is set up already") == 5
+    assert not said
+
+
+async def test_a_user_whose_consumer_is_killed_is_set_up_by_the_next(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a consumer dies over a message, another that has it too does the work."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("LEASE_SECONDS", "1")
+    monkeypatch.setenv("SIGNUP_SECONDS", "60")
+    async with consumer() as one:
+        await publish(own_server, "ada", to=1)
+        await expect(one, "ada is being set up")
+        monkeypatch.setenv("SIGNUP_SECONDS", "0.02")
+        async with consumer() as other:
+            await publish(own_server, "ada", to=2)
+            one.kill()
+            await expect(other, "ada is being set up", "ada is set up")
+            await publish(own_server, "ada", to=1)
+            await expect(other, "ada is set up already")
+            await end(other)
+
+
+def cache(role: str) -> Worker:
+    """Start the cache example in a process of its own."""
+    return Worker(str(EXAMPLES / "cache.py"), role)
+
+
+async def test_nobody_reads_half_of_what_is_refreshed(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever readers in two processes see is of one edition, while one after the other comes."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("EVERY_SECONDS", "0.02")
+    monkeypatch.setenv("USE_SECONDS", "0.005")
+
+    def seen(reader: Worker) -> set[str]:
+        return {text.removeprefix("uses ") for text in texts(reader)}
+
+    async with cache("refresh") as refresher, cache("read") as one, cache("read") as two:
+        await until(lambda: min(len(seen(one)), len(seen(two))) >= 4)
+    assert texts(refresher)[0] == "archives 1 1 1"
+    for rates in seen(one) | seen(two):
+        assert len(set(rates.split())) == 1
+
+
+async def test_readers_enter_beside_who_has_downgraded(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the one that has written reads, all others read too, and nobody writes."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("USE_SECONDS", "60")
+    async with (
+        cache("refresh") as refresher,
+        cache("read") as reader,
+        aiolock.connect(own_server.url) as locks,
+    ):
+        await expect(refresher, "archives 1 1 1")
+        await until(lambda: len(texts(reader)) == 3)
+        assert texts(reader) == ["uses 1 1 1"] * 3
+        rates = locks.rwlock("rates")
+        holders = (await rates.status()).holders
+        assert {holder.pid for holder in holders} == {refresher.pid, reader.pid}
+        assert all(holder.shared for holder in holders)
+        assert await rates.write().acquire(blocking=False) is None
+
+
+async def test_crawlers_share_the_permits(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes never have more than three requests under way, and at times have three."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("REQUESTS_AT_A_TIME", "3")
+    under_way, most = 0, 0
+    three = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal under_way, most
+        await reader.readuntil(b"\r\n\r\n")
+        under_way += 1
+        most = max(most, under_way)
+        if most == 3:
+            three.set()
+        await three.wait()
+        await asyncio.sleep(0.02)  # in which a fourth would come
+        under_way -= 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        pages = [f"http://127.0.0.1:{port}/{number}" for number in range(16)]
+        path = str(EXAMPLES / "crawler.py")
+        async with Worker(path, *pages[:8]) as one, Worker(path, *pages[8:]) as other:
+            assert [await one.wait(), await other.wait()] == [0, 0]
+    assert sorted(texts(one, other)) == sorted(f"{page} 200 2 bytes" for page in pages)
+    assert most == 3
+
+
+async def test_batch_meets_and_is_reported(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody counts shares before all parts are loaded, nor reports before all are counted."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+
+    def batch(role: str) -> Worker:
+        return Worker(str(EXAMPLES / "batch.py"), "today", role)
+
+    async with (
+        aiolock.connect(own_server.url) as locks,
+        batch("report") as reporter,
+        batch("0") as one,
+        batch("1") as two,
+    ):
+        barrier = locks.barrier("loaded:today", 3)
+        latch = locks.latch("shares:today", 3)
+        await wait_for(barrier, 2)
+        await wait_for(latch)
+        assert texts(one, two, reporter) == ["part 0 is loaded", "part 1 is loaded"]
+        async with batch("2") as three:
+            workers = one, two, three
+            assert [await each.wait() for each in (*workers, reporter)] == [0] * 4
+        assert await latch.missing() == 0
+    assert {text.partition(", ")[2] for text in texts(*workers)} == {
+        "",
+        "2 are missing",
+        "1 are missing",
+        "0 are missing",
+    }
+    assert texts(reporter) == ["part 0 is 11.0 %", "part 1 is 33.3 %", "part 2 is 55.6 %"]
+
+
+async def test_the_next_leads_when_the_primary_is_killed(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All follow one primary; when it is killed, and when it resigns, they follow the next."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("TTL_SECONDS", "2")
+
+    def instance(name: str) -> Worker:
+        return Worker(str(EXAMPLES / "primary.py"), name)
+
+    async def followed(name: str, *workers: Worker) -> None:
+        await until(
+            lambda: (
+                sum(text.endswith(f" follows {name}") for text in texts(*workers)) == len(workers)
+            )
+        )
+
+    async with instance("ann") as ann:
+        await followed("ann", ann)
+        async with instance("bob") as bob, instance("cyd") as cyd:
+            await followed("ann", bob, cyd)
+            ann.kill()
+            await until(lambda: any(text.endswith(" leads") for text in texts(bob, cyd)))
+            first, last = (bob, cyd) if "bob leads" in texts(bob) else (cyd, bob)
+            await followed("bob" if first is bob else "cyd", bob, cyd)
+            assert not any(text.endswith(" leads") for text in texts(last))
+            await end(first)
+            await followed("cyd" if first is bob else "bob", last)
+            await end(last)
+    said = Counter(texts(ann, bob, cyd))
+    assert [said[f"{name} leads"] for name in ("ann", "bob", "cyd")] == [1, 1, 1]
