@@ -386,14 +386,20 @@ class Holding:
     """That it sent in a second."""
 
 
-async def holding(server: RedisServer, worker: Worker, *, leases: int, watch: float) -> Holding:
-    """One process that holds so many locks at once, with leases of 30 s."""
-    others = server.addresses()
-    before = await worker.begin("hold", server.url, name=fresh_name(), leases=leases)
-    empty = server.usage().memory
-    after = await worker.go_on("held")
-    full = server.usage()
-    ours = server.addresses() - others
+async def holding(
+    server: RedisServer, worker: Worker, connecting: asyncio.Lock, *, leases: int, watch: float
+) -> Holding:
+    """One process that holds so many locks at once, with leases of 30 s.
+
+    ``connecting`` is for whoever connects beside it: whose connections are new must be certain.
+    """
+    async with connecting:
+        others = server.addresses()
+        before = await worker.begin("hold", server.url, name=fresh_name(), leases=leases)
+        empty = server.usage().memory
+        after = await worker.go_on("held")
+        full = server.usage()
+        ours = server.addresses() - others
     worker.say()
     with server.tap() as tap:
         await asyncio.sleep(watch)
@@ -411,18 +417,21 @@ async def holding(server: RedisServer, worker: Worker, *, leases: int, watch: fl
     )
 
 
-async def lone_waiter(server: RedisServer, pair: Sequence[Worker], *, watch: float) -> float:
+async def lone_waiter(
+    server: RedisServer, pair: Sequence[Worker], connecting: asyncio.Lock, *, watch: float
+) -> float:
     """Commands a second that a process sends whose only waiter waits for another process."""
     name = fresh_name()
     holder, waiter = pair
-    await holder.begin("turns", server.url, name=name)
-    holder.say(do="ask")
-    await holder.hear("entered")
-    others = server.addresses()
-    await waiter.begin("turns", server.url, name=name)
-    waiter.say(do="ask")
-    await asyncio.sleep(0.1)
-    ours = server.addresses() - others
+    async with connecting:
+        await holder.begin("turns", server.url, name=name)
+        holder.say(do="ask")
+        await holder.hear("entered")
+        others = server.addresses()
+        await waiter.begin("turns", server.url, name=name)
+        waiter.say(do="ask")
+        await asyncio.sleep(0.1)
+        ours = server.addresses() - others
     with server.tap() as tap:
         await asyncio.sleep(watch)
     for worker in pair:

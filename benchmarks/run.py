@@ -45,10 +45,11 @@ async def ours_alone(
 ) -> Ours:
     """Of aiolock only: as many leases and waiters as were promised, and a single waiter."""
     python = Path(sys.executable)
+    connecting = asyncio.Lock()
     async with workers(AIOLOCK, python, 3) as (holder, *pair):
         holding, lone = await asyncio.gather(
-            measures.holding(server, holder, leases=leases, watch=watched),
-            measures.lone_waiter(server, pair, watch=watched),
+            measures.holding(server, holder, connecting, leases=leases, watch=watched),
+            measures.lone_waiter(server, pair, connecting, watch=watched),
         )
     async with workers(AIOLOCK, python, len(lengths)) as crew:
         lines = await measures.waiting(

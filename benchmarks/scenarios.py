@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -266,7 +267,7 @@ async def idle(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outco
     In processes that have done nothing before: memory that was used and given back is not asked
     for again.
     """
-    held = await measures.holding(server, crew[0], leases=size.leases, watch=0.1)
+    held = await measures.holding(server, crew[0], asyncio.Lock(), leases=size.leases, watch=0.1)
     figures = {"lease.client.bytes": held.client, "lease.server.bytes": held.server}
     watch = size.watch
     for length, worker in zip(size.lines, crew[1:], strict=True):

@@ -481,7 +481,7 @@ def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
     test = [sys.executable, "-m", "pytest", f"tests/{safeguard.test}", "-q", "-x"]
     # The ablated copy goes before the real one; the tests it runs must not start this one again.
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest"]
-    options += ["--timeout=10", "-W", "default"]
+    options += ["--timeout=5", "-W", "default"]
     ran = subprocess.run(
         [*test, *options, "-o", f"pythonpath={tmp_path} {ROOT}"],
         cwd=ROOT,

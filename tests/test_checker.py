@@ -331,6 +331,16 @@ RIGHT: dict[str, Story] = {
         leaves(1.6, B),
         leaves(1.6, C),
     ],
+    "a_job_that_is_closed_for_a_while": [
+        asks(1.0, A, every=2.0),
+        enters(1.0, A, 1_000_000, 2.0),
+        asks(1.1, B, every=2.0),
+        queued(1.1, B),
+        leaves(1.2, A),
+        gives_back(1.2, A, 1_000_000),
+        enters(3.5, B, 3_500_000, 4.5),
+        leaves(3.6, B),
+    ],
     "a_job_in_each_period": [
         asks(1.0, A, every=1.0),
         enters(1.1, A, 3_100_000, 2.1),

@@ -357,7 +357,8 @@ def idleness(run: Run) -> Iterator[Violation]:
             assert attempt.entered is not None
             if free is not None and attempt.entered.t - free > LAG:
                 yield from _idle(run, name, free, attempt.entered.t)
-            free = max(free or 0, _free_at(run, attempt))
+            closed = round(attempt.asked["every"] * NS)  # for the rest of the period
+            free = max(free or 0, _free_at(run, attempt) + closed)
 
 
 def _free_at(run: Run, attempt: Attempt) -> int:
