@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,7 +22,8 @@ from aiolock.store import Answer, Inbox, Renewal, Status
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from tests.virtual import VirtualLoop
 
-NAMES = ("stock", "user")
+NAMES = ("stock", "user", "semaphore:pool")
+PERMITS = 3
 
 
 class Server(MemoryServer):
@@ -91,6 +94,18 @@ class Store(MemoryStore):
     def status(self, name: str) -> asyncio.Future[Status]:
         return self._never() if self.dead else super().status(name)
 
+    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        return self._never() if self.dead else super().downgrade(name, waiter, fence)
+
+
+@dataclass(eq=False)
+class Inside:
+    """A body that runs, and how much of the lock is its own."""
+
+    lease: aiolock.Lease
+    shared: bool
+    permits: int
+
 
 class World:
     """Some clients, their tasks, and what must hold at every moment."""
@@ -98,48 +113,77 @@ class World:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.server = Server(self.dice)
-        self.inside: dict[str, list[aiolock.Lease]] = {name: [] for name in NAMES}
-        self.fences: dict[str, int] = dict.fromkeys(NAMES, 0)
+        self.inside: dict[str, list[Inside]] = {name: [] for name in NAMES}
+        self.fences: dict[tuple[str, bool], int] = defaultdict(int)  # the highest, by who shared
         self.outcomes: dict[str, int] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
     def count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
-    def enter(self, lease: aiolock.Lease) -> None:
-        for other in self.inside[lease.name]:
+    def enter(self, body: Inside) -> None:
+        lease, name = body.lease, body.lease.name
+        taken = body.permits
+        for other in self.inside[name]:
             # Whoever breaks a lock lets two in until the first has heard of it.
-            told = other.state == "lost" or other.fence in self.server.broken
-            assert told, f"{lease} entered while {other} was inside"
-        assert lease.fence > self.fences[lease.name], "fences increase in the order of entry"
-        self.fences[lease.name] = lease.fence
-        self.inside[lease.name].append(lease)
+            told = other.lease.state == "lost" or other.lease.fence in self.server.broken
+            taken += 0 if told else other.permits
+            beside = body.shared and other.shared
+            assert told or beside, f"{lease} entered while {other.lease} was inside"
+        assert taken <= PERMITS, "there are more permits than there are"
+        for shared in (False, True):
+            if not (shared and body.shared):
+                last = self.fences[name, shared]
+                assert lease.fence > last, "fences increase in the order of entry"
+        key = name, body.shared
+        self.fences[key] = max(self.fences[key], lease.fence)
+        self.inside[name].append(body)
 
-    def leave(self, lease: aiolock.Lease) -> None:
-        if lease in self.inside[lease.name]:  # or its client is dead
-            self.inside[lease.name].remove(lease)
+    def leave(self, body: Inside) -> None:
+        if body in self.inside[body.lease.name]:  # or its client is dead
+            self.inside[body.lease.name].remove(body)
+
+    def entrance(self, client: LockClient) -> tuple[aiolock.Acquisition, bool, int]:
+        """What one task asks for: whether it shares it, and how many permits it is."""
+        dice = self.dice
+        options: dict[str, Any] = {
+            "ttl": dice.choice([0.5, 2.0, 20.0]),
+            "renew": dice.random() < 0.8,
+            "max_hold": dice.choice([None, None, 0.3]),
+            "max_waiters": dice.choice([None, None, None, 5]),
+        }
+        timeout = dice.choice([None, 0.0, 0.05, 1.0, 5.0])
+        name = dice.choice(NAMES)
+        kind = dice.choice(["lock", "lock", "read", "read", "write"])
+        if name == "semaphore:pool":
+            permits = dice.choice([1, 1, 2, PERMITS])
+            pool = client.semaphore("pool", PERMITS, **options)
+            return pool.acquire(permits, timeout=timeout), True, permits
+        if kind == "lock":
+            return client.lock(name, **options).acquire(timeout=timeout), False, 0
+        rates = client.rwlock(name, **options)
+        part = rates.read() if kind == "read" else rates.write()
+        return part.acquire(timeout=timeout), kind == "read", 0
 
     async def visit(self, client: LockClient) -> None:
         """One task: take a lock somehow, stay for a while, leave somehow."""
         dice = self.dice
-        lock = client.lock(
-            dice.choice(NAMES),
-            ttl=dice.choice([0.5, 2.0, 20.0]),
-            renew=dice.random() < 0.8,
-            max_hold=dice.choice([None, None, 0.3]),
-            max_waiters=dice.choice([None, None, None, 5]),
-        )
         stay = dice.choice([0.0, 0.0, 0.01, 0.2, 1.0])
-        timeout = dice.choice([None, 0.0, 0.05, 1.0, 5.0])
         try:
-            async with lock.acquire(timeout=timeout) as lease:
-                self.enter(lease)
+            entrance, shared, permits = self.entrance(client)
+            async with entrance as lease:
+                body = Inside(lease, shared, permits)
+                self.enter(body)
                 try:
                     await asyncio.sleep(stay)
-                    if dice.random() < 0.03:
-                        await lock.break_()
+                    if lease._hold.policy.downgrades and dice.random() < 0.5:
+                        body.shared = True  # from before it is sent
+                        await lease.downgrade()
+                        await asyncio.sleep(stay)
+                    if dice.random() < 0.03 and not permits:
+                        await client.lock(lease.name).break_()
                 finally:
-                    self.leave(lease)
+                    self.leave(body)
             self.count("left")
         except aiolock.AcquireTimeout:
             self.count("timed out")
@@ -178,7 +222,8 @@ class World:
             for task in mine:
                 task.cancel()
             for inside in self.inside.values():
-                inside[:] = [lease for lease in inside if lease._keeper is not client._room.keeper]
+                ours = client._room.keeper
+                inside[:] = [body for body in inside if body.lease._keeper is not ours]
             await asyncio.wait(mine)
             client._room.keeper.holds.clear()
             if client._room.keeper._timer is not None:
@@ -199,10 +244,12 @@ class World:
             assert task.cancelled() or task.exception() is None, task
         self.server.lossy = False
         async with aiolock.connect(self.server) as last:
-            for name in NAMES:
-                # The longest that anybody can be in the way: a lease of 20 s, each of the dead.
+            # The longest that anybody can be in the way: a lease of 20 s, each of the dead.
+            for name in NAMES[:2]:
                 async with last.lock(name, timeout=200).acquire():
                     pass
+            async with last.semaphore("pool", PERMITS, timeout=200).acquire(PERMITS):
+                pass
         assert self.server.names() == []
 
 

@@ -152,6 +152,45 @@ def decorating(client: aiolock.LockClient) -> None:
     _ = blocking
 
 
+async def sharing(client: aiolock.LockClient) -> None:
+    """Readers, permits, and those who wait for others."""
+    rates = client.rwlock("a", reentrant=True)
+    assert_type(rates, aiolock.RWLock)
+    assert_type(rates.read(), aiolock.Lock)
+    async with rates.write() as lease:
+        assert_type(await lease.downgrade(), None)
+    api = client.semaphore("a", 3)
+    assert_type(api, aiolock.Semaphore)
+    assert_type(await api.acquire(2), aiolock.Lease | None)
+    assert_type(await api.resize(4), None)
+    assert_type((await api.status()).limit, int | None)
+    async with api as permit, api.acquire(permits=2) as permits:
+        assert_type(permit, aiolock.Lease)
+        assert_type(permits, aiolock.Lease)
+    async with AsyncExitStack() as stack:
+        assert_type(await stack.enter_async_context(api), aiolock.Lease)
+    client.semaphore("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # how many?
+    latch = client.latch("a", 3)
+    assert_type(await latch.count_down("part 1"), int)
+    assert_type(await latch.missing(), int)
+    assert_type(await latch.wait(timeout=1), None)
+    assert_type(await client.barrier("a", 3).wait(), None)
+
+
+async def electing(client: aiolock.LockClient) -> None:
+    """One leader, seen by all."""
+    election = client.election("a", ttl=5)
+    async with election.campaign("10.0.0.7", timeout=1) as term:
+        assert_type(term, aiolock.Term)
+        assert_type(term.fence, int)
+        assert_type(term.lease, aiolock.Lease)
+        assert_type(await term.resign(), bool)
+    assert_type(await election.leader(), aiolock.Leader | None)
+    async for leader in election.observe():
+        assert_type(leader, aiolock.Leader)
+        assert_type(leader.value, str)
+
+
 async def failing(lock: aiolock.Lock) -> None:
     """Errors are caught as what they are, or as the builtin."""
     try:
