@@ -320,19 +320,16 @@ async def test_readers_enter_beside_who_has_downgraded(
     """While the one that has written reads, all others read too, and nobody writes."""
     monkeypatch.setenv("AIOLOCK_URL", own_server.url)
     monkeypatch.setenv("USE_SECONDS", "60")
-    async with (
-        cache("refresh") as refresher,
-        cache("read") as reader,
-        aiolock.connect(own_server.url) as locks,
-    ):
+    async with cache("refresh") as refresher, aiolock.connect(own_server.url) as locks:
         await expect(refresher, "archives 1 1 1")
-        await until(lambda: len(texts(reader)) == 3)
-        assert texts(reader) == ["uses 1 1 1"] * 3
-        rates = locks.rwlock("rates")
-        holders = (await rates.status()).holders
-        assert {holder.pid for holder in holders} == {refresher.pid, reader.pid}
-        assert all(holder.shared for holder in holders)
-        assert await rates.write().acquire(blocking=False) is None
+        async with cache("read") as reader:
+            await until(lambda: len(texts(reader)) == 3)
+            assert texts(reader) == ["uses 1 1 1"] * 3
+            rates = locks.rwlock("rates")
+            holders = (await rates.status()).holders
+            assert {holder.pid for holder in holders} == {refresher.pid, reader.pid}
+            assert all(holder.shared for holder in holders)
+            assert await rates.write().acquire(blocking=False) is None
 
 
 async def test_crawlers_share_the_permits(
