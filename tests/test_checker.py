@@ -379,7 +379,8 @@ RIGHT: dict[str, Story] = {
     "killed_at_a_latch": [
         at(1.0, "0.0", "opened", client="ada"),
         killed(2.0, "0.0"),
-        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=0, waiters=("ada",)),
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
+        at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada", "-"), waiters=()),
     ],
     "accounts": [
         of(1.0, A, "has", names=["a", "b"]),
@@ -449,7 +450,7 @@ RIGHT: dict[str, Story] = {
         leaves(9.1, A),
     ],
     "left_over_but_not_for_long": [
-        at(9.0, "conductor", "key", key="x:fence", ttl=600, holders=0, waiters=())
+        at(9.0, "conductor", "key", key="x:fence", ttl=600, holders=(), waiters=())
     ],
 }
 
@@ -761,13 +762,13 @@ WRONG: dict[str, Story] = {
     ],
     "final-stuck": [at(9.0, "conductor", "stuck", who="0.0", what="quiet within 40 s")],
     "left_over-a_holder": [
-        at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=1, waiters=())
+        at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada",), waiters=())
     ],
     "left_over-a_waiter": [
-        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=0, waiters=("ada",))
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",))
     ],
     "left_over-for_ever": [
-        at(9.0, "conductor", "key", key="x:fence", ttl=-1, holders=0, waiters=())
+        at(9.0, "conductor", "key", key="x:fence", ttl=-1, holders=(), waiters=())
     ],
     "exclusion-a_writer_among_readers": [
         asks(1.0, A, shared=True),

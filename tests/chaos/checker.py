@@ -67,6 +67,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import Final
 
+from aiolock.store import NOBODY
 from tests.chaos.history import Event
 from tests.chaos.run import (
     AT_ONCE,
@@ -416,9 +417,12 @@ def final(run: Run) -> Iterator[Violation]:
 def left_over(run: Run) -> Iterator[Violation]:
     """Nothing is left at the server, and what is there expires."""
     for event in run.events:
-        # Who was killed at a latch or a barrier stands there until its queue is forgotten.
-        alive = event.kind == "key" and not run.dead.issuperset(event["waiters"])
-        if event.kind == "key" and (event["ttl"] < 0 or event["holders"] or alive):
+        if event.kind != "key":
+            continue
+        # Who was killed at a barrier stands there until its lease ends, or the queue is forgotten;
+        # and what is closed, or done, is nobody's.
+        of_whom = {*event["holders"], *event["waiters"]} - run.dead - {NOBODY}
+        if event["ttl"] < 0 or of_whom:
             yield Violation("left_over", f"{event['key']!r} was left", (event,))
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -191,23 +191,23 @@ class Conductor:
             with contextlib.suppress(RedisError, OSError):
                 async for key in self._admin.scan_iter("*"):
                     if await self._admin.pttl(key) == -1:
-                        self.history.note("key", key=key, ttl=-1, holders=0, waiters=())
+                        self.history.note("key", key=key, ttl=-1, holders=(), waiters=())
             await asyncio.sleep(1.0)
 
     async def _look_over(self) -> None:
         """Write down what is left at the server, once everybody is gone."""
         now, _ = await self._admin.time()
         async for key in self._admin.scan_iter("*"):
-            holders, clients = 0, list[str]()
+            holders: Any = ()
+            waiters: Any = ()
             if key.endswith(":holders"):
-                alive = await self._admin.zrangebyscore(key, now * 1000, 10**15 - 1)
-                holders = sum(":-:0:" not in grant for grant in alive)  # nobody's: it is closed
+                holders = await self._admin.zrangebyscore(key, now * 1000, 10**15 - 1)
             elif key.endswith(":queue"):
-                waiters: list[str] = await self._admin.zrange(key, 0, -1)  # type: ignore[assignment]  # decoded
-                clients = [who.split(":")[1] for who in waiters]
+                waiters = await self._admin.zrange(key, 0, -1)
             ttl = await self._admin.pttl(key)
             if ttl != -2:  # else it has gone since
-                self.history.note("key", key=key, ttl=ttl, holders=holders, waiters=clients)
+                of_whom = [[who.split(":")[1] for who in those] for those in (holders, waiters)]
+                self.history.note("key", key=key, ttl=ttl, holders=of_whom[0], waiters=of_whom[1])
 
     # Faults
 

@@ -52,8 +52,8 @@ killed      who, since: the process died between ``since`` and ``t``
 gone        who: the server has noticed that this process is dead
 wiped       since, fence: the server lost all it knew; what it granted until ``t`` is below fence
 exited      who, code: the process ended by itself
-key         key, ttl (ms, -1 for ever), holders, waiters (their clients): found at the server when
-            all was over; or before, when it had no ttl
+key         key, ttl (ms, -1 for ever), holders, waiters (the clients of both): found at the server
+            when all was over; or before, when it had no ttl
 stuck       who, what: a process did not do what it was told within the time it had
 quiet       no more faults from here on
 ==========  ====================================================================================
