@@ -179,20 +179,22 @@ class Lease:
 
         The readers who are next in line enter. The lease stays as it is, and so does its fence.
         `LeaseLost` when it is not ours any more; `StoreError` when nobody knows whether readers
-        may have entered, and then it is to be taken for downgraded. Cancelled, it is carried out
-        all the same. Again, it does nothing. `TypeError` for a lease of anything else.
+        may have entered, and then it is to be taken for downgraded, or downgraded again. Cancelled,
+        it is carried out all the same. Where it was confirmed, a second time does nothing.
+        `TypeError` for a lease of anything else.
         """
         hold = self._hold
         if not hold.policy.downgrades:
             raise TypeError(f"only a lease of RWLock.write() can be downgraded, not {self!r}")
         self._still_ours()
         self._keeper.check_here()
-        if not hold.shared:
-            hold.shared = True
-            hold.downgraded = self._keeper.downgrade(hold)
         downgraded = hold.downgraded
-        assert downgraded is not None
-        await asyncio.wait([downgraded])  # not its own cancellation's, should two await it
+        if downgraded is None or (downgraded.done() and downgraded.exception() is not None):
+            hold.shared = True
+            downgraded = hold.downgraded = self._keeper.downgrade(hold)
+        await asyncio.wait(
+            [downgraded]
+        )  # should two await it, one's cancellation is not the other's
         if downgraded.result() == WAS_ABSENT:
             self._keeper.lose(hold, "refused")
         self._still_ours()

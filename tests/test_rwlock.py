@@ -222,6 +222,10 @@ async def test_downgrade_that_nobody_confirms(how: str) -> None:
             assert (reading is not None) == (how == "lose")
             if reading is not None:
                 await reading.release()
+            await lease.downgrade()  # now it is answered
+            async with theirs.rwlock("a").read():
+                await lease.downgrade()
+            assert faulty.calls["downgrade"] == 2
         assert not server.names()
 
 
