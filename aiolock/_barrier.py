@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from aiolock._lease import give_back
 from aiolock._lock import DEFAULT, Default, Lock
 from aiolock.errors import AcquireTimeout
 from aiolock.store import Status
-
-PREFIX: Final = "barrier:"
-"""What stands before the name at the store: a lock of the barrier's name is another thing."""
 
 
 class Barrier:
@@ -41,7 +36,7 @@ class Barrier:
     @property
     def name(self) -> str:
         """The barrier's name."""
-        return self._lock.name.removeprefix(PREFIX)
+        return self._lock._policy.own_name
 
     @property
     def parties(self) -> int:

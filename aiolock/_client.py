@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 import anyio
 
 from aiolock._barrier import Barrier
-from aiolock._election import PREFIX as LEADS
 from aiolock._election import Election
 from aiolock._latch import Latch
 from aiolock._lock import Lock
@@ -33,7 +32,6 @@ from aiolock._policy import (
     seconds,
 )
 from aiolock._rwlock import RWLock
-from aiolock._semaphore import PREFIX as PERMITS_OF
 from aiolock._semaphore import Semaphore, rule
 from aiolock._waiting import WaitingRoom
 from aiolock.store import Store
@@ -262,7 +260,7 @@ class LockClient:
         """
         checked_number("limit", limit)
         one = self.lock(
-            PERMITS_OF + checked_name(name),
+            f"semaphore:{checked_name(name)}",
             ttl=ttl,
             timeout=timeout,
             renew=renew,
@@ -380,7 +378,7 @@ class LockClient:
         The name has at most 503 characters.
         """
         policy = self.lock(
-            LEADS + checked_name(name),
+            f"election:{checked_name(name)}",
             ttl=ttl,
             timeout=timeout,
             max_waiters=max_waiters,

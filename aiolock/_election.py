@@ -18,9 +18,8 @@ from aiolock._lease import Lease, LostEvent, give_back
 from aiolock._lock import DEFAULT, Default, Lock
 from aiolock._policy import to_ms
 
-PREFIX: Final = "election:"
-"""What stands before the name of the leader's lock, and `_BOARD` before that of what is put up."""
 _BOARD: Final = "elected:"
+"""What stands before the name of what is put up."""
 
 _KEPT: Final = 3600.0
 """Seconds for which it is remembered who led last; a leader says so thrice as often."""
@@ -119,7 +118,7 @@ class Election:
     @property
     def name(self) -> str:
         """The election's name."""
-        return self._lock.name.removeprefix(PREFIX)
+        return self._lock._policy.own_name
 
     @asynccontextmanager
     async def campaign(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Final
 
 from aiolock._lease import give_back
 from aiolock._lock import DEFAULT, Default, Lock
 from aiolock._policy import checked_name, to_ms
 from aiolock.errors import AcquireTimeout, LimitMismatch
 from aiolock.store import Status
-
-PREFIX: Final = "latch:"
-"""What stands before the name at the store: a lock of the latch's name is another thing."""
 
 _numbers = itertools.count(1)
 
@@ -44,7 +40,7 @@ class Latch:
     @property
     def name(self) -> str:
         """The latch's name."""
-        return self._lock.name.removeprefix(PREFIX)
+        return self._lock._policy.own_name
 
     @property
     def count(self) -> int:

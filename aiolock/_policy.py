@@ -81,7 +81,8 @@ class Policy:
     shared: bool = False
     downgrades: bool = False
     kind: str = "lock"
-    """What it is to its user; but for a lock it stands before the name."""
+    """What it is to its user. But for a lock, it and a colon stand before the name at the store: a
+    lock of the same name is another thing."""
     rule: str = ""
     """When it fits, where it is shared (see `WaiterId.rule`)."""
     passes: bool = field(init=False)
@@ -130,9 +131,14 @@ class Policy:
         object.__setattr__(self, "passes", self.rule[:1] in ("&", "^"))
 
     @property
+    def own_name(self) -> str:
+        """The name that its user gave it."""
+        return self.name if self.kind == "lock" else self.name.removeprefix(f"{self.kind}:")
+
+    @property
     def called(self) -> str:
         """What it is called in an error."""
-        return f"the {self.kind} {self.name.removeprefix(f'{self.kind}:')!r}"
+        return f"the {self.kind} {self.own_name!r}"
 
 
 def checked_number(what: str, value: object, *, least: int = 1) -> int:

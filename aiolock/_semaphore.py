@@ -11,9 +11,6 @@ from aiolock._lock import DEFAULT, Acquisition, Default, Lock
 from aiolock._policy import checked_number
 from aiolock.store import Status
 
-PREFIX: Final = "semaphore:"
-"""What stands before the name at the store: a lock of the semaphore's name is another thing."""
-
 _REMEMBERED: Final = 30 * 24 * 3_600_000
 """Milliseconds for which a `Semaphore.resize` is remembered, in use or not."""
 
@@ -46,7 +43,7 @@ class Semaphore:
     @property
     def name(self) -> str:
         """The semaphore's name."""
-        return self._one.name.removeprefix(PREFIX)
+        return self._one._policy.own_name
 
     @property
     def limit(self) -> int:

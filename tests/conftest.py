@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 
+from tests.failures import Locker, Lockers, Peek, check_nothing_left
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.worlds import KINDS, World
@@ -59,3 +61,28 @@ def world(request: pytest.FixtureRequest, prefix: str) -> World:
     """An empty lock store of each kind."""
     server = request.getfixturevalue("redis_server") if request.param == "redis" else None
     return World(request.param, server.url if server else "", prefix)
+
+
+@pytest.fixture
+def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
+    """The shared server, on which the test must leave nobody."""
+    yield redis_server
+    check_nothing_left(redis_server, prefix)
+
+
+@pytest.fixture
+def peek(server: RedisServer, prefix: str) -> Peek:
+    """What the server has of the lock."""
+    return Peek(server, prefix)
+
+
+@pytest.fixture
+async def lockers(server: RedisServer, prefix: str) -> AsyncIterator[Lockers]:
+    """Starts so many processes, all at once."""
+    async with AsyncExitStack() as stack:
+
+        async def start(count: int) -> list[Locker]:
+            new = (Locker(server.url, prefix) for _ in range(count))
+            return list(await asyncio.gather(*map(stack.enter_async_context, new)))
+
+        yield start

@@ -181,3 +181,7 @@ class Locker(Worker):
         self.kill()
         await self.wait()
         await until(lambda: not peek.listens(self.client))
+
+
+Lockers = Callable[[int], Awaitable[list[Locker]]]
+"""Starts so many processes, all at once."""

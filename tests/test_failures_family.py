@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 
 import aiolock
 from tests.failures import (
-    Locker,
+    Lockers,
     Peek,
-    check_nothing_left,
     command_link,
     subscription_link,
     take,
@@ -24,21 +23,6 @@ from tests.proxy import Proxy
 from tests.servers import RedisServer
 
 TTL = 0.6
-
-Lockers = Callable[[int], Awaitable[list[Locker]]]
-
-
-@pytest.fixture
-def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
-    """The shared server, on which the test must leave nobody."""
-    yield redis_server
-    check_nothing_left(redis_server, prefix)
-
-
-@pytest.fixture
-def peek(server: RedisServer, prefix: str) -> Peek:
-    """What the server has of the lock."""
-    return Peek(server, prefix)
 
 
 @pytest.fixture
@@ -56,18 +40,6 @@ async def victim(
     del server
     async with aiolock.connect(proxy.url, prefix=prefix, ttl=5) as client:
         yield client
-
-
-@pytest.fixture
-async def lockers(server: RedisServer, prefix: str) -> AsyncIterator[Lockers]:
-    """Starts so many processes, all at once."""
-    async with AsyncExitStack() as stack:
-
-        async def start(count: int) -> list[Locker]:
-            new = (Locker(server.url, prefix) for _ in range(count))
-            return list(await asyncio.gather(*map(stack.enter_async_context, new)))
-
-        yield start
 
 
 # --- Killed

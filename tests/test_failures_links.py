@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 import aiolock
 from tests.failures import (
     Peek,
-    check_nothing_left,
     command_link,
     subscription_link,
     take,
@@ -22,19 +21,6 @@ from tests.proxy import Link, Proxy
 from tests.servers import RedisServer
 
 HELD = aiolock.LeaseState.HELD
-
-
-@pytest.fixture
-def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
-    """The shared server, on which the test must leave nothing."""
-    yield redis_server
-    check_nothing_left(redis_server, prefix)
-
-
-@pytest.fixture
-def peek(server: RedisServer, prefix: str) -> Peek:
-    """What the server has of the lock."""
-    return Peek(server, prefix)
 
 
 @pytest.fixture

@@ -57,13 +57,6 @@ def run(request: pytest.FixtureRequest) -> Run:
     return run
 
 
-@pytest.fixture
-def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
-    """The shared server, on which the test must leave nothing."""
-    yield redis_server
-    check_nothing_left(redis_server, prefix)
-
-
 @pytest.fixture(scope="module")
 def tls_server() -> Iterator[RedisServer]:
     """A server with TLS."""

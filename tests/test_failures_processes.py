@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 
 import pytest
 
 import aiolock
 from tests.failures import (
     Locker,
+    Lockers,
     Peek,
-    check_nothing_left,
     command_link,
     take,
     until,
@@ -25,39 +24,12 @@ from tests.servers import RedisServer
 
 TTL = 0.6
 
-Lockers = Callable[[int], Awaitable[list[Locker]]]
-
-
-@pytest.fixture
-def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
-    """The shared server, on which the test must leave nothing."""
-    yield redis_server
-    check_nothing_left(redis_server, prefix)
-
-
-@pytest.fixture
-def peek(server: RedisServer, prefix: str) -> Peek:
-    """What the server has of the lock."""
-    return Peek(server, prefix)
-
 
 @pytest.fixture
 async def client(server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockClient]:
     """A client in this process, which nothing happens to."""
     async with aiolock.connect(server.url, prefix=prefix, ttl=TTL) as client:
         yield client
-
-
-@pytest.fixture
-async def lockers(server: RedisServer, prefix: str) -> AsyncIterator[Lockers]:
-    """Starts so many processes, all at once."""
-    async with AsyncExitStack() as stack:
-
-        async def start(count: int) -> list[Locker]:
-            new = (Locker(server.url, prefix) for _ in range(count))
-            return list(await asyncio.gather(*map(stack.enter_async_context, new)))
-
-        yield start
 
 
 # --- Killed

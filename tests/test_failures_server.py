@@ -28,12 +28,6 @@ def server(own_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def peek(server: RedisServer, prefix: str) -> Peek:
-    """What the server has of the lock."""
-    return Peek(server, prefix)
-
-
-@pytest.fixture
 async def client(server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockClient]:
     """A client whose locks last 0.6 s."""
     async with aiolock.connect(server.url, prefix=prefix, ttl=TTL) as client:

@@ -795,3 +795,17 @@ async def test_what_ended_is_forgotten() -> None:
         assert not room.entered
         assert not room.keeper.holds
         assert not room.keeper.owned
+
+
+@virtual
+async def test_errors_name_the_lock_as_it_is_called() -> None:
+    """Also one whose name begins as the store's names of something else do."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        for name in ("lock:a", "semaphore:a", "latch:a"):
+            async with ours.lock(name):
+                with pytest.raises(AcquireTimeout, match=f"the lock '{name}' did not"):
+                    await theirs.lock(name).acquire(timeout=1).__aenter__()
+        async with ours.semaphore("lock:a", 1):
+            with pytest.raises(AcquireTimeout, match="the semaphore 'lock:a' did not"):
+                await theirs.semaphore("lock:a", 1).acquire(timeout=1).__aenter__()

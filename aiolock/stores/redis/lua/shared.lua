@@ -3,8 +3,8 @@
 -- they expire with the grants, and with nothing else. There is none for a lock that nobody shares.
 --   `<waiter>`  the fence of its grant, for whoever asks again, among however many holders
 --   `used`      how many permits are taken
---   `limit`     how many of them there are, or what number was declared; `declared` what it was
---               before somebody set another
+--   `limit`     how many of them there are, or what number was declared; `declared` another
+--               that may be declared since somebody set it
 --   `count`     what has been counted (see `post`)
 local FIRST = 1e15
 
