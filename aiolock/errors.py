@@ -6,7 +6,7 @@
     ├── AcquireTimeout   (TimeoutError)     the lock did not become ours in the time given
     ├── LeaseLost                           the lock was taken from us while we held it
     ├── NotHeld          (RuntimeError)     this task holds no such lock
-    ├── WouldDeadlock    (RuntimeError)     this task already holds the lock it waits for
+    ├── WouldDeadlock    (RuntimeError)     this task would wait for itself
     ├── LimitMismatch    (ValueError)       others use this name with another limit, or count
     ├── QueueFull                           as many wait already as ``max_waiters`` allows
     ├── StoreError       (ConnectionError)  the store did not say yes or no: nobody knows
@@ -16,13 +16,25 @@ Each is also the builtin in brackets, so code that knows nothing of aiolock can 
 arguments are plain ``ValueError`` and ``TypeError``, raised before anything is sent.
 """
 
+from aiolock.store import Party
+
 
 class LockError(Exception):
     """The base of every error that aiolock raises."""
 
+    name: str = ""
+    """The name of the lock it speaks of; empty where it speaks of none."""
+    kind: str = ""
+    """What that is: ``"lock"``, ``"semaphore"``, ``"latch"``…"""
+
 
 class AcquireTimeout(LockError, TimeoutError):
     """The lock did not become ours in the time given; nothing is left in its queue."""
+
+    waited: float = 0.0
+    """For how many seconds it was waited for; 0.0 where it was only tried."""
+    holders: tuple[Party, ...] = ()
+    """Who held it when we left; empty where nobody did, or where it is not known."""
 
 
 class LeaseLost(LockError):
@@ -31,13 +43,20 @@ class LeaseLost(LockError):
     What the body did since is not protected by the lock; that is what ``lease.fence`` is for.
     """
 
+    fence: int = 0
+    """The fencing token of the grant that was lost."""
+
 
 class NotHeld(LockError, RuntimeError):
     """The current task does not hold this lock, so there is nothing to release."""
 
 
 class WouldDeadlock(LockError, RuntimeError):
-    """The current task holds this lock already and would wait for itself for ever."""
+    """The current task would wait for itself for ever.
+
+    It holds this lock already; or it holds another one, for which a task of this process waits
+    that, by whatever detour, holds this one.
+    """
 
 
 class LimitMismatch(LockError, ValueError):
@@ -54,6 +73,9 @@ class StoreError(LockError, ConnectionError):
     Never raised for "somebody else has it". After it nothing is held, and what may have arrived
     at the store all the same is given back.
     """
+
+    refused: bool = False
+    """Whether the store has certainly not carried it out: it refused it, or never got it."""
 
 
 class ClientClosed(LockError, RuntimeError):

@@ -6,19 +6,27 @@ store, and each is idempotent: carried out twice, it leaves and answers what it 
 
 Times on the wire are whole numbers: leases in milliseconds, the store's clock in microseconds.
 Only the store's clock decides who holds; a client only ever subtracts two of its readings.
+
+What was given up does not act. A copy of a command may arrive long after the client had its answer
+from another copy, and may have undone it since. Such a copy takes, prolongs, counts and queues
+nothing: a store that sends over a network must see to that itself (see `Late`).
+
+Names are opaque to a store. A client of another version may write ids that this one does not know
+all of (see `WaiterId`): whatever a store cannot read is no reason to fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 Value = TypeVar("Value")
 
-CLAIM = 10_000
+CLAIM = 3_000
 """The longest first lease of a pushed grant, in ms: what one stuck waiter costs the others."""
 
 
@@ -30,6 +38,9 @@ class WaiterId(NamedTuple):
     end does not mean that its client is stuck), then ``o`` where it wants something done that is
     done once (see `Store.finish`), then ``d`` where it may be downgraded, then the claim in ms,
     then, of a shared one, the `rule`, then the `terms` on which its grant ends.
+
+    A later version may write more: other letters before the claim, and other text behind it, which
+    whoever does not know them passes over. The rule, if there is one, stands next to the claim.
     """
 
     blind: bool
@@ -56,22 +67,22 @@ class WaiterId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> WaiterId:
-        """The waiter of this id."""
+        """The waiter of this id; of what is none, one that no client answers for."""
         found = _WAITER.fullmatch(text)
         if found is None:
-            raise ValueError(f"not the id of a waiter: {text!r}")
-        mode, blind, fixed, once, downgrades, claim, rule, terms, client, seq = found.groups()
+            return cls(blind=False, fixed=False, claim=0, client=text, seq=0)
+        mode, flags, claim, rule, rest, client, seq = found.groups()
         return cls(
-            bool(blind),
-            bool(fixed),
-            int(claim),
-            client,
-            int(seq),
-            terms,
-            bool(once),
-            mode == "s",
-            bool(downgrades),
-            rule,
+            blind="b" in flags,
+            fixed="f" in flags,
+            claim=int(claim),
+            client=client,
+            seq=int(seq),
+            terms="".join(kind + number for kind, number in _TERM.findall(rest)),
+            once="o" in flags,
+            shared=mode == "s",
+            downgrades="d" in flags,
+            rule=rule or "",
         )
 
     @property
@@ -89,27 +100,38 @@ class WaiterId(NamedTuple):
         """How many permits it takes; 0 where there are none."""
         return self.number if self.rule.startswith("*") else 0
 
-    def opens(self, granted: int, lost: int | None) -> int:
+    @property
+    def counts(self) -> bool:
+        """Whether it waits for a count, and so is in nobody's way."""
+        return self.rule.startswith("^")
+
+    def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
         """When somebody may enter after its grant, in ms of the store's clock; 0 for at once.
 
         The grant was made at ``granted``, and lost, where it was, at ``lost``. Each of the terms
         is a letter and a number of ms: ``+`` so long after a loss, ``~`` so long after the grant,
         ``@`` until the end of that period, of so many ms since 1970, in which it was granted.
+
+        They hold for a grant that was entered. Of a claim that nobody confirmed that is not known:
+        with ``@`` it was not, for who has that confirms before it enters.
         """
         opens = 0
         for kind, number in _TERM.findall(self.terms):
             ms = int(number)
             if kind == "+":
                 opens = max(opens, 0 if lost is None else lost + ms)
-            else:
-                opens = max(opens, granted + ms if kind == "~" else (granted // ms + 1) * ms)
+            elif kind == "~":
+                opens = max(opens, granted + ms)
+            elif confirmed and ms:
+                opens = max(opens, (granted // ms + 1) * ms)
         return opens
 
 
-_NUMBER: Final = re.compile(r"\d+")
-_TERM: Final = re.compile(r"([+~@])(\d+)")
+_NUMBER: Final = re.compile(r"[0-9]+")
+_TERM: Final = re.compile(r"([+~@])([0-9]{1,18})")
 _WAITER: Final = re.compile(
-    r"([xs])(b?)(f?)(o?)(d?)(\d+)((?:[*&^]\d+(?:/\d+)?)?)((?:[+~@]\d+)*):([^:]+):(\d+)"
+    r"([A-Za-z])([A-Za-z]*)([0-9]{1,18})(?![0-9])([*&^][0-9]{1,18}(?:/[0-9]{1,18})?)?([^:]*)"
+    r":([^:]+):([0-9]{1,18})"
 )
 
 NOBODY = "-"
@@ -142,12 +164,6 @@ class Queued(NamedTuple):
     displaced: bool = False
 
 
-class Busy(NamedTuple):
-    """The lock is taken and the waiter did not want to wait; ``until`` the first lease ends, ms."""
-
-    until: int
-
-
 class Full(NamedTuple):
     """``waiters`` stand in the queue, which is as many as were allowed."""
 
@@ -166,14 +182,14 @@ class Differs(NamedTuple):
     known: int
 
 
-Answer = Granted | Queued | Busy | Full | Done | Differs
+class Late(NamedTuple):
+    """Between a store and its server: a copy of a command came too late, and was not carried out.
 
-WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
-"""What `Store.release` found the waiter to be.
+    Each copy of an `acquire`, `renew`, `post`, `resize` or `request` says until when, by the
+    server's clock, it is to be carried out. ``now`` is that clock, in µs. No client gets this.
+    """
 
-`WAS_UNKNOWN`: absent, but the release had been sent before and its reply was lost, so that may
-have been its own doing.
-"""
+    now: int
 
 
 class Renewal(NamedTuple):
@@ -215,6 +231,24 @@ class Party:
     """Whether it holds, or wants, it beside others: a reader, or permits of a semaphore."""
     permits: int = 0
     """How many permits of a semaphore it has, or waits for."""
+    seq: int = 0
+    """The number of this acquisition among those of its client: which of its waiters it is."""
+    alive: bool = True
+    """Whether its client still listens: where not, it is dead, or cut off. Always True where the
+    store cannot count who listens."""
+
+    def __str__(self) -> str:
+        where = f"{self.host}:{self.pid}" if self.host else "somewhere"
+        since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds")
+        facts = [f"{self.client[:_SHORT]}#{self.seq} at {where}", f"since {since}"]
+        if not self.place:
+            facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
+        if self.permits:
+            facts.append(f"{self.permits} permit" + "s" * (self.permits > 1))
+        elif self.shared:
+            facts.append("shared")
+        facts.append("alive" if self.alive else "dead or cut off")
+        return ", ".join(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +265,43 @@ class Status:
     limit: int | None = None
     """How many permits the semaphore has, how many count the latch down, or meet at the barrier;
     None for a lock, and once it is forgotten: a minute after the last lease would have ended."""
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """For people: what it is, then one line for each holder and each waiter."""
+        facts = "" if self.limit is None else f", limit {self.limit}"
+        facts += f", closed for {self.closed:.1f} s" if self.closed else ""
+        nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
+        yield f"{self.name!r}{facts}{nobody}"
+        yield from (f"  holds: {holder}" for holder in self.holders)
+        yield from (f"  waits, place {waiter.place}: {waiter}" for waiter in self.waiters)
+
+
+_SHORT: Final = 6
+"""So many characters of a client's id tell it from others, for people."""
+
+
+class Busy(NamedTuple):
+    """The lock is taken and the waiter did not want to wait; ``until`` the first lease ends, ms.
+
+    ``holder``: whose lease that is, where the store says so. An ``until`` of 0: the waiter has been
+    released, and nothing is left of it.
+    """
+
+    until: int
+    holder: Party | None = None
+
+
+Answer = Granted | Queued | Busy | Full | Done | Differs
+
+WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
+"""What `Store.release` found the waiter to be.
+
+`WAS_UNKNOWN`: absent, but the release had been sent before and its reply was lost, so that may
+have been its own doing.
+"""
 
 
 class Inbox(Protocol):
@@ -290,13 +361,21 @@ class Store(Protocol):
 
         ``ticket`` is the waiter's old place, 0 for a newcomer; ``max_waiters`` 0 is no limit. A
         waiter that is a holder already gets its grant again, one that is queued its place.
+
+        One with the rule ``^`` is in nobody's way: where it fits, it is granted past those that
+        wait. One with ``&`` that does not wait, and completes its group, enters with the others.
+        A lock that nobody holds, and nobody alive waits for, is never `Busy`.
         """
         ...
 
-    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
         """Remove the waiter from the holders or the queue, and hand the lock on if it held it.
 
-        With a ``fence`` it speaks of that grant alone; with 0 of whatever the waiter is now.
+        With a ``fence`` it speaks of that grant alone; with 0 of whatever the waiter is now. Not
+        ``entered``: the grant was given up, or back, so that the lock does not stay closed for it
+        (see `WaiterId.opens`).
         Answers one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
         """
         ...
@@ -305,8 +384,11 @@ class Store(Protocol):
         """For each: still a holder, and then its lease ends ``ttl`` ms from now."""
         ...
 
-    def status(self, name: str) -> asyncio.Future[Status]:
-        """Who holds the lock and who waits for it; changes nothing."""
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        """Who holds the lock and who waits for it; changes nothing.
+
+        Without ``waiters`` the queue is not read, which may be long.
+        """
         ...
 
     def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
@@ -407,17 +489,21 @@ class Relay:
             ),
         )
 
-    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
         """As the other store."""
-        return self._call("release", lambda: self._store.release(name, waiter, fence))
+        return self._call(
+            "release", lambda: self._store.release(name, waiter, fence, entered=entered)
+        )
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         """As the other store."""
         return self._call("renew", lambda: self._store.renew(renewals))
 
-    def status(self, name: str) -> asyncio.Future[Status]:
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         """As the other store."""
-        return self._call("status", lambda: self._store.status(name))
+        return self._call("status", lambda: self._store.status(name, waiters=waiters))
 
     def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
         """As the other store."""

@@ -76,7 +76,7 @@ class _Flow:
         except BlockingIOError:
             return
         except OSError:
-            self._link.cut()
+            self._link._lost(self)
             return
         self._at_end = not chunk
         pieces, delay = self._screen(chunk)
@@ -141,6 +141,48 @@ class Link:
             ]
         self._dead = False
         self._last = b""
+        self._withheld: bytearray | None = None
+        self.was_reset = False
+        """Whether the client has ended it with a reset (RST)."""
+
+    def withhold(self) -> None:
+        """Keep what the client sends from now on from the server, until `deliver`.
+
+        Also when the client has gone: so it is with what lies in a buffer on the way.
+        """
+        self._withheld = bytearray()
+
+    def cut_client(self) -> None:
+        """Reset it towards the client alone; what is withheld from the server is for `deliver`."""
+        assert self._withheld is not None
+        if self._is_open and not self._dead:
+            _reset_on_close(self._ends[0])
+            self._leave_server()
+
+    @property
+    def withheld(self) -> int:
+        """How many bytes are withheld."""
+        return len(self._withheld or b"")
+
+    async def deliver(self, most: int | None = None) -> bytes:
+        """Pass on what was withheld, of a client that has gone; return what is answered to it.
+
+        Or only the first ``most`` bytes of it, and the server never gets the others.
+        """
+        assert not self._is_open, "the client is still there"
+        assert self._withheld is not None
+        server, loop = self._ends[1], asyncio.get_running_loop()
+        await loop.sock_sendall(server, self._withheld[:most])
+        server.shutdown(socket.SHUT_WR)
+        answers = b""
+        while chunk := await loop.sock_recv(server, _CHUNK):
+            answers += chunk
+        return answers
+
+    def forget(self) -> None:
+        """Close what is left of a link whose client has gone."""
+        self._ends[1].close()
+        self._proxy.late.remove(self)
 
     def cut(self) -> None:
         """Reset the link now, towards both ends (RST); what was held up is lost."""
@@ -171,6 +213,22 @@ class Link:
         _reset_on_close(self._ends[0])
         self._close()
 
+    def _lost(self, flow: _Flow) -> None:
+        """One end is gone, with a reset."""
+        self.was_reset = self.was_reset or flow is self._flows[0]
+        if self._withheld is not None and self.was_reset:
+            self._leave_server()
+        else:
+            self.cut()
+
+    def _leave_server(self) -> None:
+        """The client is gone, and the server is not to know before it has all that was sent."""
+        for flow in self._flows:
+            flow.pause()
+        self._ends[0].close()
+        self._proxy.links.remove(self)
+        self._proxy.late.append(self)
+
     def _close(self) -> None:
         for flow in self._flows:
             flow.pause()
@@ -189,6 +247,11 @@ class Link:
             proxy.requests.append(chunk)
         self._last = self._last[-_SUBSCRIBE_SIZE:] + chunk
         self.is_subscription = self.is_subscription or bool(_SUBSCRIBE.search(self._last))
+        if self._withheld is not None:
+            self._withheld += chunk
+            if not chunk:
+                self._leave_server()
+            return [], 0.0
         pieces: list[_Piece] = [chunk]
         trap = proxy._cutting
         if chunk and trap is not None and trap.link in (None, self):
@@ -219,13 +282,15 @@ def _reset_on_close(end: socket.socket) -> None:
 class Proxy:
     """A TCP proxy on a free port of 127.0.0.1, in front of the server at `host` and `port`.
 
-    Used with `async with`. `links` are the open ones in the order they came. The counters are of
+    Used with `async with`. `links` are the open ones in the order they came, `late` those whose
+    client has gone while what it sent was withheld from the server. The counters are of
     all links since the start: `connections`, and the bytes read from each side. `requests` are the
     chunks that clients sent while `recording` is true.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1", *, recording: bool = False) -> None:
         self.links: list[Link] = []
+        self.late: list[Link] = []
         self.connections = 0
         self.bytes_to_server = 0
         self.bytes_to_client = 0
@@ -250,6 +315,8 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         self.refuse()
         self.cut()
+        for link in self.late:
+            link._ends[1].close()
         self._holder.close()
 
     @property

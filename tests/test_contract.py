@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import fakeredis
@@ -13,13 +17,15 @@ import redis.asyncio
 
 import aiolock
 from aiolock import StoreError
-from aiolock.store import WAS_ABSENT, Granted, Queued, Store
+from aiolock.store import WAS_ABSENT, Granted, Party, Queued, Status, Store, WaiterId
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
 from aiolock.testing import FaultyStore, Peer, StoreContract
 from aiolock.testing._faulty import GIVES_UP
 from tests.servers import RedisServer
 from tests.worlds import virtual
+
+ROOT = Path(__file__).parent.parent
 
 
 class TestMemory(StoreContract):
@@ -141,6 +147,98 @@ class TestRedisClientResp3(TestRedisClient):
     options: ClassVar[dict[str, Any]] = {"protocol": 3, "decode_responses": True}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x3000:ada:7", WaiterId(blind=False, fixed=False, claim=3000, client="ada", seq=7)),
+        (
+            "sbfod3000*2/5+1~2@3:ada:7",
+            WaiterId(
+                blind=True,
+                fixed=True,
+                claim=3000,
+                client="ada",
+                seq=7,
+                terms="+1~2@3",
+                once=True,
+                shared=True,
+                downgrades=True,
+                rule="*2/5",
+            ),
+        ),
+    ],
+)
+def test_ids_of_waiters(text: str, expected: WaiterId) -> None:
+    """An id carries all that a store must know, and is read back as it was written."""
+    assert WaiterId.parse(text) == expected
+    assert str(expected) == text
+
+
+def test_ids_of_waiters_of_another_version() -> None:
+    """What is not known is passed over; what is no id at all is nobody's, and no error."""
+    known = WaiterId.parse("xqfz3000!5~200%x:ada:7")
+    assert known == WaiterId.parse("xf3000~200:ada:7")
+    assert WaiterId.parse("s3000^5/5!7:ada:7").declared == 5
+    assert WaiterId.parse("y3000:ada:7").client == "ada"
+    for text in ("", ":", "x:ada:7", "x3000:ada", "x3000::7", "x3000:ada:b", "?", f"x{9**999}:a:1"):
+        assert WaiterId.parse(text).client == text
+        assert WaiterId.parse(text).opens(1, 2) == 0
+
+
+def test_a_status_for_people() -> None:
+    """A status as text: what it is, then a line for each holder and waiter."""
+    holder = Party("aclientsid", "box", 42, 1.5, 0, 1_500_000, 2.26, permits=2, shared=True, seq=9)
+    waiter = Party("another", "", 0, 61.25, 1, shared=True, seq=3, alive=False)
+    assert str(Status("semaphore:api", (holder,), (waiter,), 0.5, 5)) == (
+        "'semaphore:api', limit 5, closed for 0.5 s\n"
+        "  holds: aclien#9 at box:42, since 1970-01-01T00:00:01.500+00:00, fence 1500000,"
+        " 2.3 s left, 2 permits, alive\n"
+        "  waits, place 1: anothe#3 at somewhere, since 1970-01-01T00:01:01.250+00:00, shared,"
+        " dead or cut off"
+    )
+    assert str(Status("lock:a", (), ())) == "'lock:a': nobody holds it or waits"
+
+
+async def test_a_closed_memory_store_does_nothing() -> None:
+    """What is asked of a store that was closed is refused, and not carried out."""
+    server = MemoryServer()
+    async with Peer(MemoryStore(server)) as ann:
+        grant = await ann.take("a")
+        await ann.store.aclose()
+        with pytest.raises(StoreError, match="closed") as raised:
+            await ann.release("a", grant)
+        assert raised.value.refused
+        assert server.names() == ["a"]
+
+
+@pytest.mark.timeout(180)
+def test_another_lua() -> None:
+    """The scripts pass on Lua 5.4 too, as some servers have it: its numbers are not of one kind."""
+    pytest.importorskip("lupa.lua54")
+    # In a process of its own: it dies of two versions of Lua.
+    tests = f"{__file__}::TestFakeRedis"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            tests,
+        ],
+        env={**os.environ, "FAKEREDIS_LUA_VERSION": "5.4"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 # --- The store that fails on purpose
 
 
@@ -151,8 +249,9 @@ async def test_faulty_refuses() -> None:
     async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
         faulty.refuse("acquire", 2)
         for _ in range(2):
-            with pytest.raises(StoreError, match="refused"):
+            with pytest.raises(StoreError, match="refused") as raised:
                 await ann.ask("a")
+            assert raised.value.refused
         assert not server.names()
         await ann.take("a")
         assert faulty.calls["acquire"] == 3
@@ -180,8 +279,9 @@ async def test_faulty_loses_answers() -> None:
     server = MemoryServer()
     async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
         faulty.lose("acquire")
-        with pytest.raises(StoreError, match="lost"):
+        with pytest.raises(StoreError, match="lost") as raised:
             await ann.ask("a", waiter := ann.waiter())
+        assert not raised.value.refused
         grant = await ann.take("a", waiter)
         faulty.lose("release")
         with pytest.raises(StoreError, match="lost"):

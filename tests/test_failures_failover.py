@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +18,10 @@ from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import RedisError
 
 import aiolock
+from aiolock.stores.redis._scripts import bulk
 from tests.failures import Peek, check_nothing_left, take, until
 from tests.procs import tied
-from tests.servers import RedisServer, hold_port
+from tests.servers import BINARY, RedisServer, hold_port
 
 CONFIG = """
 bind 127.0.0.1
@@ -47,7 +50,7 @@ class Watched:
         )
         log = stack.enter_context((directory / "log").open("wb"))
         sentinel = subprocess.Popen(
-            tied("redis-server", str(config), "--sentinel"),
+            tied(BINARY, str(config), "--sentinel"),
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -99,15 +102,29 @@ async def watched() -> AsyncIterator[Watched]:
         yield watched
 
 
-@pytest.fixture
-async def caller(watched: Watched) -> AsyncIterator[redis.asyncio.Redis]:
-    """A client of the caller's that follows the master."""
+@asynccontextmanager
+async def master_of(*ports: int) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of the caller's that follows the master, by the sentinels at these ports."""
     untyped: Any = Sentinel
-    sentinel = untyped([("127.0.0.1", watched.port)])
+    sentinel = untyped([("127.0.0.1", port) for port in ports])
     async with sentinel.master_for("locks") as caller:
         yield caller
     for client in sentinel.sentinels:
         await client.aclose()
+
+
+@pytest.fixture
+async def caller(watched: Watched) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of the caller's that follows the master."""
+    async with master_of(watched.port) as caller:
+        yield caller
+
+
+@pytest.fixture
+def hung() -> Iterator[int]:
+    """The port of a sentinel that was stopped: it takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 @pytest.mark.parametrize("how", ["master_killed", "master_demoted"])
@@ -149,6 +166,86 @@ async def test_failover(
             await asyncio.gather(*working)
         assert fences == sorted(set(fences))
         async with clients[0].lock("new"):
-            assert Peek(watched.replica, prefix, "new").holders()
+            assert Peek(watched.replica, prefix, "lock:new").holders()
     assert await caller.ping()
     check_nothing_left(watched.replica, prefix)
+
+
+async def test_first_sentinel_hangs(watched: Watched, hung: int, prefix: str) -> None:
+    """A sentinel that hangs, the first of all, keeps nobody from the others, or the new master."""
+    before, after = Peek(watched.master, prefix), Peek(watched.replica, prefix)
+    async with AsyncExitStack() as stack:
+        caller = await stack.enter_async_context(master_of(hung, watched.port))
+        start = time.monotonic()
+        holder, waiter = [
+            await stack.enter_async_context(aiolock.connect(caller, prefix=prefix))
+            for _ in range(2)
+        ]
+        assert time.monotonic() - start < 4  # redis-py alone would take 5 s for each connection
+        lease = await take(holder.lock("lock"))
+        waiting = asyncio.create_task(take(waiter.lock("lock")))
+        await before.queued(1)
+        await until(lambda: after.queue() == before.queue() and after.holders())
+        await watched.fail_over(kill=True)
+        async with asyncio.timeout(8):
+            assert await lease.release()
+            second = await waiting
+        assert second.fence > lease.fence
+        assert await second.release()
+    check_nothing_left(watched.replica, prefix)
+
+
+async def test_no_sentinel_has_a_master(watched: Watched, hung: int, prefix: str) -> None:
+    """Where no sentinel says who is the master, the error tells what each of them said."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        refusing = taken.getsockname()[1]
+        untyped: Any = Sentinel
+        sentinel = untyped([("127.0.0.1", port) for port in (hung, refusing, watched.port)])
+        async with sentinel.master_for("others") as caller:
+            start = time.monotonic()
+            with pytest.raises(aiolock.StoreError, match="Sentinels") as caught:
+                await aiolock.connect(caller, prefix=prefix).open()
+            assert time.monotonic() - start < 3
+    for said in (f":{hung}: no answer", f":{refusing}: Error 111", "No such master"):
+        assert said in str(caught.value)
+
+
+async def test_latest_of_the_sentinels(watched: Watched, prefix: str) -> None:
+    """Of several masters it is that of the latest fail-over; of one that is down it is none."""
+
+    def says(epoch: int, port: int, flags: str) -> bytes:
+        known = {
+            "ip": "127.0.0.1",
+            "port": str(port),
+            "flags": flags,
+            "config-epoch": str(epoch),
+            "num-other-sentinels": "2",
+        }
+        words = [word for pair in known.items() for word in pair]
+        return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
+
+    async with AsyncExitStack() as stack:
+        ports: list[int] = []
+        for answer in (
+            says(1, watched.replica.port, "master"),
+            says(3, watched.master.port, "master"),
+            says(4, 1, "master,s_down,o_down"),
+        ):
+
+            async def serve(
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes = answer
+            ) -> None:
+                while line := await reader.readline():
+                    if line == b"CLIENT\r\n":
+                        writer.write(b"+OK\r\n")
+                    if line == b"locks\r\n":
+                        writer.write(answer)
+                writer.close()
+
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            stack.callback(server.close)
+            ports.append(server.sockets[0].getsockname()[1])
+        caller = await stack.enter_async_context(master_of(*ports))
+        async with aiolock.connect(caller, prefix=prefix) as client, client.lock("lock"):
+            assert Peek(watched.master, prefix).holders()

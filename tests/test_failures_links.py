@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -239,13 +240,14 @@ async def test_reply_to_finish_lost(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """What was finished without a reply is remembered, and the body was not lost."""
-    once = victim.once("a message", ttl=1)
+    once = victim.once("a message", remember=1)
     async with once as lease:
         assert lease is not None
         proxy.swallow_replies(1, command_link(proxy))
-    async with client.once(once.key, ttl=1) as lease:
+    async with client.once(once.name, remember=1) as lease:
         assert lease is None
-    await ends(await take(client.lock("once:a message")))  # when that is forgotten
+    anything = replace(once._lock._policy, once=False)
+    await ends(await take(aiolock.Lock(client._room, anything)))  # when that is forgotten
 
 
 async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
@@ -478,3 +480,26 @@ async def test_push_slower_than_the_claim(
     lease = await asyncio.wait_for(waiting, 5)
     assert int(stale.split(":")[-1]) < between.fence < lease.fence
     await ends(lease)
+
+
+# --- Late
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_late_copy_takes_nothing(
+    victim: aiolock.LockClient, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What arrives long after it was sent again, carried out and undone changes nothing."""
+    monkeypatch.setattr("aiolock.stores.redis._pipe.LATE_AFTER", 600_000)
+    lock = victim.lock("late") if kind == "lock" else victim.semaphore("late", 2)
+    link = command_link(proxy)
+    link.withhold()
+    sent = time.monotonic()
+    async with lock:
+        assert link.was_reset, "what was written is still in the kernel's hands"
+        assert proxy.late == [link]
+    await until(lambda: time.monotonic() > sent + 0.7)
+    assert b"-LATE " in await link.deliver()
+    status = await lock.status()
+    assert status.holders == status.waiters == ()

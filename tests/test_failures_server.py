@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 import pytest
 from redis.exceptions import BusyLoadingError, RedisError
 
 import aiolock
 from aiolock.stores.redis import _scripts
-from aiolock.stores.redis._pipe import ACL_RULE
+from aiolock.stores.redis._errors import ACL_RULE
 from tests.failures import Locker, Peek, check_nothing_left, take, until
 from tests.servers import RedisServer
 
@@ -537,6 +538,78 @@ async def test_server_is_a_replica_for_a_while(
     assert await releasing
     lease = await asyncio.wait_for(waiting, 5)
     assert await lease.release()
+
+
+async def test_too_few_replicas_for_a_while(
+    server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
+) -> None:
+    """A server that takes no writes, for want of a replica, is waited for by all who can wait."""
+    lease = await take(client.lock("lock", ttl=5))
+    waiting = asyncio.create_task(take(other.lock("lock", ttl=5)))
+    await peek.queued(1)
+    server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    releasing = asyncio.create_task(lease.release())
+    asking = asyncio.create_task(take(client.lock("another")))
+    await until(lambda: int(server.call("INFO", "stats")["total_connections_received"]) > 8)
+    assert not any(task.done() for task in (releasing, waiting, asking))
+    server.call("CONFIG", "SET", "min-replicas-to-write", "0")
+    assert await releasing
+    for waiter in (waiting, asking):
+        lease = await asyncio.wait_for(waiter, 5)
+        assert await lease.release()
+
+
+async def test_too_few_replicas_when_opening(server: RedisServer, prefix: str) -> None:
+    """Who opens there is told at once, for it may stay so."""
+    server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    client = aiolock.connect(server.url, prefix=prefix)
+    with pytest.raises(aiolock.StoreError, match=r"too few replicas.*min-replicas-to-write"):
+        await client.open()
+
+
+async def test_disk_full_for_a_while(prefix: str, tmp_path: Path) -> None:
+    """A server that cannot save, and so takes no writes, is an error that says what to do."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with RedisServer("--dir", str(disk), "--save", "3600 1") as server:
+        async with aiolock.connect(server.url, prefix=prefix) as client:
+            await (await take(client.lock("lock"))).release()
+            disk.rename(tmp_path / "gone")
+            (tmp_path / "gone").rmdir()
+            server.call("BGSAVE")
+            persistence = "persistence"
+            await until(lambda: server.call("INFO", persistence)["rdb_last_bgsave_status"] == "err")
+            with pytest.raises(aiolock.StoreError, match=r"stop-writes-on-bgsave-error") as caught:
+                await client.lock("lock").acquire()
+            assert caught.value.refused
+            assert not (await client.lock("lock").status()).holders  # which writes nothing
+            server.call("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")
+            async with client.lock("lock"):
+                pass
+
+
+async def test_pushes_that_are_none(
+    server: RedisServer,
+    client: aiolock.LockClient,
+    other: aiolock.LockClient,
+    peek: Peek,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What anybody may publish to a client's channel is ignored, and said once in the log."""
+    lease = await take(client.lock("lock", ttl=5))
+    waiting = asyncio.create_task(take(other.lock("lock", ttl=5)))
+    await peek.queued(1)
+    subscriptions = server.call("CLIENT", "LIST", "TYPE", "pubsub").splitlines()
+    ids = [line.partition(" ")[0] for line in subscriptions]
+    for push in ("", "g", "g a b c d e", "l x y", "r", "hello", "g x 1 2", b"\xff\xfe \x00"):
+        assert server.call("PUBLISH", f"{peek.prefix}:push:{other.id}", push) == 1
+    await lease.release()
+    lease = await asyncio.wait_for(waiting, 5)
+    assert await lease.release()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "ignores a push" in caplog.text
+    subscriptions = server.call("CLIENT", "LIST", "TYPE", "pubsub").splitlines()
+    assert [line.partition(" ")[0] for line in subscriptions] == ids
 
 
 FILL = "for i = 1, 300 do redis.call('SET', 'filler' .. i, ('x'):rep(100000)) end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 import socket
@@ -11,14 +12,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 import redis.asyncio
+import uvloop
+from redis.asyncio.connection import Connection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 import aiolock
-from aiolock.stores.redis import _scripts
-from aiolock.stores.redis._pipe import ACL_RULE
+from aiolock.stores.redis import RedisStore, _scripts, from_url
+from aiolock.stores.redis._errors import ACL_RULE
 from tests.failures import Peek, check_nothing_left, check_works, take, until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -77,7 +81,8 @@ async def test_url_with_database(server: RedisServer, prefix: str) -> None:
         await client.lock("lock").locked()
     with redis.Redis(port=server.port, db=3, decode_responses=True) as raw:
         keys: Any = raw.keys(f"{prefix}:*")
-        assert [key for key in keys if not key.endswith(":fence") and ":client:" not in key] == []
+        left = [key for key in keys if not key.endswith(":fence") and ":client:" not in key]
+        assert [key for key in left if raw.zcount(key, "-inf", "(1e15")] == []
         assert all(raw.pttl(key) != -1 for key in keys)
 
 
@@ -114,6 +119,11 @@ async def fails(target: Any, pattern: str, prefix: str = "prefix") -> None:
         pytest.param("redis://bob:secret@127.0.0.1:{port}", "WRONGPASS|invalid", id="user"),
         pytest.param("redis://127.0.0.1:{port}", "auth", id="no_password"),
         pytest.param("redis://:secret@127.0.0.1:{port}/99", "index|database", id="database"),
+        pytest.param(
+            "redis://:secret@127.0.0.1:{port}/99",
+            r"127\.0\.0\.1:\d+ has no database 99",
+            id="which_database",
+        ),
         pytest.param("redis://:secret@127.0.0.1:{tls}", "clos|reset", id="plain_on_the_TLS_port"),
         pytest.param("rediss://:secret@127.0.0.1:{tls}", "certificate", id="unknown_authority"),
         pytest.param("unix:///nowhere/redis.sock", "No such file", id="no_socket"),
@@ -219,6 +229,57 @@ async def test_replica(server: RedisServer) -> None:
         await fails(replica.url, "READONLY")
 
 
+async def test_node_of_a_cluster(prefix: str) -> None:
+    """A node of a cluster is a StoreError that says that it is one, whatever its database."""
+    with RedisServer("--cluster-enabled", "yes") as node:
+        for url in (node.url, node.url.removesuffix("0") + "1"):
+            await fails(url, "Redis Cluster is not supported yet")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("counted", [True, False])
+async def test_pushes_arrive_elsewhere(
+    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    """Where commands and subscription end at different servers a client does not open."""
+    monkeypatch.setattr("aiolock.stores.redis._store.PUSH_TIMEOUT", 0.1)
+    with RedisServer() as second:
+        ports = itertools.cycle([server.port, second.port])
+
+        class InTurn(Connection):
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**options | {"port": next(ports)})
+
+        pool = ConnectionPool(connection_class=InTurn)
+        client = aiolock.connect(redis.asyncio.Redis(connection_pool=pool), prefix=prefix)
+        # A proxy may say that somebody hears what nobody does.
+        channel = f"{prefix}:push:{client.id}" if counted else "something else"
+        with redis.Redis(port=server.port) as raw, raw.pubsub() as listener:
+            listener.subscribe(channel)
+            assert listener.get_message(timeout=5)
+            with pytest.raises(aiolock.StoreError, match="on another server"):
+                await client.open()
+        await until(lambda: connections(second) == 0)
+
+
+async def test_subscription_breaks_while_opening(
+    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subscription that breaks just when it is counted is counted when it is there again."""
+    monkeypatch.setattr("aiolock.stores.redis._store.PUSH_TIMEOUT", 0.3)
+    introduce = RedisStore._introduce
+
+    async def introduce_and_break(store: RedisStore) -> None:
+        await introduce(store)
+        store._mailbox.drop(ConnectionResetError("broken"))
+
+    monkeypatch.setattr(RedisStore, "_introduce", introduce_and_break)
+    store = from_url(server.url, prefix)
+    inbox: Any = Unheeded()
+    assert await store.open("me", inbox)
+    await store.aclose()
+
+
 async def test_eviction_policy(
     own_server: RedisServer, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,7 +299,8 @@ async def test_eviction_policy(
 
 # --- ACL
 
-RIGHTS = ACL_RULE.format(prefix="prefix").split()
+RULE = ACL_RULE.format(prefix="prefix").split()
+RIGHTS = [word for word in RULE if word != "resetchannels"]  # it is no right: it takes some away
 BLANK = ("reset", "on", ">pw", "resetchannels")  # Redis 6.2 gives new users all channels
 
 
@@ -254,7 +316,7 @@ def acl_server() -> Iterator[RedisServer]:
 
 async def test_acl_least_rights(acl_server: RedisServer) -> None:
     """With just the rights of the rule everything works."""
-    acl_server.call("ACL", "SETUSER", "least", *BLANK, *RIGHTS)
+    acl_server.call("ACL", "SETUSER", "least", "reset", "on", ">pw", *RULE)
     url = f"redis://least:pw@127.0.0.1:{acl_server.port}/3"
     async with aiolock.connect(url, prefix="prefix") as client:
         await check_works(client)
@@ -344,6 +406,86 @@ async def test_blocking_client(server: RedisServer) -> None:
         aiolock.connect(caller)
 
 
+@pytest.mark.parametrize("kind", [redis.RedisCluster, redis.asyncio.RedisCluster])
+def test_cluster_client(kind: type) -> None:
+    """A client of a cluster is refused, and told that this is not a matter of how it is passed."""
+    caller: Any = object.__new__(kind)  # to make one in earnest takes a cluster
+    with pytest.raises(TypeError, match="Cluster is not supported yet"):
+        aiolock.connect(caller)
+
+
+# --- Opening and closing
+
+
+class Unheeded:
+    """An inbox for what nobody waits for."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def connections(server: RedisServer) -> int:
+    """How many connections a server has, but for the one that asks."""
+    return len(server.call("CLIENT", "LIST").strip().splitlines()) - 1
+
+
+async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
+    """A store that was closed opens anew, as often as one likes."""
+    store = from_url(server.url, prefix)
+    inbox: Any = Unheeded()
+    await store.aclose()
+    for _ in range(3):
+        assert await store.open("me", inbox)
+        assert (await store.read("x")).count == 0
+        await store.aclose()
+        await store.aclose()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loop: Any) -> None:
+    """Also in the event loop that comes after the one that it was closed in."""
+    store = from_url(server.url, prefix)
+
+    async def main() -> None:
+        inbox: Any = Unheeded()
+        assert await store.open("me", inbox)
+        assert (await store.read("x")).count == 0
+        await store.aclose()
+
+    for _ in range(2):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
+@pytest.mark.parametrize("how", ["closed", "cancelled", "scope"])
+async def test_ended_while_opening(
+    own_server: RedisServer, prefix: str, turns: int, how: str
+) -> None:
+    """A store that is closed, or whose opening is cancelled, leaves no connection behind."""
+    store = from_url(own_server.url, prefix)
+    inbox: Any = Unheeded()
+    scope = anyio.CancelScope()
+
+    async def opens() -> None:
+        with scope:
+            await store.open("me", inbox)
+
+    opening = asyncio.create_task(opens())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if how == "closed":
+        await store.aclose()
+    elif how == "cancelled":
+        opening.cancel()
+    else:
+        scope.cancel()
+    for error in await asyncio.gather(opening, return_exceptions=True):
+        assert error is None or isinstance(error, asyncio.CancelledError | aiolock.StoreError)
+    await store.aclose()
+    await until(lambda: connections(own_server) == 0)
+
+
 # --- What a client leaves and costs
 
 
@@ -368,14 +510,10 @@ async def test_every_key_expires(server: RedisServer, prefix: str) -> None:
 
 async def test_two_connections(own_server: RedisServer, prefix: str) -> None:
     """A process has two connections, however many wait and hold; closed, it has none."""
-
-    def connections() -> int:
-        return len(own_server.call("CLIENT", "LIST").strip().splitlines()) - 1
-
-    assert connections() == 0
-    peeks = [Peek(own_server, prefix, str(name)) for name in range(10)]
+    assert connections(own_server) == 0
+    peeks = [Peek(own_server, prefix, f"lock:{name}") for name in range(10)]
     async with aiolock.connect(own_server.url, prefix=prefix) as client:
-        assert connections() == 2
+        assert connections(own_server) == 2
 
         async def work(name: str) -> None:
             async with client.lock(name):
@@ -387,11 +525,11 @@ async def test_two_connections(own_server: RedisServer, prefix: str) -> None:
                 tasks.create_task(work(str(number % 10)))
             for peek in peeks:
                 await peek.queued(20)
-            assert connections() == 2
+            assert connections(own_server) == 2
             for lease in leases:
                 await lease.release()
-        assert connections() == 2
-    await until(lambda: connections() == 0)
+        assert connections(own_server) == 2
+    await until(lambda: connections(own_server) == 0)
     check_nothing_left(own_server, prefix)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from fakeredis import FakeAsyncRedis
 
 import aiolock
 from aiolock.stores.redis._wire import Wire, _PublicWire, _TransportWire
+from tests.failures import until
+from tests.procs import Worker
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 
@@ -104,3 +109,100 @@ async def test_what_was_under_way_is_sent_again(redis_server: RedisServer, prefi
         lease = await asyncio.wait_for(asked, 3)
         assert lease is not None
         await lease.release()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_reset_when_dropped(loop: Any, tls: bool, prefix: str) -> None:
+    """A connection that is given up is reset, so that nothing arrives late; else it is ended."""
+
+    async def main(server: RedisServer) -> None:
+        async with Proxy(server.tls_port if tls else server.port) as proxy:
+            url = proxy.url
+            if tls:
+                url = f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={server.ca_path}"
+            async with aiolock.connect(url, prefix=prefix) as client:
+                store: Any = client._room.store
+                dropped = proxy.links[0]
+                store._pipe._link.drop(TimeoutError("as a test has it"))
+                await until(lambda: dropped.was_reset)
+                await work(client)
+                links = list(proxy.links)
+            await until(lambda: not proxy.links)
+            # A TLS transport ends without a word, so what comes meanwhile may be a reset.
+            assert tls or not any(link.was_reset for link in links)
+
+    with RedisServer(tls=tls) as server, asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main(server))
+
+
+@pytest.mark.parametrize("kind", [_TransportWire, _PublicWire])
+async def test_whoever_receives_raises(
+    redis_server: RedisServer,
+    prefix: str,
+    kind: type[Wire],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A mistake of ours when something is received is logged, and the connection is replaced."""
+    if kind is _PublicWire:
+        monkeypatch.setattr(
+            "aiolock.stores.redis._wire._TransportWire",
+            lambda connection, _, received, broken: _PublicWire(connection, received, broken),
+        )
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        store: Any = client._room.store
+        before = wires(client)
+        assert {type(wire) for wire in before} == {kind}
+        with monkeypatch.context() as patch:
+            patch.setattr(store._mailbox, "deliver", lambda _: 1 / 0)
+            redis_server.call("PUBLISH", f"{prefix}:push:{client.id}", "d x")
+            await until(lambda: wires(client)[1] not in {before[1], None})
+        assert "could not deal with" in caplog.text
+        assert "ZeroDivisionError" in caplog.text
+        await until(lambda: redis_server.call("PUBSUB", "NUMSUB", f"{prefix}:push:{client.id}")[1])
+        await work(client)
+
+
+FORKS = """
+import asyncio, os, signal, sys
+import aiolock, uvloop
+from tests.procs import say
+
+async def main(url, prefix):
+    async with aiolock.connect(url, prefix=prefix) as client:
+        child = os.fork()
+        if not child:
+            for number in (0, 1, 2):  # or nobody would see that the parent has ended
+                os.close(number)
+            signal.pause()
+            os._exit(0)
+        async with client.lock("still works"):
+            say("forked", child=child, client=client.id)
+            await asyncio.sleep(60)
+
+url, prefix, loop = sys.argv[1:]
+(uvloop if loop == "uvloop" else asyncio).run(main(url, prefix))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_forked_child_keeps_no_connection(loop: str, tls: bool, prefix: str) -> None:
+    """A client whose process is killed is gone for the server, though a child of it lives on."""
+    with RedisServer(tls=tls) as server:
+        url = server.tls_url if tls else server.url
+        async with Worker("-c", FORKS, url, prefix, loop) as worker:
+            forked = await worker.expect("forked")
+            try:
+                channel = f"{prefix}:push:{forked['client']}"
+                assert server.call("PUBSUB", "NUMSUB", channel)[1] == 1
+                worker.kill()
+                # Not `wait`: on uvloop that is over when the child has ended, too.
+                await until(lambda: worker._transport.get_returncode() is not None)
+                os.kill(forked["child"], 0)  # it is there
+                await until(lambda: server.call("PUBSUB", "NUMSUB", channel)[1] == 0)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(forked["child"], signal.SIGKILL)

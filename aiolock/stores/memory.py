@@ -11,6 +11,7 @@ import socket
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ from aiolock.store import (
     Full,
     Granted,
     Inbox,
+    Late,
     Party,
     Posted,
     Queued,
@@ -45,6 +47,9 @@ _DONE: Final = str(WaiterId(blind=False, fixed=True, claim=0, client=NOBODY, seq
 _parse = lru_cache(maxsize=4096)(WaiterId.parse)
 _A_MINUTE: Final = 60_000
 """Milliseconds for which a number that was declared is remembered when nobody holds any more."""
+RESIZED: Final = 10_000
+"""Milliseconds for which a resize is known again, after the last copy of it may have come: the
+client may send another, with a later limit, for that long."""
 _KEEP_ALIVE: Final = 60_000
 """Milliseconds after which to ask again where no lease will end."""
 
@@ -79,6 +84,10 @@ class _Line:
 
     def __init__(self) -> None:
         self.holders: dict[Grant, int] = {}  # -> the end of the lease, ms
+        self.claims: set[Grant] = set()  # those whose lease is a claim that is not confirmed
+        self.tombstones: dict[
+            str, int
+        ] = {}  # what was given up -> until when copies of it may come
         # Remembered until `until`, and while somebody holds.
         self.limit: int | None = None
         self.declared = self.count = 0
@@ -88,6 +97,23 @@ class _Line:
         self.passing = 0  # how many more of a full group enter, within one operation
         self.queue: list[tuple[int, str]] = []  # (ticket, waiter), in order
         self.tickets: dict[str, int] = {}
+
+    def remove(self, grant: Grant) -> bool:
+        """Take a grant out of the holders; whether it was a claim that nobody has confirmed."""
+        del self.holders[grant]
+        claim = grant in self.claims
+        self.claims.discard(grant)
+        return claim
+
+    def give_up(self, what: str, until: int, now: int) -> None:
+        """Remember that this was given up, for as long as copies of it may still come."""
+        self.tombstones = {each: end for each, end in self.tombstones.items() if end > now}
+        self.tombstones[what] = until
+        self.keep(until)
+
+    def gave_up(self, what: str, now: int) -> bool:
+        """Whether it was given up, and this may be a copy of it."""
+        return self.tombstones.get(what, 0) > now
 
     def enqueue(self, ticket: int, waiter: str) -> None:
         self.tickets[waiter] = ticket
@@ -101,7 +127,7 @@ class _Line:
     @property
     def idle(self) -> bool:
         """Nothing is to be kept of it."""
-        remembered = self.limit is not None or self.count or self.value
+        remembered = self.limit is not None or self.count or self.value or self.tombstones
         return not (self.holders or self.queue or remembered)
 
     def find(self, waiter: str, fence: int) -> Grant | None:
@@ -134,6 +160,7 @@ class _Line:
         self.limit = None
         self.declared = self.count = self.until = 0
         self.tokens.clear()
+        self.tombstones.clear()
         self.value = ""
 
     def place(self, waiter: str) -> int:
@@ -189,31 +216,59 @@ class MemoryServer:
         return 1
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
-    ) -> Answer:
-        line, now = self._line(name), self.now()
-        who, ms = _parse(waiter), now // 1000
+        self,
+        name: str,
+        waiter: str,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
+        not_after: int = 0,
+    ) -> Answer | Late:
+        line, now, who = self._line(name), self.now(), _parse(waiter)
+        if 0 < not_after < now:
+            return self._done(name, line, Late(now))
         known = self._known(name, line, waiter, now)
         if known is not None:
             return known
         displaced = ticket > 0 and waiter not in line.tickets
-        if not line.queue and self._fits(line, who, now, who.client):
+        if self._enters(line, waiter, now, wait=wait):
+            line.dequeue(waiter)
+            if line.passing:
+                self._advance(name, line, now, asker=who.client)
             return Granted(self._grant(line, waiter, ttl, now), ttl, now, displaced)
         if wait and not self._enqueue(line, waiter, ticket, max_waiters, now):
             return Full(len(line.queue))
         fence = 0
-        if line.open:
+        if line.open and not who.counts:
             fence = self._advance(name, line, now, asking=waiter, ttl=ttl, asker=who.client)
+            if not wait and not line.queue and self._fits(line, who, now, who.client):
+                fence = self._grant(line, waiter, ttl, now)  # all that waited were dead
         if fence:
             return Granted(fence, ttl, now, displaced)
-        until = min((end - ms for end in line.holders.values()), default=_KEEP_ALIVE)
-        if not wait:
-            return Busy(until)
-        return Queued(line.tickets[waiter], line.place(waiter), until, now, displaced)
+        return self._taken(line, waiter, now, wait=wait, displaced=displaced)
+
+    def _enters(self, line: _Line, waiter: str, now: int, *, wait: bool) -> bool:
+        """Whether it enters at once: past those that wait, if it is in nobody's way."""
+        who = _parse(waiter)
+        completes = who.rule.startswith("&") and not wait and waiter not in line.tickets
+        past = who.counts or completes or not line.queue
+        return past and self._fits(line, who, now, who.client)
+
+    @staticmethod
+    def _taken(line: _Line, waiter: str, now: int, *, wait: bool, displaced: bool) -> Answer:
+        first = min(line.holders.items(), key=lambda held: held[1], default=None)
+        until = first[1] - now // 1000 if first else _KEEP_ALIVE
+        if wait:
+            return Queued(line.tickets[waiter], line.place(waiter), until, now, displaced)
+        return Busy(until, _holder(*first, now) if first and not first[0].nobodys else None)
 
     def _known(self, name: str, line: _Line, waiter: str, now: int) -> Answer | None:
         """The answer where what it wants cannot be, or is done, or it is a holder already."""
         who = _parse(waiter)
+        if line.gave_up(waiter, now // 1000):
+            return Busy(0)
         if who.declared and line.differs(who.declared, now // 1000):
             return Differs(line.limit or 0)
         if any(end <= now // 1000 for end in line.holders.values()):
@@ -226,8 +281,12 @@ class MemoryServer:
                 return Done(left)
         return None
 
-    def release(self, name: str, waiter: str, fence: int) -> int:
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True, bury: int = 0
+    ) -> int:
         line, now, client = self._line(name), self.now(), _parse(waiter).client
+        if bury:
+            line.give_up(waiter, -(-bury // 1000), now // 1000)
         if not fence:
             if line.dequeue(waiter):
                 if line.queue and line.open:
@@ -237,27 +296,33 @@ class MemoryServer:
         grant = line.find(waiter, fence)
         if grant is None:
             return self._done(name, line, WAS_ABSENT)
-        del line.holders[grant]
+        line.remove(grant)
         exclusive = not grant.who.shared
-        if not (self._close(name, line, grant, now) and exclusive):
+        if not (entered and self._close(name, line, grant, now) and exclusive):
             self._advance(name, line, now, asker=client)
         return self._done(name, line, WAS_HOLDER)
 
-    def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        now, held = self.now() // 1000, list[bool]()
+    def renew(self, renewals: Sequence[Renewal], *, not_after: int = 0) -> list[bool] | Late:
+        micros, held = self.now(), list[bool]()
+        now = micros // 1000
+        if 0 < not_after < micros:
+            return Late(micros)
         for name, waiter, fence, ttl in renewals:
             line = self._line(name)
             grant = line.find(waiter, fence)
             held.append(grant is not None and line.holders[grant] > now)
             if grant is not None and held[-1] and ttl:
                 line.holders[grant] = now + ttl
+                line.claims.discard(grant)
                 line.keep(now + ttl + _A_MINUTE)
         return held
 
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> int:
+    def finish(self, name: str, waiter: str, fence: int, keep: int, *, bury: int = 0) -> int:
         line, now = self._line(name), self.now()
-        if line.holders.pop(Grant(waiter, fence), None) is None:
+        keep = max(keep, -(-bury // 1000) - now // 1000)
+        if Grant(waiter, fence) not in line.holders:
             return int(Grant(_DONE, fence) in line.holders)
+        line.remove(Grant(waiter, fence))
         line.holders[Grant(_DONE, fence)] = now // 1000 + keep
         waiting = [who for _, who in line.queue if _parse(who).once]
         for who in waiting:
@@ -266,17 +331,20 @@ class MemoryServer:
             self.push(client, lambda inbox: inbox.done(name))
         return WAS_HOLDER
 
-    def request(self, name: str) -> int:
-        held = [g for g, end in self._line(name).holders.items() if end > self.now() // 1000]
+    def request(self, name: str, *, not_after: int = 0) -> int | Late:
+        now = self.now()
+        if 0 < not_after < now:
+            return Late(now)
+        held = [g for g, end in self._line(name).holders.items() if end > now // 1000]
         return sum(self._request(name, grant) for grant in held if not grant.nobodys)
 
     def break_(self, name: str, fences: Sequence[int]) -> int:
         line, now = self._line(name), self.now()
         broken = [g for g in line.holders if g.fence in fences and not g.nobodys]
         for grant in broken:
-            del line.holders[grant]
+            claim = line.remove(grant)
             self._tell_lost(name, grant, "broken")
-            self._close(name, line, grant, now, lost=now // 1000)
+            self._close(name, line, grant, now, lost=now // 1000, claim=claim)
         if broken:
             self._advance(name, line, now)
         return self._done(name, line, len(broken))
@@ -290,14 +358,33 @@ class MemoryServer:
             end = line.holders[grant]
             if end <= now // 1000:
                 return WAS_ABSENT
-            del line.holders[grant]
+            if line.remove(grant):
+                line.claims.add(grant.downgraded)
             line.holders[grant.downgraded] = end
             self._advance(name, line, now)
         return WAS_HOLDER
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> int:
+    def resize(
+        self,
+        name: str,
+        declared: int,
+        limit: int,
+        keep: int,
+        *,
+        token: str = "",
+        not_after: int = 0,
+    ) -> int | Late:
         line, now = self._line(name), self.now()
+        if 0 < not_after < now:
+            return self._done(name, line, Late(now))
+        tombstone = f"{token}="
+        for known in line.tombstones:
+            if token and known.startswith(tombstone) and line.gave_up(known, now // 1000):
+                return int(known.removeprefix(tombstone))
         before = line.permits(declared, now // 1000)
+        if token:
+            until = -(-(not_after or now) // 1000) + RESIZED
+            line.give_up(f"{tombstone}{before}", until, now // 1000)
         other = before if declared == limit else declared
         if other != limit:
             line.declared = other
@@ -307,61 +394,56 @@ class MemoryServer:
         return before
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
-    ) -> int:
+        self,
+        name: str,
+        count: int,
+        *,
+        token: str,
+        declared: int,
+        value: str,
+        keep: int,
+        not_after: int = 0,
+    ) -> int | Late:
         line, now = self._line(name), self.now()
+        if 0 < not_after < now:
+            return self._done(name, line, Late(now))
         if declared and line.differs(declared, now // 1000):
             return -(line.limit or 0)
-        if value and count >= line.count:
+        before = line.count
+        if value and count >= before:
             line.value = value
         line.count = max(line.count, count)
         if token and token not in line.tokens:
             line.tokens.add(token)
             line.count += 1
         line.keep(now // 1000 + keep)
-        self._advance(name, line, now)
+        self._advance(name, line, now, counted=line.count > before)
         return line.count
 
     def read(self, name: str) -> Posted:
         line = self._line(name)
         return self._done(name, line, Posted(line.count, line.value))
 
-    def status(self, name: str) -> Status:
+    def status(self, name: str, *, waiters: bool = True) -> Status:
         line, now = self._line(name), self.now()
-        host, pid = socket.gethostname(), os.getpid()
-        held = [(g, g.who, end) for g, end in line.holders.items() if end > now // 1000]
+        held = [(grant, end) for grant, end in line.holders.items() if end > now // 1000]
         held.sort(key=lambda one: one[0].fence)
+        opens = max((end for grant, end in held if grant.nobodys), default=0)
         holders = tuple(
-            Party(
-                client=who.client,
-                host=host,
-                pid=pid,
-                since=grant.fence / 1e6,
-                place=0,
-                fence=grant.fence,
-                remaining=(end - now / 1000) / 1000,
-                shared=who.shared,
-                permits=who.permits,
-            )
-            for grant, who, end in held
+            self._seen(_holder(grant, end, now), grant.who)
+            for grant, end in held
             if not grant.nobodys
         )
-        opens = max((end for grant, _, end in held if grant.nobodys), default=0)
-        queue = [(ticket, _parse(waiter)) for ticket, waiter in line.queue]
-        waiters = tuple(
-            Party(
-                client=who.client,
-                host=host,
-                pid=pid,
-                since=ticket / 1e6,
-                place=place,
-                shared=who.shared,
-                permits=who.permits,
-            )
+        queue = [(ticket, _parse(waiter)) for ticket, waiter in line.queue if waiters]
+        waiting = tuple(
+            self._seen(_party(who, ticket / 1e6, place), who)
             for place, (ticket, who) in enumerate(queue, start=1)
         )
         closed = max(0.0, (opens - now / 1000) / 1000)
-        return self._done(name, line, Status(name, holders, waiters, closed, line.limit))
+        return self._done(name, line, Status(name, holders, waiting, closed, line.limit))
+
+    def _seen(self, party: Party, who: WaiterId) -> Party:
+        return replace(party, alive=self._listens(who, ""))
 
     def names(self) -> list[str]:
         """Every name that somebody holds or waits for: none, once all is released."""
@@ -387,14 +469,21 @@ class MemoryServer:
             if line.until <= past and all(end <= past for end in line.holders.values()):
                 line.forget()
                 line.holders.clear()
+                line.claims.clear()
                 self._done(name, line, None)
         self._sweep_at = max(1024, 2 * len(self._lines))
 
-    def _grant(self, line: _Line, waiter: str, lease: int, now: int) -> int:
+    def _listens(self, who: WaiterId, asker: str) -> bool:
+        """Whether there is anybody to tell; ``asker`` is being answered, so that one is there."""
+        return who.client == asker or who.client in self._inboxes or who.blind
+
+    def _grant(self, line: _Line, waiter: str, lease: int, now: int, *, claim: bool = False) -> int:
         # One counter for all names: it only grows, so an idle name leaves nothing behind.
         self._fence = max(self._fence + 1, now)
         end = now // 1000 + lease
         line.holders[Grant(waiter, self._fence)] = end
+        if claim:
+            line.claims.add(Grant(waiter, self._fence))
         if _parse(waiter).shared:
             line.keep(end + _A_MINUTE)
         return self._fence
@@ -405,7 +494,7 @@ class MemoryServer:
             return False  # exclusive: alone
         if who.rule.startswith("&"):
             return self._is_full(line, who.number - 1, asker)
-        if who.rule.startswith("^"):
+        if who.counts:
             return line.count >= who.number
         if who.permits:
             return line.used() + who.number <= line.permits(who.declared, now // 1000)
@@ -432,37 +521,51 @@ class MemoryServer:
         asking: str = "",
         ttl: int = 0,
         asker: str = "",
+        counted: bool = False,
     ) -> int:
         """Let those at the head of the queue in for as long as they fit; the fence of ``asking``.
 
-        The client ``asker`` is being answered, so it is there, whether or not it listens.
+        The client ``asker`` is being answered, so it is there, whether or not it listens. Where
+        something was ``counted``, those that wait for a higher count are passed over.
         """
-        mine = line.passing = 0
+        mine, over = 0, list[tuple[int, str]]()
         while line.queue:
             ticket, head = line.queue[0]
             who = _parse(head)
             line.dequeue(head)
-            if not (who.client == asker or who.client in self._inboxes or who.blind):
+            if not self._listens(who, asker):
                 continue
             if not self._fits(line, who, now, asker):
-                line.enqueue(ticket, head)
+                over.append((ticket, head))
+                if counted and who.counts and not who.declared:
+                    continue
                 break
             if head == asking:
                 mine = self._grant(line, head, ttl, now)
             else:
-                fence = self._grant(line, head, who.claim, now)
+                fence = self._grant(line, head, who.claim, now, claim=True)
                 self.push(who.client, _grant_push(name, head, fence, who.claim, now))
             if not who.shared or (who.permits and line.used() >= (line.limit or 0)):
                 break  # nobody fits beside it, or all permits are taken
+        for ticket, head in over:
+            line.enqueue(ticket, head)
+        line.passing = 0
         return mine
 
     def _close(
-        self, name: str, line: _Line, grant: Grant, now: int, lost: int | None = None
+        self,
+        name: str,
+        line: _Line,
+        grant: Grant,
+        now: int,
+        *,
+        lost: int | None = None,
+        claim: bool = False,
     ) -> bool:
         """Let nobody in for as long as the terms of a grant that has ended say; whether they do."""
         granted = min(grant.fence, now) // 1000
         who = grant.who
-        opens = who.opens(granted, lost)
+        opens = who.opens(granted, lost, confirmed=not claim)
         if opens <= now // 1000:
             return False
         nobody = WaiterId(
@@ -481,11 +584,14 @@ class MemoryServer:
 
     def _reap(self, name: str, line: _Line, now: int) -> None:
         ended = [(grant, end) for grant, end in line.holders.items() if end <= now // 1000]
+        stuck = set[str]()
         for grant, end in ended:
-            del line.holders[grant]
+            claim = line.remove(grant)
             self._tell_lost(name, grant, "expired")
-            self._close(name, line, grant, now, lost=end)
-        stuck = {grant.who.client for grant, _ in ended if not grant.who.fixed}
+            self._close(name, line, grant, now, lost=end, claim=claim)
+            # A claim is to be confirmed, whether or not the lease is renewed afterwards.
+            if claim or not grant.who.fixed:
+                stuck.add(grant.who.client)
         for _, waiter in list(line.queue):
             if _parse(waiter).client in stuck:
                 line.dequeue(waiter)
@@ -503,8 +609,7 @@ class MemoryServer:
 
     def _bury(self, line: _Line, asker: str) -> None:
         for _, waiter in list(line.queue):
-            who = _parse(waiter)
-            if who.client not in self._inboxes and who.client != asker and not who.blind:
+            if not self._listens(_parse(waiter), asker):
                 line.dequeue(waiter)
 
     def _tell_lost(self, name: str, grant: Grant, reason: str) -> None:
@@ -515,6 +620,24 @@ class MemoryServer:
     def _request(self, name: str, grant: Grant) -> int:
         waiter, fence = grant.as_granted
         return self.push(grant.who.client, lambda inbox: inbox.requested(name, waiter, fence))
+
+
+def _party(who: WaiterId, since: float, place: int) -> Party:
+    return Party(
+        client=who.client,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        since=since,
+        place=place,
+        shared=who.shared,
+        permits=who.permits,
+        seq=who.seq,
+    )
+
+
+def _holder(grant: Grant, end: int, now: int) -> Party:
+    left = (end - now / 1000) / 1000
+    return replace(_party(grant.who, grant.fence / 1e6, 0), fence=grant.fence, remaining=left)
 
 
 def _grant_push(
@@ -547,53 +670,63 @@ class MemoryStore:
     def acquire(
         self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
     ) -> asyncio.Future[Answer]:
-        return self._soon(
-            self.server.acquire(
+        return self._start(
+            lambda: self.server.acquire(
                 name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
             )
         )
 
-    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
-        return self._soon(self.server.release(name, waiter, fence))
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
+        return self._start(lambda: self.server.release(name, waiter, fence, entered=entered))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
-        return self._soon(self.server.renew(renewals))
+        return self._start(lambda: self.server.renew(renewals))
 
-    def status(self, name: str) -> asyncio.Future[Status]:
-        return self._soon(self.server.status(name))
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        return self._start(lambda: self.server.status(name, waiters=waiters))
 
     def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
-        return self._soon(self.server.finish(name, waiter, fence, keep))
+        return self._start(lambda: self.server.finish(name, waiter, fence, keep))
 
     def request(self, name: str) -> asyncio.Future[int]:
-        return self._soon(self.server.request(name))
+        return self._start(lambda: self.server.request(name))
 
     def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
-        return self._soon(self.server.downgrade(name, waiter, fence))
+        return self._start(lambda: self.server.downgrade(name, waiter, fence))
 
     def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
-        return self._soon(self.server.resize(name, declared, limit, keep))
+        return self._start(lambda: self.server.resize(name, declared, limit, keep))
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
     ) -> asyncio.Future[int]:
-        return self._soon(
-            self.server.post(name, count, token=token, declared=declared, value=value, keep=keep)
+        return self._start(
+            lambda: self.server.post(
+                name, count, token=token, declared=declared, value=value, keep=keep
+            )
         )
 
     def read(self, name: str) -> asyncio.Future[Posted]:
-        return self._soon(self.server.read(name))
+        return self._start(lambda: self.server.read(name))
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        return self._soon(self.server.break_(name, fences))
+        return self._start(lambda: self.server.break_(name, fences))
 
-    def _soon(self, answer: Value) -> asyncio.Future[Value]:
+    def _start(self, operation: Callable[[], Value | Late]) -> asyncio.Future[Value]:
+        if self._client is not None:
+            return self._soon(operation())
         future: asyncio.Future[Value] = self._loop.create_future()
-        if self._client is None:
-            future.set_exception(StoreError("the store is closed"))
-        else:
-            # Never at once: a free lock is still a turn of the loop, so no task starves the others.
-            self._loop.call_soon(_resolve, future, answer)
+        error = StoreError("the store is closed")
+        error.refused = True
+        future.set_exception(error)
+        return future
+
+    def _soon(self, answer: Value | Late) -> asyncio.Future[Value]:
+        # Never at once: a free lock is still a turn of the loop, so no task starves the others.
+        future: asyncio.Future[Value] = self._loop.create_future()
+        self._loop.call_soon(_resolve, future, answer)
         return future
 
 

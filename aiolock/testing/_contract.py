@@ -18,6 +18,7 @@ from aiolock.store import (
     Done,
     Full,
     Granted,
+    Party,
     Queued,
     Renewal,
     Status,
@@ -148,6 +149,35 @@ class StoreContract(SharedContract):
             assert isinstance(busy, Busy)
             assert 0 < busy.until <= LONG
             assert not (await bob.store.status(name)).waiters
+
+    async def test_not_waiting_is_told_who_holds_it(self) -> None:
+        """Who does not wait for a taken lock learns whose it is, with the same answer."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms="~200"))
+            busy = await bob.ask(name, wait=False)
+            assert isinstance(busy, Busy)
+            if busy.holder is not None:
+                assert (busy.holder.client, busy.holder.fence) == (ann.client, grant.fence)
+                assert 0 < busy.holder.remaining <= LONG / 1000
+                self._runs_here(busy.holder)
+            await ann.release(name, grant)
+            closed = await bob.ask(name, wait=False)
+            assert isinstance(closed, Busy)
+            assert closed.holder is None
+
+    async def test_not_waiting_past_the_dead(self) -> None:
+        """What nobody holds, and nobody alive waits for, is never busy."""
+        async with self.peers(3) as (ann, bob, cat):
+            if not ann.counted:
+                return  # then nobody is taken for dead
+            name = fresh_name()
+            grant = await ann.take(name)
+            for shared in (False, True, False):
+                await bob.queue(name, bob.waiter(shared=shared))
+            await ann.sees_end_of(bob)
+            await ann.expire(name, grant)
+            assert isinstance(await cat.ask(name, wait=False), Granted)
+            assert not (await cat.store.status(name)).waiters
 
     async def test_not_waiting_does_not_overtake(self) -> None:
         """Who does not wait gets nothing while others do, even when no lease holds any more."""
@@ -426,6 +456,33 @@ class StoreContract(SharedContract):
             assert after.fence > handed.fence
             assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
 
+    async def test_a_claim_that_ends_costs_one_claim(self) -> None:
+        """Who does not confirm a grant is stuck, also where the lease is not to be renewed."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            for claim in (1, CLAIM, CLAIM):
+                await bob.queue(name, bob.waiter(claim=claim, fixed=True))
+            place = await cat.queue(name)
+            await ann.release(name, grant)
+            handed = await bob.handed()
+            await asyncio.sleep(A_MOMENT)
+            after = await cat.take(name, place.waiter, ticket=place.ticket)
+            assert after.fence > handed.fence
+            assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
+            assert not (await cat.store.status(name)).waiters
+
+    async def test_a_claim_that_was_confirmed(self) -> None:
+        """A fixed lease that was confirmed may end, and its client is not stuck."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name, bob.waiter(fixed=True))
+            other = await bob.queue(name)
+            await ann.release(name, grant)
+            grant = await bob.confirm(name, await bob.handed())
+            await bob.expire(name, grant)
+            await ann.queue(name)
+            assert (await bob.handed()).waiter == other.waiter
+
     async def test_stuck_client_leaves_the_queue(self) -> None:
         """With a lease that ended the waiters of its client go too: one is stuck, all are."""
         async with self.peers(3) as (ann, bob, cat):
@@ -475,34 +532,81 @@ class StoreContract(SharedContract):
     async def test_closed_from_the_grant(self) -> None:
         """With `~`, nobody enters for so long after a grant, whenever it was released."""
         async with self.peers(2) as (ann, bob):
-            grant = await ann.take(name := fresh_name(), ann.waiter(terms="~200"))
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms=f"~{LONG}"))
             assert await ann.release(name, grant) == WAS_HOLDER
             assert await ann.release(name, grant) == WAS_ABSENT
-            await self._closed(name, bob, most=200)
+            await self._closed(name, bob, most=LONG)
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms="~100"))
+            assert await ann.release(name, grant) == WAS_HOLDER
             after = await self._opened(name, bob)
-            assert after.fence > grant.fence
+            assert after.fence // 1000 >= grant.fence // 1000 + 100
             assert await bob.release(name, after) == WAS_HOLDER
             await ann.release(name, await ann.take(name))
+
+    async def test_not_closed_by_what_was_not_entered(self) -> None:
+        """A grant that was given up, or back, does not close the lock."""
+        async with self.peers(2) as (ann, bob):
+            for terms in ("~60000", "@86400000", "+60000~60000"):
+                grant = await ann.take(name := fresh_name(), ann.waiter(terms=terms))
+                assert await ann.release(name, grant, entered=False) == WAS_HOLDER
+                grant = await bob.take(name, bob.waiter(terms=terms))
+                given_up = bob.store.release(name, grant.waiter, 0, entered=False)
+                assert await given_up == WAS_HOLDER
+                grant = await ann.take(name)
+                place = await bob.queue(name, bob.waiter(terms=terms))
+                last = await ann.queue(name)
+                await ann.release(name, grant)
+                handed = await bob.handed()
+                await bob.release(name, Grant(place.waiter, handed.fence), entered=False)
+                assert (await ann.handed()).waiter == last.waiter
+
+    async def test_closed_after_a_claim(self) -> None:
+        """A claim that ends unconfirmed may have been entered; but not with `@`."""
+        async with self.peers(2) as (ann, bob):
+            for terms, closes in (("@86400000", False), ("+9000", True), ("~9000@86400000", True)):
+                grant = await ann.take(name := fresh_name())
+                await bob.queue(name, bob.waiter(claim=1, terms=terms))
+                await ann.release(name, grant)
+                await bob.handed()
+                await asyncio.sleep(A_MOMENT)
+                if closes:
+                    await self._closed(name, ann, most=9000)
+                else:
+                    await ann.take(name)
+
+    async def test_closed_after_a_claim_that_was_confirmed(self) -> None:
+        """With `@`, a hand-off closes the lock once it was confirmed, however it ends."""
+        async with self.peers(2) as (ann, bob):
+            for end in (bob.release, bob.expire):
+                grant = await ann.take(name := fresh_name())
+                await bob.queue(name, bob.waiter(terms="@86400000000"))
+                await ann.release(name, grant)
+                await end(name, await bob.confirm(name, await bob.handed()))
+                assert isinstance(await ann.ask(name, wait=False), Busy)
 
     async def test_closed_after_a_loss(self) -> None:
         """With `+`, nobody enters for so long after the end of a lease that nobody renewed."""
         async with self.peers(2) as (ann, bob):
-            grant = await ann.take(name := fresh_name(), ann.waiter(terms="+200"))
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms=f"+{LONG}"))
             await ann.release(name, grant)
-            grant = await ann.take(name, ann.waiter(terms="+200"))  # a release is no loss
+            grant = await ann.take(name, ann.waiter(terms=f"+{LONG}"))  # a release is no loss
             await ann.expire(name, grant)
-            await self._closed(name, bob, most=200)
+            await self._closed(name, bob, most=LONG)
             assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
             assert await ann.release(name, grant) == WAS_ABSENT
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms="+100"))
+            await ann.expire(name, grant)
             await bob.release(name, await self._opened(name, bob))
 
     async def test_closed_after_a_break(self) -> None:
         """A broken lock is lost, so with `+` it is closed; and it cannot be broken open."""
         async with self.peers(2) as (ann, bob):
-            grant = await ann.take(name := fresh_name(), ann.waiter(terms="+200"))
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms=f"+{LONG}"))
             assert await bob.store.break_(name, [grant.fence]) == 1
             assert await bob.store.break_(name, [grant.fence]) == 0
-            await self._closed(name, bob, most=200)
+            await self._closed(name, bob, most=LONG)
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms="+100"))
+            assert await bob.store.break_(name, [grant.fence]) == 1
             await bob.release(name, await self._opened(name, bob))
 
     async def test_closed_to_the_end_of_the_period(self) -> None:
@@ -510,21 +614,19 @@ class StoreContract(SharedContract):
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             for end in (ann.release, ann.expire, ann.release):
-                waiter = ann.waiter(terms="@100")
-                while True:  # a period of which enough is left to see that it is closed
-                    answer = await ann.ask(name, waiter)
-                    if isinstance(answer, Granted) and answer.now % 100_000 < 50_000:
+                while True:
+                    grant = await self._opened(name, ann, terms="@100")
+                    await end(name, grant)
+                    busy = await bob.ask(name, waiter := bob.waiter(), wait=False)
+                    if isinstance(busy, Busy):
                         break
-                    if isinstance(answer, Granted):
-                        await ann.store.release(name, waiter, answer.fence)
-                        waiter = ann.waiter(terms="@100")
-                    else:
-                        assert isinstance(answer, Queued), answer
-                        await asyncio.sleep(answer.until / 1000)
-                await end(name, Grant(waiter, answer.fence))
-                await self._closed(name, bob, most=100)
+                    # Slow as we were, that period was over; it was closed until then.
+                    assert isinstance(busy, Granted), busy
+                    assert busy.fence // 100_000 > grant.fence // 100_000
+                    await bob.release(name, Grant(waiter, busy.fence))
+                assert 0 < busy.until <= 100
                 after = await self._opened(name, bob)
-                assert after.fence // 100_000 > answer.fence // 100_000
+                assert after.fence // 100_000 > grant.fence // 100_000
                 await bob.release(name, after)
 
     async def test_closing_is_told(self) -> None:
@@ -532,13 +634,13 @@ class StoreContract(SharedContract):
         async with self.peers(2) as (ann, bob):
             for end in (ann.release, ann.expire):
                 name = fresh_name()
-                grant = await ann.take(name, ann.waiter(terms="~200+200"))
+                grant = await ann.take(name, ann.waiter(terms=f"~{LONG}+{LONG}"))
                 place = await bob.queue(name)
                 await end(name, grant)
                 again = await bob.ask(name, place.waiter, ticket=place.ticket)
                 assert await bob.told_done() == name
                 assert isinstance(again, Queued)
-                assert 0 < again.until <= 200
+                assert 0 < again.until <= LONG
 
     async def _closed(self, name: str, peer: Peer, *, most: int) -> None:
         """Nobody holds it, nobody enters, and whoever asks is told when it opens."""
@@ -550,9 +652,9 @@ class StoreContract(SharedContract):
         assert 0 < status.closed <= most / 1000
         assert await peer.store.request(name) == 0
 
-    async def _opened(self, name: str, peer: Peer) -> Grant:
+    async def _opened(self, name: str, peer: Peer, *, terms: str = "") -> Grant:
         """Wait in the queue until it opens."""
-        waiter, ticket = peer.waiter(), 0
+        waiter, ticket = peer.waiter(terms=terms), 0
         while not isinstance(answer := await peer.ask(name, waiter, ticket=ticket), Granted):
             assert isinstance(answer, Queued), answer
             assert answer.place == 1
@@ -569,8 +671,8 @@ class StoreContract(SharedContract):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(once=True))
             places = [await bob.queue(name, bob.waiter(once=True)) for _ in range(2)]
-            assert await self._finish(ann, name, grant, 200) == WAS_HOLDER
-            assert await self._finish(ann, name, grant, 200) == WAS_HOLDER
+            assert await self._finish(ann, name, grant, LONG) == WAS_HOLDER
+            assert await self._finish(ann, name, grant, LONG) == WAS_HOLDER
             assert await ann.release(name, grant) == WAS_ABSENT
             assert await bob.told_done() == name
             for waiter, ticket, wait in (
@@ -580,14 +682,24 @@ class StoreContract(SharedContract):
             ):
                 answer = await bob.ask(name, waiter, ticket=ticket, wait=wait)
                 assert isinstance(answer, Done), answer
-                assert 0 < answer.until <= 200
+                assert 0 < answer.until <= LONG
             status = await bob.store.status(name)
             assert (status.holders, status.waiters) == ((), ())
-            assert 0 < status.closed <= 0.2
-            await asyncio.sleep(0.2)
-            again = await bob.take(name, bob.waiter(once=True))
+            assert 0 < status.closed <= LONG / 1000
+
+    async def test_finish_is_forgotten(self) -> None:
+        """When what is finished is forgotten, it can be done once more."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(once=True))
+            assert await self._finish(ann, name, grant, 100) == WAS_HOLDER
+            waiter, again = bob.waiter(once=True), None
+            while not isinstance(again, Granted):
+                again = await bob.ask(name, waiter, wait=False)
+                if isinstance(again, Done):
+                    await asyncio.sleep(again.until / 1000)
             assert again.fence > grant.fence
-            assert await bob.release(name, again) == WAS_HOLDER
+            assert await bob.release(name, Grant(waiter, again.fence)) == WAS_HOLDER
 
     async def test_finish_of_what_is_lost(self) -> None:
         """Only the holder finishes; what it lost is somebody else's."""
@@ -608,11 +720,12 @@ class StoreContract(SharedContract):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(once=True))
             place = await bob.queue(name)
-            await self._finish(ann, name, grant, 200)
+            await self._finish(ann, name, grant, LONG)
             assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
-            await self._closed(name, bob, most=200)
-            await asyncio.sleep(0.2)
-            after = await bob.take(name, place.waiter, ticket=place.ticket)
+            await self._closed(name, bob, most=LONG)
+            grant = await ann.take(name := fresh_name(), ann.waiter(once=True))
+            await self._finish(ann, name, grant, 100)
+            after = await self._opened(name, bob)
             assert after.fence > grant.fence
             await bob.release(name, after)
 
@@ -683,9 +796,75 @@ class StoreContract(SharedContract):
             since = [party.since for party in (holder, *waiters)]
             assert since == sorted(since)
             assert since[-1] - since[0] < PATIENCE
+            seqs = [party.seq for party in status.waiters if party.client == bob.client]
+            assert seqs == sorted(set(seqs))
             for party in (holder, *waiters):
-                assert party.host in (socket.gethostname(), "")
-                assert party.pid in (os.getpid(), 0)
+                assert party.alive
+                self._runs_here(party)
+            text = str(status).splitlines()
+            assert len(text) == 1 + 1 + 3
+            assert repr(name) in text[0]
+            assert f"#{holder.seq} at " in text[1]
+            assert f"fence {grant.fence}" in text[1]
+            assert "place 3" in text[4]
+
+    @staticmethod
+    def _runs_here(party: Party) -> None:
+        assert party.host in (socket.gethostname(), "")
+        assert party.pid in (os.getpid(), 0)
+
+    async def test_status_of_the_holders_alone(self) -> None:
+        """Who only wants to know who holds it does not have the whole queue read."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name)
+            status = await bob.store.status(name, waiters=False)
+            assert [holder.fence for holder in status.holders] == [grant.fence]
+            assert status.waiters == ()
+
+    async def test_status_of_the_dead(self) -> None:
+        """A status tells whose client does not listen any more."""
+        async with self.peers(3) as (ann, bob, cat):
+            await bob.take(name := fresh_name())
+            await ann.queue(name)
+            await bob.queue(name)
+            await bob.queue(name, bob.waiter(blind=True))
+            await ann.sees_end_of(bob)
+            status = await cat.store.status(name)
+            alive = [party.alive for party in (*status.holders, *status.waiters)]
+            assert alive == [not ann.counted, True, not ann.counted, True]
+            assert str(status).count("dead") == alive.count(False)
+
+    async def test_ids_of_another_version(self) -> None:
+        """What a later version writes into an id, and what is none, disturbs nobody."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            ids = [f"xq3000:{bob.client}:91", f"xfz3000!7~1:{bob.client}:92", "nobody", "x:y:z"]
+            odd = [await bob.queue(name, waiter) for waiter in ids]
+            last = await ann.queue(name)
+            status = await ann.store.status(name)
+            assert [party.seq for party in status.waiters][:2] == [91, 92]
+            assert len(status.waiters) == 5
+            assert str(status)
+            await ann.release(name, grant)
+            for place in odd[:2]:
+                handed = await bob.handed()
+                assert handed.waiter == place.waiter
+                grant = Grant(place.waiter, handed.fence)
+                assert await bob.store.renew([Renewal(name, *grant, LONG)]) == [True]
+                await bob.release(name, grant, entered=False)
+            handed = await ann.handed()
+            assert handed.waiter == last.waiter
+            await ann.release(name, Grant(handed.waiter, handed.fence))
+            for number, end in enumerate((ann.expire, self._broken)):
+                grant = await bob.take(name, f"xq3000!7:{bob.client}:{93 + number}")
+                await end(name, grant)
+                await ann.release(name, await ann.take(name))
+                assert (await bob.told()).fence == grant.fence
+
+    async def _broken(self, name: str, grant: Grant) -> None:
+        async with self.peers(1) as (dan,):
+            assert await dan.store.break_(name, [grant.fence]) == 1
 
     async def test_status_changes_nothing(self) -> None:
         """Looking at a lock neither reaps a holder nor wakes a waiter."""

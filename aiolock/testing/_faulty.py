@@ -53,6 +53,7 @@ class FaultyStore(Relay):
     def refuse(self, operation: Operation, times: float = 1) -> None:
         """The next so many calls (`math.inf`: all) fail with `StoreError` and are not carried out.
 
+        The error says so: its ``refused`` is true.
         A push cannot be refused; `lose` it.
         """
         self._refused[operation] = times
@@ -88,7 +89,7 @@ class FaultyStore(Relay):
         self._loop = asyncio.get_running_loop()
         self.calls["open"] += 1
         if _due(self._refused, "open"):
-            raise StoreError("open was refused on purpose")
+            raise _refusal("open")
         return await self._store.open(client, _FaultyInbox(self, inbox))
 
     async def aclose(self) -> None:
@@ -102,7 +103,7 @@ class FaultyStore(Relay):
         self.calls[operation] += 1
         future: asyncio.Future[Value] = self._loop.create_future()
         if _due(self._refused, operation):
-            self._loop.call_soon(_fail, future, f"{operation} was refused on purpose")
+            self._loop.call_soon(_refuse, future, operation)
             return future
         lost = _due(self._lost, operation)
 
@@ -155,6 +156,17 @@ def _due(faults: dict[Operation, float], operation: Operation) -> bool:
     left = faults.get(operation, 0)
     faults[operation] = left - 1
     return left > 0
+
+
+def _refusal(operation: Operation) -> StoreError:
+    error = StoreError(f"{operation} was refused on purpose")
+    error.refused = True
+    return error
+
+
+def _refuse(future: asyncio.Future[Value], operation: Operation) -> None:
+    if not future.done():
+        future.set_exception(_refusal(operation))
 
 
 def _fail(future: asyncio.Future[Value], why: str) -> None:

@@ -132,14 +132,20 @@ class Peer:
         assert isinstance(answer, Queued), answer
         return Place(waiter, answer.ticket)
 
-    async def release(self, name: str, grant: Grant) -> int:
+    async def release(self, name: str, grant: Grant, *, entered: bool = True) -> int:
         """Release this very grant."""
-        return await self.store.release(name, grant.waiter, grant.fence)
+        return await self.store.release(name, grant.waiter, grant.fence, entered=entered)
 
     async def holds(self, name: str, grant: Grant) -> bool:
         """Whether it is a holder still."""
         (held,) = await self.store.renew([Renewal(name, grant.waiter, grant.fence, 0)])
         return held
+
+    async def confirm(self, name: str, handed: Handed) -> Grant:
+        """Renew the claim of a pushed grant for the first time."""
+        grant = Grant(handed.waiter, handed.fence)
+        assert await self.store.renew([Renewal(name, *grant, LONG)]) == [True]
+        return grant
 
     async def expire(self, name: str, grant: Grant) -> None:
         """Let a lease end as if nobody had renewed it."""

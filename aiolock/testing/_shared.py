@@ -23,7 +23,7 @@ from aiolock.store import (
 )
 from aiolock.testing._peer import A_MOMENT, LONG, PATIENCE, Grant, Lost, Peer, fresh_name
 
-_KEPT = 200
+_KEPT = LONG
 """Milliseconds for which a test has something remembered."""
 
 
@@ -160,7 +160,7 @@ class SharedContract(ABC):
             long = ann.waiter(shared=True)
             answer = await ann.ask(name, long, ttl=100 * LONG)
             assert isinstance(answer, Granted)
-            short = await bob.ask(name, waiter := bob.waiter(shared=True), ttl=50)
+            short = await bob.ask(name, waiter := bob.waiter(shared=True), ttl=LONG)
             assert isinstance(short, Granted)
             assert await bob.store.renew([Renewal(name, waiter, short.fence, 50)]) == [True]
             await asyncio.sleep(0.1)
@@ -186,14 +186,15 @@ class SharedContract(ABC):
         """After a reader that says so nobody writes for a while, but others read."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(shared=True, terms="~200"))
+            grant = await ann.take(name, ann.waiter(shared=True, terms=f"~{LONG}"))
             assert await ann.release(name, grant) == WAS_HOLDER
             assert isinstance(await bob.ask(name, wait=False), Busy)
             reading = await self._read(bob, name)
-            assert 0 < (await bob.store.status(name)).closed <= 0.2
+            assert 0 < (await bob.store.status(name)).closed <= LONG / 1000
             await bob.release(name, reading)
-            await asyncio.sleep(0.2)
-            await bob.take(name)
+            name = fresh_name()
+            await ann.release(name, await ann.take(name, ann.waiter(shared=True, terms="~100")))
+            await self._in_time(name, bob)
 
     # Downgrading
 
@@ -343,12 +344,23 @@ class SharedContract(ABC):
         """A permit that is closed for a while after its holder is given to nobody."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(rule="*2/3", terms="~200"))
+            grant = await ann.take(name, ann.waiter(rule="*2/3", terms=f"~{LONG}"))
             await ann.release(name, grant)
             await self._permits(bob, name, 1)
-            place = await bob.queue(name, bob.waiter(rule="*1/3"))
-            await asyncio.sleep(0.2)
-            await bob.take(name, place.waiter, ticket=place.ticket)
+            await bob.queue(name, bob.waiter(rule="*1/3"))
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(rule="*2/3", terms="~100"))
+            await ann.release(name, grant)
+            await self._in_time(name, bob, rule="*3/3")
+
+    @staticmethod
+    async def _in_time(name: str, peer: Peer, rule: str = "") -> None:
+        """Ask until it opens, and give it back."""
+        waiter, answer = peer.waiter(rule=rule), None
+        while not isinstance(answer, Granted):
+            answer = await peer.ask(name, waiter, wait=False)
+            await asyncio.sleep(A_MOMENT)
+        await peer.release(name, Grant(waiter, answer.fence))
 
     # Groups
 
@@ -387,7 +399,72 @@ class SharedContract(ABC):
             assert [(await ann.handed()).waiter for _ in places] == [p.waiter for p in places]
             assert await cat.ask(name, cat.waiter(rule="&2/2")) == Differs(3)
 
+    async def test_group_that_is_completed_by_one_who_does_not_wait(self) -> None:
+        """Who completes a group enters with it, also where it would not wait for the others."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            one = await ann.queue(name, ann.waiter(rule="&3/3"))
+            assert isinstance(await bob.ask(name, bob.waiter(rule="&3/3"), wait=False), Busy)
+            two = await bob.queue(name, bob.waiter(rule="&3/3"))
+            again = await bob.ask(name, two.waiter, wait=False)
+            assert isinstance(again, Busy), "it is one of those that wait, and not another"
+            last = await cat.ask(name, cat.waiter(rule="&3/3"), wait=False)
+            assert isinstance(last, Granted)
+            assert (await ann.handed()).waiter == one.waiter
+            assert (await bob.handed()).waiter == two.waiter
+            status = await cat.store.status(name)
+            assert (len(status.holders), status.waiters) == (3, ())
+
+    async def test_permits_past_the_dead(self) -> None:
+        """Permits for which nobody alive waits are given to one who does not wait."""
+        async with self.peers(3) as (ann, bob, cat):
+            if not ann.counted:
+                return  # then nobody is taken for dead
+            name = fresh_name()
+            gone = await self._permits(ann, name, 3)
+            await bob.queue(name, bob.waiter(rule="*2/3"))
+            await bob.queue(name, bob.waiter(rule="*3/3"))
+            await ann.sees_end_of(bob)
+            await ann.expire(name, gone)
+            waiter = cat.waiter(rule="*1/3")
+            assert isinstance(await cat.ask(name, waiter, wait=False), Granted)
+            assert not (await cat.store.status(name)).waiters
+
     # Counts
+
+    async def test_counts_are_in_nobodys_way(self) -> None:
+        """Who waits for less enters past one who waits for more, and does not have to wait."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            high = await bob.queue(name, bob.waiter(rule="^9"))
+            low = await cat.queue(name, cat.waiter(rule="^5"))
+            higher = await bob.queue(name, bob.waiter(rule="^10"))
+            assert await self._up_to(ann, name, 5) == 5
+            assert (await cat.handed()).waiter == low.waiter
+            for wait in (True, False):
+                assert isinstance(await cat.ask(name, cat.waiter(rule="^5"), wait=wait), Granted)
+                assert isinstance(await cat.ask(name, cat.waiter(rule="^6"), wait=False), Busy)
+            back = await cat.ask(name, cat.waiter(rule="^4"), ticket=high.ticket + 1)
+            assert isinstance(back, Granted)
+            for place, number in ((high, 1), (higher, 2)):
+                again = await bob.ask(name, place.waiter, ticket=place.ticket)
+                assert isinstance(again, Queued)
+                assert (again.ticket, again.place) == (place.ticket, number)
+            assert await self._up_to(ann, name, 9) == 9
+            assert (await bob.handed()).waiter == high.waiter
+
+    async def test_observers_of_different_speed(self) -> None:
+        """Of two that watch a count, the slow one is not held up by the one that is ahead."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            assert await self._up_to(ann, name, 1) == 1
+            for peer in (bob, cat):
+                assert isinstance(await peer.ask(name, peer.waiter(rule="^1")), Granted)
+            ahead = await bob.queue(name, bob.waiter(rule="^2"))
+            assert await self._up_to(ann, name, 2) == 2
+            assert (await bob.handed()).waiter == ahead.waiter
+            await bob.queue(name, bob.waiter(rule="^3"))
+            assert isinstance(await cat.ask(name, cat.waiter(rule="^2")), Granted)
 
     async def test_count(self) -> None:
         """Who waits for a count enters when it is reached, as does who comes later."""
@@ -411,10 +488,12 @@ class SharedContract(ABC):
         """A count is remembered for as long as was asked for, and then begins anew."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
-            counted = ann.store.post(name, 7, token="", declared=0, value="x", keep=_KEPT)
+            counted = ann.store.post(name, 7, token="", declared=0, value="x", keep=LONG)
             assert await counted == 7
             assert await ann.store.read(name) == Posted(7, "x")
-            await asyncio.sleep(_KEPT / 1000 + A_MOMENT)
+            name = fresh_name()
+            await ann.store.post(name, 7, token="", declared=0, value="x", keep=100)
+            await asyncio.sleep(0.1 + A_MOMENT)
             assert await ann.store.read(name) == Posted(0, "")
 
     async def test_value(self) -> None:
@@ -447,6 +526,10 @@ class SharedContract(ABC):
         return await peer.take(name, peer.waiter(rule=f"*{permits}/3"))
 
     @staticmethod
+    async def _up_to(peer: Peer, name: str, count: int) -> int:
+        return await peer.store.post(name, count, token="", declared=0, value="", keep=10 * LONG)
+
+    @staticmethod
     async def _count(peer: Peer, name: str, token: str, declared: int) -> int:
-        posted = peer.store.post(name, 0, token=token, declared=declared, value="", keep=10 * _KEPT)
+        posted = peer.store.post(name, 0, token=token, declared=declared, value="", keep=_KEPT)
         return await posted

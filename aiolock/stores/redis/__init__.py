@@ -28,6 +28,11 @@ def from_client(client: object, prefix: str) -> RedisStore:
             "this is a blocking redis.Redis, which would stop the event loop:"
             " pass a redis.asyncio.Redis, or a URL"
         )
+    if isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster):
+        raise TypeError(
+            "Redis Cluster is not supported yet: pass a redis.asyncio.Redis of one server, or of"
+            " Sentinel.master_for"
+        )
     if not isinstance(client, redis.asyncio.Redis):
         raise TypeError(f"aiolock takes a redis.asyncio.Redis, not {type(client).__name__}")
     pool: ConnectionPool = client.connection_pool

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.stores.redis._wire import Wire, dial
+from aiolock.stores.redis._sentinel import dial
+from aiolock.stores.redis._wire import Wire
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
@@ -43,7 +44,11 @@ class Link:
 
     async def open(self) -> None:
         """Connect for the first time; raises what redis-py raises."""
-        self.wire = await dial(self._pool, self._received, self.drop)
+        wire = await dial(self._pool, self._received, self.drop)
+        if self._closed:  # meanwhile
+            wire.reset()
+            raise ConnectionError("closed while it was being connected")
+        self.wire = wire
         self._up()
 
     def proved(self) -> None:
@@ -53,7 +58,7 @@ class Link:
     def drop(self, reason: Exception) -> None:
         """Give this connection up and dial another."""
         if self.wire is not None:
-            self.wire.close()
+            self.wire.reset()
             self.wire, self.error = None, reason
             self._down(reason)
         if self._redialling is None and not self._closed:
@@ -75,7 +80,7 @@ class Link:
             self._redialling = None
         if self.wire is not None:
             if self._closed:
-                self.wire.close()
+                self.wire.reset()
             else:
                 self._up()
 

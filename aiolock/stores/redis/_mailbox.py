@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
 from aiolock.store import Inbox
+from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import bulk
-from aiolock.stores.redis._wire import Refusal
+
+log = logging.getLogger("aiolock")
 
 SUBSCRIBE_TIMEOUT: Final = 5.0
 
@@ -28,6 +33,9 @@ class Mailbox:
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[None] = self._loop.create_future()
         self._overdue: asyncio.TimerHandle | None = None
+        self._warned = False
+        self.word = asyncio.Event()
+        """Set when the client's word to itself has come."""
         self.heard = self._loop.time()
 
     async def open(self) -> None:
@@ -62,14 +70,14 @@ class Mailbox:
         self.heard = self._loop.time()
         if isinstance(message, Refusal):
             self.drop(message)
-        elif not isinstance(message, list):
+        elif not isinstance(message, list) or not message:
             self.drop(InvalidResponse(f"not what a subscription gets: {message!r}"))
         else:
             self._told(cast(list[bytes], message))
 
     def _told(self, message: list[bytes]) -> None:
         if message[0] == b"message":
-            self.deliver(message[2].decode())
+            self.deliver(message[2].decode("utf-8", "replace"))
         elif message[0] == b"subscribe":
             self._confirm()
             self._link.proved()
@@ -80,21 +88,36 @@ class Mailbox:
 
     def deliver(self, push: str) -> None:
         """Hand a push to the inbox, whichever way it came."""
+        try:
+            hand_over = self._read(push)
+        except ValueError:
+            # Whoever may publish to our channel can send anything; it is no reason to hear no more.
+            if not self._warned:
+                self._warned = True
+                log.warning("aiolock: ignores a push that is not one of aiolock's: %.100r", push)
+        else:
+            hand_over()
+
+    def _read(self, push: str) -> Callable[[], None]:
+        """What this push is to do; `ValueError` if it is none."""
         kind, _, rest = push.partition(" ")
         if kind == "g":
             waiter, fence, lease, now, key = rest.split(" ", 4)
             name = self._names.name(key)
-            self._inbox.granted(name, waiter, int(fence), int(lease), int(now))
-        elif kind == "l":
+            return partial(self._inbox.granted, name, waiter, int(fence), int(lease), int(now))
+        if kind == "l":
             grant, reason, key = rest.split(" ", 2)
             waiter, _, fence = grant.rpartition(":")
-            self._inbox.lost(self._names.name(key), waiter, int(fence), reason)
-        elif kind == "d":
-            self._inbox.done(self._names.name(rest))
-        elif kind == "r":
+            return partial(self._inbox.lost, self._names.name(key), waiter, int(fence), reason)
+        if kind == "d":
+            return partial(self._inbox.done, self._names.name(rest))
+        if kind == "r":
             grant, key = rest.split(" ", 1)
             waiter, _, fence = grant.rpartition(":")
-            self._inbox.requested(self._names.name(key), waiter, int(fence))
+            return partial(self._inbox.requested, self._names.name(key), waiter, int(fence))
+        if kind == "p":
+            return self.word.set
+        raise ValueError(f"no push of this kind: {kind!r}")
 
     async def aclose(self) -> None:
         """Unsubscribe and disconnect. Idempotent."""

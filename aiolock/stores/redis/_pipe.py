@@ -1,118 +1,129 @@
 """The commands: all tasks write to one connection, and replies come back in the same order.
 
 A command that was under way when the connection broke is sent again on the next one, in order:
-each is idempotent, so nobody needs to know whether the server had carried it out.
+each is idempotent, so nobody needs to know whether the server had carried it out. The first copy
+may still come to the server after that, out of a proxy or a buffer on the way. So what could take,
+prolong, count or queue anything carries the time after which the server refuses it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
-from redis.exceptions import InvalidResponse, NoPermissionError
+from redis.exceptions import InvalidResponse
 
 from aiolock.errors import StoreError
+from aiolock.stores.redis._errors import Place, Refusal, code_of, did_nothing, store_error
 from aiolock.stores.redis._link import Link
-from aiolock.stores.redis._scripts import RELEASE, Script
-from aiolock.stores.redis._wire import FEW, Refusal
+from aiolock.stores.redis._scripts import OPEN, PRESENCE, RELEASE, Script
+from aiolock.stores.redis._wire import FEW, Wire
 
 REPLY_TIMEOUT: Final = 4.0
 """Seconds without the reply that is due, after which the link is taken for dead."""
 COMMAND_TIMEOUT: Final = 9.0
 """Seconds, over all reconnections, after which nobody knows what became of a command."""
+LATE_AFTER: Final = 5_000_000
+"""Microseconds after which the server refuses a copy of a command: more than REPLY_TIMEOUT, so that
+none is refused that is still waited for on its own connection."""
+_FORGOTTEN: Final = 60.0
+"""Seconds after which no network has a copy any more, should the server's clock be set back."""
+
+_AGAIN: Final = 5
+"""How often a command is written again that the server refuses though it should not any more."""
+_SAME_STAMP: Final = 0.1
+"""Seconds for which one stamp is good: so much less than LATE_AFTER is left of the last one."""
+_NONE: Final = b"$1\r\n0\r\n"
+"""The argument 0."""
 
 _LOOK: Final = 0.5
 
-_ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY")
+_ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
 """Answers of a server that cannot serve us now: connect again, to it or to its successor."""
-
-ACL_RULE: Final = (
-    "~{prefix}:* &{prefix}:* +evalsha +eval +select +subscribe +publish +pubsub|numsub +time"
-    " +exists +get +set +pexpire +pttl +zadd +zcard +zincrby +zmscore +zrange +zrangebyscore +zrank"
-    " +zrem +zscore +zpopmin"
-)
-"""The least that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
+_ONLY_PATIENT: Final = ("READONLY", "NOREPLICAS")
+"""Those that may stay so for ever: waited for by a client that has been served before."""
 
 
-def store_error(error: Exception, prefix: str) -> StoreError:
-    """``error`` as the caller of aiolock sees it, with what to do about it."""
-    text = str(error) or type(error).__name__
-    if "OOM command not allowed" in text:
-        text = f"the server is out of memory (maxmemory), so it takes no new lock or waiter: {text}"
-    elif (
-        text.startswith("NOPERM")
-        or "The user executing the script" in text
-        or isinstance(error, NoPermissionError)
-    ):
-        rule = ACL_RULE.format(prefix=prefix)
-        text = f"the server's ACL forbids what aiolock needs: {text}. Grant the user: {rule}"
-    elif isinstance(error, TimeoutError):
-        text = f"the server did not answer in time: {text}"
-    wrapped = StoreError(text)
-    wrapped.__cause__ = error
-    return wrapped
+def _number(number: int) -> bytes:
+    data = b"%d" % number
+    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-def _code(refusal: Refusal) -> str:
-    """The first word of an error; Redis 6.2 has it further back for what a script called."""
-    text = str(refusal)
-    return "READONLY" if "-READONLY" in text else text.partition(" ")[0]
-
-
+@dataclass(slots=True, eq=False)
 class _Command:
     """One call of a script, from being asked for to being answered."""
 
-    __slots__ = ("arguments", "born", "count", "future", "script", "sent", "sure", "times")
-
-    def __init__(
-        self,
-        script: Script,
-        count: int,
-        arguments: bytes,
-        *,
-        future: asyncio.Future[Any],
-        born: float,
-        sure: bool,
-    ) -> None:
-        self.script = script
-        self.count = count
-        self.arguments = arguments
-        self.future = future
-        self.born = self.sent = born
-        self.sure = sure
-        self.times = 0
+    script: Script
+    count: int
+    arguments: bytes
+    future: asyncio.Future[Any]
+    born: float
+    sent: float
+    sure: bool
+    stamp: Callable[[float], bytes] | None = None
+    """One argument more, computed whenever it is written."""
+    waiter: str | None = None
+    again: int = 0
+    """How often it was written once more on the same connection."""
+    times: int = 0
+    """On how many connections it was written that may have carried it out."""
 
 
 class Pipe:
-    """One multiplexed connection for the commands of all tasks."""
+    """One multiplexed connection for the commands of all tasks.
+
+    After a break, the new connection is tried before anything is sent on it: by ``probe``, the
+    arguments of a presence, which a server that cannot serve us refuses.
+    """
 
     def __init__(
         self,
         pool: ConnectionPool,
         prefix: str,
         *,
+        probe: bytes,
         told: Callable[[str], None],
-        back: Callable[[], None],
+        back: Callable[[int | None], None],
     ) -> None:
         """``told`` gets each push that comes with a reply.
 
         ``back`` is called when there is a connection again after there was none: replies, and
-        the pushes with them, may have been lost.
+        the pushes with them, may have been lost. It gets what the probe said, how many listen to
+        the client's channel, unless that was refused.
         """
-        self._link = Link(pool, received=self._received, up=self._up, down=lambda _: None)
+        self._link = Link(pool, received=self._received, up=self._up, down=self._down)
+        self._place = Place.of(pool, prefix)
+        self._probe_arguments = probe
         self._told = told
         self._back = back
-        self._prefix = prefix
-        self._pending: deque[_Command] = deque()
         self._loop = asyncio.get_running_loop()
+        self._wire: Wire | None = None
+        """The connection, while it is known to serve us."""
+        self._probe: _Command | None = None
+        self._opened = False
+        # What was written to the connection, in order; what is to be written to the next one.
+        self._sent: deque[_Command] = deque()
+        self._queued: dict[_Command, None] = {}
+        # Of those in the queue, or no more: the first questions of waiters, never written.
+        self._first: dict[str, list[_Command]] = {}
         self._watch: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
         self._known: set[Script] = set()
-        self.quiet_since = self._loop.time()
+        # The server's clock less ours, in µs: at most, and at least.
+        self._ahead: tuple[int, int] | None = None
+        self._last_stamp = self._lost_stamp = 0
+        self._stamp, self._stamp_until = _NONE, 0.0  # the last one, and until when it is used again
+        self._burying = False
+        """Whether copies may be about of what was written before."""
+        self._lost_at = 0.0
+        self.clock_read = self.quiet_since = self._loop.time()
         self.patient = False
         """Whether a replica may yet become the master: while the client is open, not before."""
 
@@ -127,109 +138,296 @@ class Pipe:
         *,
         sure: bool = True,
         in_full: bool = False,
+        late: bool = False,
+        buries: bool = False,
+        waiter: str | None = None,
     ) -> asyncio.Future[Any]:
         """Send a call with ``count`` encoded ``arguments``; the future is of the decoded reply.
 
         ``sure``: carried out whatever becomes of the future. Without it, a command whose future
         is done is not sent a second time. ``in_full`` sends the script itself, whether or not the
-        server knows it.
+        server knows it. With ``late`` one more argument, not counted, is written with each copy:
+        the store's time (µs) after which it is to refuse it; with ``buries``: what `bury` says
+        then. ``waiter``: whose first question this is, see `forget`.
         """
         now = self._loop.time()
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed:
-            future.set_exception(StoreError("the client was closed"))
+            error = StoreError("the client was closed")
+            error.refused = True
+            future.set_exception(error)
             return future
-        command = _Command(script, count, arguments, future=future, born=now, sure=sure)
-        self._pending.append(command)
-        if self._link.wire is not None:
+        stamp = self._not_after if late else self._buried if buries else None
+        command = _Command(script, count, arguments, future, now, now, sure, stamp, waiter)
+        wire = self._wire
+        if wire is None:
+            self._queue(command)
+            if waiter:
+                self._first.setdefault(waiter, []).append(command)
+        else:
             command.times = 1
-            head = script.call_in_full(count) if in_full else self._head(script, count)
+            self._sent.append(command)
             # Where little is under way this one waits for nothing: a lone hand-off is as fast as
             # can be. Else the turn's commands go out together: 200 tasks do not make 200 packets.
-            self._link.wire.write(head + arguments, at_once=len(self._pending) <= FEW)
+            if stamp is not None:  # as `_write` does: a call costs as much as all this
+                count += 1
+                if late:
+                    arguments += self._stamp if now < self._stamp_until else stamp(now)
+                else:
+                    arguments += stamp(now) if self._burying else _NONE
+            known = script in self._known and not in_full
+            head = script.call(count) if known else script.call_in_full(count)
+            wire.write(head + arguments, at_once=len(self._sent) <= FEW)
         if self._watch is None:
             self._watch = self._loop.call_later(_LOOK, self._look)
         return future
 
-    def _head(self, script: Script, count: int) -> bytes:
+    def forget(self, waiter: str) -> bool:
+        """Whether the first question of this waiter was never written; then it never will be."""
+        commands = self._first.pop(waiter, None)
+        if commands is None:
+            return False
+        for command in commands:
+            self._queued.pop(command, None)
+            command.future.cancel()
+        self._see_whether_drained()
+        return True
+
+    def bury(self) -> int:
+        """The store's time (µs) until which copies may arrive of what was written before.
+
+        0 where there are none: on a connection that lasts, all that was written before a release
+        is carried out before it.
+        """
+        if self._ahead is None:
+            return 0
+        now = self._loop.time()
+        most, least = self._ahead
+        if self._wire is not None:
+            lost = now - self._lost_at < _FORGOTTEN and self._lost_stamp > now * 1e6 + least
+            if not lost:
+                return 0
+        return max(int(now * 1e6) + most + LATE_AFTER, self._last_stamp)
+
+    def _buried(self, _: float) -> bytes:
+        bury = self.bury()
+        self._burying = bury > 0
+        return _number(bury)
+
+    def _not_after(self, now: float) -> bytes:
+        if self._ahead is None:
+            return _NONE
+        stamp = int(now * 1e6) + self._ahead[0] + LATE_AFTER
+        self._last_stamp = max(self._last_stamp, stamp)
+        self._stamp, self._stamp_until = _number(stamp), now + _SAME_STAMP
+        return self._stamp
+
+    def _read_clock(self, sent: float, stamp: int) -> None:
+        """The server's clock was ``stamp`` at some time since ``sent``."""
+        now = self.clock_read = self._loop.time()
+        self._ahead = stamp - int(sent * 1e6), stamp - int(now * 1e6)
+        self._stamp_until = 0.0
+
+    def _write(self, wire: Wire, command: _Command, *, at_once: bool = False) -> None:
+        script, count, arguments = command.script, command.count, command.arguments
+        if command.stamp is not None:
+            count, arguments = count + 1, arguments + command.stamp(command.sent)
         # In full until the server has answered to it once: a NOSCRIPT costs the command its place
         # among those that were sent after it.
-        return script.call(count) if script in self._known else script.call_in_full(count)
+        head = script.call(count) if script in self._known else script.call_in_full(count)
+        wire.write(head + arguments, at_once=at_once)
+
+    def _queue(self, command: _Command) -> None:
+        """Keep it for the next connection, for as long as it is wanted."""
+        self._queued[command] = None
+        if not command.sure:
+            command.future.add_done_callback(partial(self._unwanted, command))
+
+    def _unwanted(self, command: _Command, _: asyncio.Future[Any]) -> None:
+        self._queued.pop(command, None)
+        self._see_whether_drained()
+
+    def _see_whether_drained(self) -> None:
+        if self._drained is not None and not self._drained.done() and not self._pending:
+            self._drained.set_result(None)
+
+    @property
+    def _pending(self) -> list[_Command]:
+        """All that has no answer."""
+        return [*self._sent, *self._queued]
+
+    # The replies
 
     def _received(self, reply: Any) -> None:
-        if not self._pending:
+        if not self._sent:
             self._link.drop(InvalidResponse(f"nobody asked for {reply!r}"))
             return
-        command = self._pending.popleft()
-        if isinstance(reply, Refusal):
+        command = self._sent.popleft()
+        if command is self._probe:
+            self._probed(command, reply)
+        elif isinstance(reply, Refusal):
             self._refused(command, reply)
         else:
             script = command.script
-            if script is RELEASE and isinstance(reply, bytes):
-                self._told(reply.decode())  # first: whoever is next need not wait for who was last
-            if not command.future.done():
-                decode = script.decode if command.times == 1 else script.decode_again
-                try:
-                    command.future.set_result(decode(reply))
-                except (TypeError, ValueError, IndexError):
-                    self._fail(command, InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
             self.quiet_since = command.sent
             self._known.add(script)
             self._link.proved()
-        if self._drained is not None and not self._pending and not self._drained.done():
-            self._drained.set_result(None)
+            try:
+                if script is RELEASE and isinstance(reply, bytes):
+                    # First: whoever is next need not wait for who was last.
+                    self._told(reply.decode("utf-8", "replace"))
+            finally:
+                if not command.future.done():
+                    self._answered(command, reply)
+        if self._drained is not None:
+            self._see_whether_drained()
+
+    def _answered(self, command: _Command, reply: Any) -> None:
+        script = command.script
+        decode = script.decode if command.times == 1 else script.decode_again
+        try:
+            answer = decode(reply)
+        except (TypeError, ValueError, IndexError):
+            self._fail(command, InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
+        else:
+            if script is PRESENCE or script is OPEN:
+                self._read_clock(command.sent, answer.now)
+            command.future.set_result(answer)
 
     def _refused(self, command: _Command, refusal: Refusal) -> None:
-        code = _code(refusal)
-        if code in _ELSEWHERE and (self.patient or code != "READONLY"):
-            self._pending.appendleft(command)
+        code = code_of(refusal)
+        if self._is_elsewhere(code):
+            command.times -= 1  # this copy has done nothing
+            self._sent.appendleft(command)
             self._link.drop(refusal)
-        elif code != "NOSCRIPT":
-            self._link.proved()
-            self._fail(command, refusal)
-        elif command.sure or not command.future.done():
+            return
+        self._link.proved()
+        if code == "NOSCRIPT":
             self._known.discard(command.script)
-            self._pending.append(command)
-            command.sent = self._loop.time()
-            if self._link.wire is not None:
-                head = command.script.call_in_full(command.count)
-                self._link.wire.write(head + command.arguments, at_once=False)
+            self._once_more(command, refusal)
+        elif code == "LATE" and (told := re.search(r"\d+", str(refusal))):
+            # It is still waited for, so it was the clock that jumped; or we who were stopped.
+            self._read_clock(command.sent, int(told[0]))
+            self._once_more(command, refusal)
+        else:
+            self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
 
-    def _fail(self, command: _Command, error: Exception) -> None:
+    def _is_elsewhere(self, code: str) -> bool:
+        return code in _ELSEWHERE and (self.patient or code not in _ONLY_PATIENT)
+
+    def _once_more(self, command: _Command, refusal: Refusal) -> None:
+        """Write a command again that the server has refused, and would not a second time."""
+        now = self._loop.time()
+        wire = self._wire
+        command.again += 1
+        if wire is None or command.again > _AGAIN:
+            self._fail(command, refusal, refused=command.times == 1)
+        elif command.sure or not command.future.done():
+            command.sent = now
+            self._sent.append(command)
+            self._write(wire, command)
+
+    def _fail(self, command: _Command, error: Exception, *, refused: bool = False) -> None:
         if not command.future.done():
-            command.future.set_exception(store_error(error, self._prefix))
+            command.future.set_exception(store_error(error, self._place, refused=refused))
+
+    # The connection
 
     def _up(self) -> None:
-        now = self._loop.time()
         self._known.clear()
-        again = [c for c in self._pending if c.sure or not c.future.done()]
-        self._pending.clear()
-        self._pending.extend(again)
-        wire = self._link.wire
+        if not self._opened:  # what is to be told first is who we are, in full
+            self._opened = True
+            self._go_on()
+            return
+        assert self._link.wire is not None
+        nobody: asyncio.Future[Any] = self._loop.create_future()
+        nobody.cancel()
+        now = self._loop.time()
+        self._probe = _Command(PRESENCE, 5, self._probe_arguments, nobody, now, now, sure=False)
+        self._sent.append(self._probe)
+        self._write(self._link.wire, self._probe, at_once=True)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_LOOK, self._look)
+
+    def _probed(self, probe: _Command, reply: Any) -> None:
+        """Whether this server serves us; then it gets what has waited for it."""
+        self._probe = heard = None
+        if isinstance(reply, Refusal):
+            if self._is_elsewhere(code_of(reply)):
+                self._link.drop(reply)
+                return
+            # Who has asked for something is to be told that it is refused, or served if it is not.
+        else:
+            try:
+                heard, now = PRESENCE.decode(reply)
+            except (TypeError, ValueError):
+                self._link.drop(InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
+                return
+            self._read_clock(probe.sent, now)
+            self._known.add(PRESENCE)
+        self.quiet_since = probe.sent
+        # The link is proved when a command is answered: else a server that grants the probe, and
+        # nothing besides, would be dialled again and again without a pause.
+        self._go_on()
+        self._back(heard)
+
+    def _go_on(self) -> None:
+        self._wire = wire = self._link.wire
         assert wire is not None
-        for command in again:
+        queued, self._queued = self._queued, {}
+        now = self._loop.time()
+        for command in queued:
+            if command.future.done() and not command.sure:
+                continue
+            if command.waiter:
+                self._first.pop(command.waiter, None)
             command.sent = now
             command.times += 1
-            head = self._head(command.script, command.count)
-            wire.write(head + command.arguments, at_once=False)
-        self._back()
+            self._sent.append(command)
+            self._write(wire, command)
+
+    def _down(self, _: Exception) -> None:
+        """Queue again what has no answer, in the order in which it was asked for."""
+        if self._wire is not None:
+            self._wire = None
+            self._lost_at, self._lost_stamp = self._loop.time(), self._last_stamp
+            self._burying = True
+        again = [c for c in self._sent if c is not self._probe and (c.sure or not c.future.done())]
+        self._probe = None
+        self._sent.clear()
+        younger, self._queued = self._queued, {}
+        for command in sorted(again, key=lambda command: command.born):
+            self._queue(command)
+        self._queued |= younger
 
     def _look(self) -> None:
         """See, while anything is under way, whether the link is dead or a command has run out."""
         self._watch = None
         now = self._loop.time()
-        for command in self._pending:
+        for command in self._sent:
             if now - command.born >= COMMAND_TIMEOUT:
-                waited = TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s")
-                self._fail(command, waited if self._link.wire else self._link.error)
-        if self._link.wire is None:
-            # Nothing of these is on a connection any more, so no reply is still to be paired.
-            while self._pending and now - self._pending[0].born >= COMMAND_TIMEOUT:
-                self._pending.popleft()
-        elif self._pending and now - self._pending[0].sent >= REPLY_TIMEOUT:
+                self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))
+        if self._sent and now - self._sent[0].sent >= REPLY_TIMEOUT:
             self._link.drop(TimeoutError(f"no reply for {REPLY_TIMEOUT:.0f} s"))
-        if self._pending:
+        self._drop_old(now)
+        if self._sent or self._queued or self._first:
             self._watch = self._loop.call_later(_LOOK, self._look)
+
+    def _drop_old(self, now: float) -> None:
+        """Give up what has waited too long for a connection: the oldest come first."""
+        while self._queued:
+            command = next(iter(self._queued))
+            if now - command.born < COMMAND_TIMEOUT:
+                break
+            del self._queued[command]
+            self._fail(command, self._link.error, refused=command.times == 0)
+        while self._first:
+            waiter, commands = next(iter(self._first.items()))
+            # Somewhat longer, for who hears of it only now.
+            if now - commands[-1].born < COMMAND_TIMEOUT + 2 * _LOOK:
+                break
+            del self._first[waiter]
+        self._see_whether_drained()
 
     async def aclose(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for what is under way, then disconnect. Idempotent."""
@@ -239,8 +437,12 @@ class Pipe:
             await asyncio.wait([self._drained], timeout=timeout)
         self._closed = True
         for command in self._pending:
-            self._fail(command, ConnectionError("the client was closed"))
-        self._pending.clear()
+            self._fail(
+                command, ConnectionError("the client was closed"), refused=command.times == 0
+            )
+        self._sent.clear()
+        self._queued.clear()
+        self._first.clear()
         if self._watch is not None:
             self._watch.cancel()
         await self._link.aclose()

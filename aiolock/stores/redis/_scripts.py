@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from aiolock.store import (
+    NOBODY,
     WAS_HOLDER,
     WAS_UNKNOWN,
     Answer,
@@ -17,8 +19,11 @@ from aiolock.store import (
     Done,
     Full,
     Granted,
+    Party,
     Posted,
     Queued,
+    Status,
+    WaiterId,
 )
 
 _INCLUDE: Final = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
@@ -77,7 +82,15 @@ def _answer(reply: Any) -> Answer:
     return _ANSWERS[kind](*rest)
 
 
-_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (Busy, Granted, Queued, Full, Done, Differs)
+def _busy(until: int, grant: bytes | None = None, says: bytes = b"") -> Busy:
+    if grant is None:
+        return Busy(until)
+    text, _, minted = grant.decode().rpartition(":")
+    who, fence = WaiterId.parse(text), int(minted)
+    return Busy(until, _party(who, says, fence, fence=fence, remaining=until / 1000))
+
+
+_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, Queued, Full, Done, Differs)
 """By the first number of the acquire script's reply."""
 
 
@@ -94,12 +107,98 @@ def _posted(reply: Any) -> Posted:
     return Posted(count, value.decode())
 
 
+def status(name: str, reply: Any) -> Status:
+    """What the status script says of this name."""
+    now, held, queued, limit, clients = reply
+    # What each client says of itself, and how many listen for it.
+    known = {
+        client.decode(): (says, heard > 0)
+        for client, says, heard in zip(*[iter(clients)] * 3, strict=True)
+    }
+
+    def seen(
+        who: WaiterId, since: int, *, place: int = 0, fence: int = 0, left: float = 0.0
+    ) -> Party:
+        says, alive = known.get(who.client, (b"", False))
+        found = _party(who, says, since, place=place, fence=fence, remaining=left)
+        return found if alive or who.blind else replace(found, alive=False)
+
+    holders, closed = list[Party](), 0.0
+    for grant, end in _pairs(held):
+        text, _, minted = grant.decode().rpartition(":")
+        # Less the half by which a claim is marked.
+        left = (int(float(end)) - now / 1000) / 1000
+        who, fence = WaiterId.parse(text), int(minted)
+        if who.client == NOBODY:
+            closed = max(closed, left)
+        else:
+            holders.append(seen(who, fence, fence=fence, left=left))
+    waiters = tuple(
+        seen(WaiterId.parse(waiter.decode()), int(ticket), place=place)
+        for place, (waiter, ticket) in enumerate(_pairs(queued), start=1)
+    )
+    holders.sort(key=lambda party: party.fence)
+    return Status(name, tuple(holders), waiters, closed, None if limit < 0 else limit)
+
+
+def _party(
+    who: WaiterId,
+    says: bytes,
+    since: int,
+    *,
+    place: int = 0,
+    fence: int = 0,
+    remaining: float = 0.0,
+) -> Party:
+    """A holder since so many µs, or a waiter; ``says`` is what its client says of itself."""
+    host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
+    return Party(
+        client=who.client,
+        host=host,
+        pid=int(pid) if pid.isdecimal() else 0,
+        since=since / 1e6,
+        place=place,
+        fence=fence,
+        remaining=remaining,
+        shared=who.shared,
+        permits=who.permits,
+        seq=who.seq,
+    )
+
+
+def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
 def _as_is(reply: Any) -> Any:
     return reply
 
 
-OPEN: Final = Script("open", bytes.decode)
-CLIENTS: Final = Script("clients", _as_is)
+class Opened(NamedTuple):
+    """The eviction policy, where it matters and may be known, and the server's clock (µs)."""
+
+    policy: str
+    now: int
+
+
+class Present(NamedTuple):
+    """How many heard the client's word to itself, and the server's clock (µs)."""
+
+    heard: int
+    now: int
+
+
+def _opened(reply: Any) -> Opened:
+    policy, now = reply
+    return Opened(policy.decode(), int(now))
+
+
+def _present(reply: Any) -> Present:
+    heard, now = reply
+    return Present(int(heard), int(now))
+
+
+OPEN: Final = Script("open", _opened)
 ACQUIRE: Final = Script("acquire", _answer)
 RELEASE: Final = Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)
 RENEW: Final = Script("renew", _flags)
@@ -111,4 +210,4 @@ RESIZE: Final = Script("resize", int)
 POST: Final = Script("post", int)
 READ: Final = Script("read", _posted)
 STATUS: Final = Script("status", _as_is)
-PRESENCE: Final = Script("presence", int)
+PRESENCE: Final = Script("presence", _present)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -10,25 +11,25 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+import anyio
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
 from aiolock.errors import StoreError
 from aiolock.store import (
-    NOBODY,
+    WAS_ABSENT,
     Answer,
     Inbox,
-    Party,
     Posted,
     Renewal,
     Status,
-    WaiterId,
 )
 from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis._errors import DeafError, Place, code_of, store_error
 from aiolock.stores.redis._mailbox import Mailbox
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._pipe import Pipe, store_error
-from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._pipe import Pipe
+from aiolock.stores.redis._scripts import Present, bulk
 
 log = logging.getLogger("aiolock")
 
@@ -36,8 +37,19 @@ HEARTBEAT: Final = 10.0
 """Seconds of silence on either connection, after which both are tried."""
 HEARTBEAT_TIMEOUT: Final = 4.0
 """Seconds for the heartbeat's push to arrive."""
+PUSH_TIMEOUT: Final = 1.5
+"""Seconds for the first push to arrive, when a client opens: so long for each of `_TRIES`."""
+_TRIES: Final = 3
+CLOCK: Final = 60.0
+"""Seconds after which the server's clock is read again, however busy the connections are."""
 _FORGET_CLIENT: Final = 3_600_000
 """Milliseconds for which host and process of a client are kept; written again twice as often."""
+
+
+_ENTERED: Final = bulk(1)
+_NOT_ENTERED: Final = bulk(0)
+_GIVEN_BACK: Final = bulk(0) + bulk(0)
+"""How a release goes on: whether the grant was entered, and until when copies may come."""
 
 
 class RedisStore:
@@ -49,7 +61,9 @@ class RedisStore:
         self._names = Names(prefix)
         self._channels = bulk(self._names.channels)
         self._terms = lru_cache(maxsize=1024)(self._encode_terms)
-        self._closing = False
+        self._resizes = itertools.count(1)
+        self._closing = True
+        self._opening: asyncio.Task[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -64,47 +78,79 @@ class RedisStore:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
         self._mailbox = Mailbox(self._pool, self._names, client, inbox)
-        self._pipe = Pipe(self._pool, self._prefix, told=self._mailbox.deliver, back=self._back)
+        self._pipe = Pipe(
+            self._pool,
+            self._prefix,
+            probe=self._presence_arguments(_FORGET_CLIENT),
+            told=self._mailbox.deliver,
+            back=self._back,
+        )
         self._introduced = self._loop.time()
+        # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
+        self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
+        try:
+            await asyncio.wait([opening])
+        except asyncio.CancelledError:
+            opening.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([opening])
+                if not opening.cancelled() and opening.exception() is None:  # just then
+                    await self.aclose()
+            raise
+        if opening.cancelled():
+            raise StoreError("the client was closed while it was opening")
+        return opening.result()
+
+    async def _open(self) -> bool:
         try:
             await self._pipe.open()
             await self._mailbox.open()
             await self._introduce()
-            # Twice: in full, and then by its digest, which is another right.
-            await self._presence()
-            self._counted = await self._presence() > 0
+            counted = await self._hear_ourselves()
+            self._check_opening()
         except BaseException as error:
-            await self.aclose()
+            self._closing = True
+            await self._disconnect()
             if isinstance(error, RedisError | OSError) and not isinstance(error, StoreError):
-                raise store_error(error, self._prefix) from error
+                raise store_error(error, Place.of(self._pool, self._prefix)) from error
             raise
+        self._counted = counted
         self._pipe.patient = True
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        if not self._counted:
+        if not counted:
             log.warning(
                 "aiolock: the server does not count subscribers: a dead waiter costs a claim"
             )
-        return self._counted
+        return counted
 
-    def _back(self) -> None:
+    def _check_opening(self) -> None:
+        if self._closing:  # and our cancellation was lost in a driver
+            raise StoreError("the client was closed while it was opening")
+
+    def _back(self, heard: int | None) -> None:
         """The commands have a connection again: what came with a lost reply must be asked for.
 
         And see whether it is to where we are subscribed: after a fail-over it is not, and there
         our waiters would pass for dead.
         """
-        if self._counted:
-            self._presence().add_done_callback(self._beaten)
-        if self._counted is not None:
+        if self._counted is not None and not self._closing:
+            self._count(heard)
             self._inbox.reconnected()
 
     async def aclose(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            self._closing = True
+            self._opening.cancel()
+            await asyncio.wait([self._opening])  # which disconnects
         if self._closing:
             return
         self._closing = True
-        if self._counted is not None:
-            self._presence(forget_in=1).add_done_callback(_ignore)
+        self._presence(forget_in=1).add_done_callback(_ignore)
         if self._timer is not None:
             self._timer.cancel()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
         await self._mailbox.aclose()
 
@@ -116,12 +162,29 @@ class RedisStore:
         place = str(ticket if wait else -1)
         asked = f"${len(waiter)}\r\n{waiter}\r\n${len(place)}\r\n{place}\r\n".encode("ascii")
         arguments = self._names.three(name) + asked + self._terms(ttl, max_waiters)
-        return self._pipe.call(scripts.ACQUIRE, 9, arguments, sure=False)
+        return self._pipe.call(
+            scripts.ACQUIRE,
+            9,
+            arguments,
+            sure=False,
+            late=True,
+            waiter="" if ticket else waiter,  # a newcomer's only question may never be sent
+        )
 
-    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
+        if not fence and self._pipe.forget(waiter):
+            unsent: asyncio.Future[int] = self._loop.create_future()
+            unsent.set_result(WAS_ABSENT)
+            return unsent
         grant = f"${len(waiter)}\r\n{waiter}\r\n${len(str(fence))}\r\n{fence}\r\n".encode("ascii")
         arguments = self._names.three(name) + grant + self._channels
-        return self._pipe.call(scripts.RELEASE, 7, arguments)
+        if fence and not entered:
+            # A grant that came too late: its waiter asks again, so it is not to be buried.
+            return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
+        arguments += _ENTERED if entered else _NOT_ENTERED
+        return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         keys = [self._names.holders(renewal.name) for renewal in renewals]
@@ -129,19 +192,19 @@ class RedisStore:
             bulk(f"{renewal.waiter}:{renewal.fence}") + bulk(renewal.ttl) for renewal in renewals
         ]
         arguments = b"".join((bulk(len(keys)), *keys, *values))
-        return self._pipe.call(scripts.RENEW, 1 + 3 * len(keys), arguments)
+        return self._pipe.call(scripts.RENEW, 1 + 3 * len(keys), arguments, late=True)
 
-    def status(self, name: str) -> asyncio.Future[Status]:
-        return asyncio.ensure_future(self._status(name))
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        return asyncio.ensure_future(self._status(name, waiters=waiters))
 
     def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
         values = b"".join(map(bulk, (waiter, fence, keep)))
-        return self._pipe.call(scripts.FINISH, 7, keys + values + self._channels)
+        return self._pipe.call(scripts.FINISH, 7, keys + values + self._channels, buries=True)
 
     def request(self, name: str) -> asyncio.Future[int]:
         arguments = bulk(1) + self._names.holders(name) + self._channels
-        return self._pipe.call(scripts.REQUEST, 3, arguments)
+        return self._pipe.call(scripts.REQUEST, 3, arguments, late=True)
 
     def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
         arguments = self._names.three(name) + bulk(waiter) + bulk(fence) + self._channels
@@ -149,8 +212,9 @@ class RedisStore:
 
     def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
         values = b"".join(map(bulk, (declared, limit, keep)))
-        arguments = self._names.three(name) + values + self._channels
-        return self._pipe.call(scripts.RESIZE, 8, arguments)
+        token = bulk(f"{self._client}.{next(self._resizes)}")
+        arguments = self._names.three(name) + values + self._channels + token
+        return self._pipe.call(scripts.RESIZE, 9, arguments, late=True)
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
@@ -158,7 +222,7 @@ class RedisStore:
         keys = (4, *self._names.keys(name), self._names.value(name))
         values = (token, count, declared, value, keep)
         arguments = b"".join(map(bulk, keys + values)) + self._channels
-        return self._pipe.call(scripts.POST, 11, arguments)
+        return self._pipe.call(scripts.POST, 11, arguments, late=True)
 
     def read(self, name: str) -> asyncio.Future[Posted]:
         keys = (2, self._names.keys(name)[0], self._names.value(name))
@@ -173,66 +237,21 @@ class RedisStore:
         """The arguments that are the same for every waiter of a lock."""
         return bulk(ttl) + bulk(max_waiters) + self._channels
 
-    async def _status(self, name: str) -> Status:
+    async def _status(self, name: str, *, waiters: bool) -> Status:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        now, held, queued, limit = await self._pipe.call(scripts.STATUS, 3, keys)
-        grants = [(*grant.decode().rpartition(":"), int(end)) for grant, end in _pairs(held)]
-        waiters = [(WaiterId.parse(who.decode()), int(since)) for who, since in _pairs(queued)]
-        ends = [(WaiterId.parse(who), int(fence), end) for who, _, fence, end in grants]
-        holders = sorted(
-            (held for held in ends if held[0].client != NOBODY), key=lambda held: held[1]
-        )
-        closed = [(end - now / 1000) / 1000 for w, _, end in ends if w.client == NOBODY]
-        known = await self._who({w.client for w, *_ in holders} | {w.client for w, _ in waiters})
-        return Status(
-            name,
-            tuple(
-                Party(
-                    w.client,
-                    *known[w.client],
-                    fence / 1e6,
-                    0,
-                    fence,
-                    (end - now / 1000) / 1000,
-                    shared=w.shared,
-                    permits=w.permits,
-                )
-                for w, fence, end in holders
-            ),
-            tuple(
-                Party(
-                    w.client,
-                    *known[w.client],
-                    since / 1e6,
-                    place,
-                    shared=w.shared,
-                    permits=w.permits,
-                )
-                for place, (w, since) in enumerate(waiters, start=1)
-            ),
-            max(closed, default=0.0),
-            None if limit < 0 else limit,
-        )
-
-    async def _who(self, clients: set[str]) -> dict[str, tuple[str, int]]:
-        if not clients:
-            return {}
-        keys = b"".join(map(bulk, (len(clients), *map(self._names.client, clients))))
-        said = await self._pipe.call(scripts.CLIENTS, 1 + len(clients), keys)
-        known: dict[str, tuple[str, int]] = {}
-        for client, text in zip(clients, said, strict=True):
-            host, _, pid = text.decode("utf-8", "replace").rpartition(" ")
-            known[client] = (host, int(pid or 0))
-        return known
+        arguments = keys + self._channels + bulk(int(waiters))
+        return scripts.status(name, await self._pipe.call(scripts.STATUS, 5, arguments))
 
     # Opening, and keeping both connections alive
 
-    def _presence(self, forget_in: int = _FORGET_CLIENT) -> asyncio.Future[int]:
-        key, channel = self._names.client(self._client), self._names.channels + self._client
-        arguments = b"".join(map(bulk, (1, key, channel, "p", forget_in)))
-        return self._pipe.call(scripts.PRESENCE, 5, arguments)
+    def _presence(self, forget_in: int = _FORGET_CLIENT) -> asyncio.Future[Present]:
+        return self._pipe.call(scripts.PRESENCE, 5, self._presence_arguments(forget_in))
 
-    def _say_who_we_are(self) -> asyncio.Future[str]:
+    def _presence_arguments(self, forget_in: int) -> bytes:
+        key, channel = self._names.client(self._client), self._names.channels + self._client
+        return b"".join(map(bulk, (1, key, channel, "p", forget_in)))
+
+    def _say_who_we_are(self) -> asyncio.Future[scripts.Opened]:
         keys = [*self._names.keys(f"open {self._client}"), self._names.client(self._client)]
         who = (f"{socket.gethostname()} {os.getpid()}", _FORGET_CLIENT)
         arguments = b"".join(map(bulk, (4, *keys, *who)))
@@ -242,10 +261,10 @@ class RedisStore:
     async def _introduce(self) -> None:
         self._introduced = self._loop.time()
         try:
-            policy = await self._say_who_we_are()
+            policy, _ = await self._say_who_we_are()
         except StoreError as error:
             # What is held elsewhere can still be released, so a full server is no reason to fail.
-            if "out of memory" not in str(error):
+            if not isinstance(error.__cause__, Exception) or code_of(error.__cause__) != "OOM":
                 raise
             log.warning("aiolock: %s", error)
         else:
@@ -256,13 +275,39 @@ class RedisStore:
                     policy,
                 )
 
+    async def _hear_ourselves(self) -> bool:
+        """See that what is published where our commands go reaches us; whether it is counted.
+
+        More than once: a subscription that breaks just now is there again in a moment, and else
+        our waiters could never be told from dead ones, or a dead one from them.
+        """
+        # First in full, and then by its digest, which is another right.
+        counted = (await self._presence()).heard > 0
+        for _ in range(_TRIES):
+            self._mailbox.word.clear()
+            counted = (await self._presence()).heard > 0
+            try:
+                async with asyncio.timeout(PUSH_TIMEOUT):
+                    await self._mailbox.word.wait()
+            except TimeoutError:
+                continue
+            if counted:
+                return True
+        if not self._mailbox.word.is_set():
+            raise store_error(
+                DeafError("what is published there does not come to us"),
+                Place.of(self._pool, self._prefix),
+            )
+        return False
+
     def _beat(self) -> None:
         """Try both connections when either has been silent: the reply proves one, the push both."""
         now = self._loop.time()
         if now - self._introduced > _FORGET_CLIENT / 2000:
             self._introduced = now
             self._say_who_we_are().add_done_callback(_ignore)
-        due = min(self._pipe.quiet_since, self._mailbox.heard) + HEARTBEAT
+        silent = min(self._pipe.quiet_since, self._mailbox.heard)
+        due = min(silent + HEARTBEAT, self._pipe.clock_read + CLOCK)
         if now < due:
             self._timer = self._loop.call_at(due, self._beat)
             return
@@ -271,19 +316,17 @@ class RedisStore:
         # From now, not from the reply: both links may be dead, and each is seen to by itself.
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 
-    def _beaten(self, heard: asyncio.Future[int]) -> None:
-        if heard.cancelled() or heard.exception() is not None or self._closing:
-            return  # the pipe sees to its own connection
-        if heard.result() == 0 and self._counted:
+    def _beaten(self, heard: asyncio.Future[Present]) -> None:
+        if not heard.cancelled() and heard.exception() is None:
+            self._count(heard.result().heard)  # else the pipe sees to its own connection
+
+    def _count(self, heard: int | None) -> None:
+        if heard == 0 and self._counted and not self._closing:
             self._mailbox.drop(ConnectionError("the server has lost our subscription"))
 
     def _check_heard(self, sent: float) -> None:
         if not self._closing and self._mailbox.heard < sent:
             self._mailbox.drop(TimeoutError("no push for a heartbeat"))
-
-
-def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:

@@ -9,14 +9,29 @@ the public methods. ``tests/test_wire.py`` fails the day redis-py changes undern
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import hiredis
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+
+from aiolock.stores.redis._errors import Refusal, as_answered
+
+log = logging.getLogger("aiolock")
 
 CONNECT_TIMEOUT: Final = 5.0
 """Seconds for one attempt to connect and authenticate."""
@@ -25,17 +40,9 @@ FEW: Final = 2
 """Up to so many commands at a time are sent each at once: so the server has begun with the first,
 a release for which somebody waits perhaps, while we prepare the second. More are sent together."""
 
-_CODES: Final[dict[type[Exception], str]] = {
-    redis.exceptions.NoScriptError: "NOSCRIPT",
-    redis.exceptions.ReadOnlyError: "READONLY",
-    redis.exceptions.OutOfMemoryError: "OOM",
-    redis.exceptions.NoPermissionError: "NOPERM",
-    redis.exceptions.BusyLoadingError: "LOADING",
-}
+_NO_LINGER: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
-
-class Refusal(redis.exceptions.ResponseError):
-    """An error the server answered, whole, with its code as the first word."""
+_BUG: Final = "aiolock: could not deal with what the server sent, and connects again"
 
 
 class Wire(Protocol):
@@ -46,7 +53,13 @@ class Wire(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop the connection; nothing is received after it. Idempotent."""
+        """End the connection; nothing is received after it. Idempotent."""
+        ...
+
+    def reset(self) -> None:
+        """The same, and what was written and has not left this machine never will, as far as we
+        can help it: it will be written again elsewhere, and is not to come after that.
+        """
         ...
 
     async def wait_closed(self) -> None:
@@ -58,11 +71,13 @@ async def dial(
     pool: ConnectionPool,
     received: Callable[[Any], None],
     broken: Callable[[Exception], None],
+    address: tuple[str, int] | None = None,
 ) -> Wire:
     """Connect as ``pool`` would, and own the connection.
 
     ``received`` gets each reply (a `Refusal` for an error), ``broken`` the end of the connection,
-    once, unless we closed it. Raises what redis-py raises, and `TimeoutError`.
+    once, unless we closed it. ``address`` is where a pool of Sentinel's is to connect to. Raises
+    what redis-py raises, and `TimeoutError`.
     """
     options: dict[str, Any] = {
         **pool.connection_kwargs,
@@ -77,17 +92,60 @@ async def dial(
         "retry_on_error": [],
         "retry_on_timeout": False,
     }
-    connection: Any = pool.connection_class(**options)
+    kind: type[AbstractConnection] = pool.connection_class
+    if address is not None:
+        kind = SSLConnection if issubclass(kind, SSLConnection) else Connection
+        options |= {"host": address[0], "port": address[1]}
+        del options["connection_pool"]
+    connection: Any = kind(**options)
+    _connections.add(connection)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT):
             await connection.connect()
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
-    transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
+    transport = _transport(connection)
     if hasattr(transport, "set_protocol"):  # uvloop's transports are of no common class
         return _TransportWire(connection, transport, received, broken)
     return _PublicWire(connection, received, broken)
+
+
+def _transport(connection: Any) -> Any:
+    return getattr(getattr(connection, "_writer", None), "transport", None)
+
+
+def _forget_what_is_unsent(transport: Any) -> None:
+    """Have the kernel end this connection with a reset, and without what it has still to send.
+
+    An ordinary end leaves that to be sent again and again, until the network lets it through.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # closed already, or no socket at all
+        end = transport.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+
+_connections: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child of a fork: let go of the parent's connections.
+
+    Else they stay open for as long as the child lives, and a parent that was killed would still
+    count as somebody who listens. Not by closing them: that would speak to the server in the
+    parent's name where there is TLS, and the numbers could be given to other files.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for connection in _connections:
+        with contextlib.suppress(OSError, AttributeError):  # it is closed, or has no socket
+            number = _transport(connection).get_extra_info("socket").fileno()
+            if number >= 0:
+                os.dup2(nothing, number, inheritable=False)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forked)
 
 
 class _TransportWire(asyncio.Protocol):
@@ -139,6 +197,9 @@ class _TransportWire(asyncio.Protocol):
                 replies += 1
         except hiredis.ProtocolError as error:
             self._end(redis.exceptions.InvalidResponse(str(error)))
+        except Exception as error:
+            log.exception(_BUG)
+            self._end(error)
         # The tasks that this has woken run before what is called soon from here: all that they
         # send in their first step leaves with one system call. A few need not wait for that.
         if replies > FEW and not self._corked:
@@ -150,8 +211,13 @@ class _TransportWire(asyncio.Protocol):
 
     def _end(self, error: Exception) -> None:
         if not self._closed:
-            self.close()
+            self.reset()
             self._broken(error)
+
+    def reset(self) -> None:
+        if not self._closed:
+            _forget_what_is_unsent(self._transport)
+            self.close()
 
     def close(self) -> None:
         self._closed = True
@@ -202,17 +268,28 @@ class _PublicWire:
                     disable_decoding=True, disconnect_on_error=False
                 )
             except redis.exceptions.ResponseError as error:
-                reply = Refusal(f"{_CODES.get(type(error), 'ERR')} {error}")
+                reply = as_answered(error)
             except (redis.exceptions.RedisError, OSError) as error:
                 self._end(error)
                 return
             if not self._closed:
-                self._received(reply)
+                try:
+                    self._received(reply)
+                except Exception as error:
+                    log.exception(_BUG)
+                    self._end(error)
 
     def _end(self, error: Exception) -> None:
         if not self._closed:
-            self.close()
+            self.reset()
             self._broken(error)
+
+    def reset(self) -> None:
+        if not self._closed:
+            while not self._outbox.empty():
+                self._outbox.get_nowait()
+            _forget_what_is_unsent(_transport(self._connection))
+            self.close()
 
     def close(self) -> None:
         if not self._closed:

@@ -2,10 +2,11 @@
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  3 ttl (ms)
---       4 how many may wait (0: any number)  5 prefix of the clients' channels
+--       4 how many may wait (0: any number)  5 prefix of the clients' channels  6 not after (µs)
 -- returns  {1, fence, lease (ms), now (µs), displaced}                              granted
 --          {2, ticket, place, until the first lease ends (ms), now (µs), displaced} queued
---          {0, until the first lease ends (ms)}                                     busy
+--          {0, until the first lease ends (ms), that grant, its process}            busy
+--          {0, 0}                                                given up before: this is a late copy
 --          {3, how many wait}                                                       full
 --          {4, for how long that is remembered (ms)}                                done, see `finish`
 --          {5, the number that is known}                  another was declared for it, see `shared`
@@ -15,6 +16,7 @@ local waiter, ticket = ARGV[1], tonumber(ARGV[2])
 local displaced, shared = ticket > 0 and 1 or 0, waiter:byte() == 115
 
 --@include clock
+--@include late
 --@include mint
 local function granted(fence)
   return {1, tonumber(fence), tonumber(ARGV[3]), tonumber(stamp), displaced}
@@ -63,11 +65,19 @@ local function stand_in_line() -- returns the answer where the line is full
   redis.call('PEXPIRE', KEYS[2], 300000)
 end
 
-local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+-- Whether the waiter was given up is seldom to be asked: only where there is more than one that holds
+-- it alone. One that shares it asks for more in any case.
+local function gave_up(score)
+  return score and score - FIRST > now
+end
+
+local first = redis.call('ZRANGE', KEYS[1], 0, shared and 0 or 1, 'WITHSCORES')
 local holder, until_end = first[1], first[2] and tonumber(first[2]) - now
 local taken = not shared and holder and until_end > 0 and holder:byte() == 120 -- x, by one alone
 if taken then
-  if holder:sub(1, #waiter + 1) == waiter .. ':' then
+  if first[3] and gave_up(redis.call('ZSCORE', KEYS[1], '!' .. waiter)) then
+    return {0, 0}
+  elseif holder:sub(1, #waiter + 1) == waiter .. ':' then
     return {1, tonumber(holder:match('%d+$')), until_end, tonumber(stamp), 0}
   elseif holder:sub(1, 7) == 'xfo0:-:' and waiter:find('^x%a*o') then
     return {4, until_end}
@@ -86,7 +96,13 @@ else
 end
 
 if ticket == -1 then
-  return {0, until_end}
+  local client = holder and holder:match('^%a+%d+[^:]*:([^:]+):')
+  if not client or client == '-' then
+    return {0, until_end}
+  end
+  local key = ARGV[5]:gsub('push:$', 'client:') .. client
+  local says = redis.pcall('GET', key) -- pcall: it is in another slot than our keys
+  return {0, until_end, holder, type(says) == 'string' and says or ''}
 end
 place = place or redis.call('ZRANK', KEYS[2], waiter) + 1
 return {2, ticket, place, until_end, tonumber(stamp), displaced}

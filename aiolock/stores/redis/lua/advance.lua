@@ -6,8 +6,13 @@
 -- Where it is the turn of `asking`, who is answered now, it gets `ttl`; and the first push to the
 -- client `ours`, who is answered too, is for the reply. Returns the fence of the one and the push to
 -- the other, and when the first of the leases ends (ms), nil when nobody has entered.
-local function advance(channels, head, free, asking, ttl, ours)
+--
+-- Whoever does not fit holds back those behind it. But where something was `counted`, one that waits
+-- for a higher count is passed over, for those behind it may wait for less; unless all of them have
+-- declared the same.
+local function advance(channels, head, free, asking, ttl, ours, counted)
   local fence_of_asking, push_to_ours, first_end
+  local back -- those that do not fit: to where they stood
   head = head or redis.call('ZPOPMIN', KEYS[2])
   while head[1] do
     local who = head[1]
@@ -15,17 +20,19 @@ local function advance(channels, head, free, asking, ttl, ours)
     -- Counted first, then spoken to: what is published also reaches those who listen at a replica,
     -- where nobody counts them, and they would enter though they had been taken for dead. pcall:
     -- where an ACL forbids it by now, the waiter finds the grant when it asks again.
-    if listens(client, flags, channels) then
-      if not (free and (rule == '' or mode == 'x')) and not fits(who, channels) then
-        redis.call('ZADD', KEYS[2], head[2], who)
-        redis.call('PEXPIRE', KEYS[2], 300000)
+    local there = client and listens(client, flags, channels)
+    if there and not (free and (rule == '' or mode == 'x')) and not fits(who, channels) then
+      back = back or {}
+      back[#back + 1] = head
+      if not counted or rule ~= '^' or who:find('^%a+%d+%^%d+/') then
         break
       end
+    elseif there then
       free = false
       if who == asking then
         fence_of_asking, claim = grant(who, ttl), ttl
       else
-        local fence = grant(who, claim)
+        local fence = grant(who, claim, UNCONFIRMED)
         local push = 'g ' .. who .. ' ' .. fence .. ' ' .. claim .. ' ' .. stamp .. ' ' .. KEYS[1]
         if client == ours then
           push_to_ours, ours = push, nil
@@ -33,12 +40,18 @@ local function advance(channels, head, free, asking, ttl, ours)
           redis.pcall('PUBLISH', channels .. client, push)
         end
       end
-      first_end = math.min(first_end or math.huge, claim)
-      if mode == 'x' or used and used >= limit then
+      first_end = math.min(first_end or math.huge, tonumber(claim))
+      if mode ~= 's' or used and used >= limit then
         break -- nobody fits beside it, or all permits are taken
       end
     end
     head = redis.call('ZPOPMIN', KEYS[2])
+  end
+  if back then
+    for _, place in ipairs(back) do
+      redis.call('ZADD', KEYS[2], place[2], place[1])
+    end
+    redis.call('PEXPIRE', KEYS[2], 300000)
   end
   return fence_of_asking, push_to_ours, first_end
 end

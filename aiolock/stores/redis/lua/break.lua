@@ -15,14 +15,16 @@ local asker -- none of those who wait
 --@include shared
 --@include close
 local broken = 0
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', FIRST - 1)) do
-  local client, fence = member:match(':([^:]+):%d+:(%d+)$')
+local grants = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', FIRST - 1, 'WITHSCORES')
+for i = 1, #grants, 2 do
+  local member, claim = grants[i], grants[i + 1] % 1 == UNCONFIRMED
+  local client, fence = member:match('^%a+%d+[^:]*:([^:]+):') or member, member:match('%d+$')
   if condemned[fence] and client ~= '-' then
     drop(member)
     broken = broken + 1
     floor = math.max(floor, tonumber(fence))
     redis.pcall('PUBLISH', ARGV[1] .. client, 'l ' .. as_granted(member) .. ' broken ' .. KEYS[1])
-    close(ARGV[1], member, now)
+    close(ARGV[1], member, now, claim)
   end
 end
 if broken > 0 then

@@ -4,11 +4,11 @@ local function bury(channels)
   local listens = asker and {[asker] = true} or {}
   for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     local flags, client = other:match('^%a(%a*)%d+[^:]*:([^:]+):')
-    if listens[client] == nil then
+    if client and listens[client] == nil then
       local heard = redis.call('PUBSUB', 'NUMSUB', channels .. client)[2]
       listens[client] = tonumber(heard) > 0
     end
-    if not listens[client] and not flags:find('b', 1, true) then
+    if not client or not listens[client] and not flags:find('b', 1, true) then
       redis.call('ZREM', KEYS[2], other)
     end
   end

@@ -1,9 +1,11 @@
--- close(channels, member, lost): a grant has ended, at `lost` (ms) where its holder lost it. Its id may say for
--- how long nobody enters then (see `WaiterId`): `+` ms after a loss, `~` ms after the grant, and `@`
--- until the end of that period of so many ms in which it was granted. It is nobody's grant that
--- keeps the others out, which ends like any other, and shares what the one before it did. Who is
--- first in the queue is told, and asks when that will be. Returns whether there is one.
-local function close(channels, member, lost)
+-- close(channels, member, lost, claim): a grant that was entered has ended, at `lost` (ms) where its
+-- holder lost it. Its id may say for how long nobody enters then (see `WaiterId`): `+` ms after a loss,
+-- `~` ms after the grant, and `@` until the end of that period of so many ms in which it was granted.
+-- It is nobody's grant that keeps the others out, which ends like any other, and shares what the one
+-- before it did. Who is first in the queue is told, and asks when that will be. Returns whether there
+-- is one. `claim`: it was lost unconfirmed, so that it may have been entered; but not with `@`, for who
+-- has that confirms before it enters.
+local function close(channels, member, lost, claim)
   local mode, rule, terms, fence = member:match('^(%a)%a*%d+([^:+~@]*)([+~@][^:]+):[^:]+:%d+:(%d+)$')
   if not terms then
     return
@@ -13,17 +15,20 @@ local function close(channels, member, lost)
   local granted = math.min(math.floor(tonumber(fence) / 1000), now)
   local opens = lost and delay and lost + delay or 0
   opens = math.max(opens, least and granted + least or 0)
-  opens = math.max(opens, period and (math.floor(granted / period) + 1) * period or 0)
+  period = not claim and tonumber(period) or 0
+  opens = math.max(opens, period > 0 and (math.floor(granted / period) + 1) * period or 0)
   if opens <= now then
     return
   end
+  rule = rule:match('^[*&^]%d+/?%d*') or ''
   local closed = mode .. 'f0' .. rule .. ':-:0:' .. fence
   redis.call('ZADD', KEYS[1], opens, closed)
   count_permits(closed, 1)
   keep(opens - now + 60000)
   local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
   if first then
-    redis.pcall('PUBLISH', channels .. first:match(':([^:]+):'), 'd ' .. KEYS[1])
+    local client = first:match('^%a+%d+[^:]*:([^:]+):') or first
+    redis.pcall('PUBLISH', channels .. client, 'd ' .. KEYS[1])
   end
   return true
 end

@@ -19,7 +19,7 @@ elseif tonumber(ends) <= now then
 end
 redis.call('ZREM', KEYS[1], member) -- first: at maxmemory it is allowed, and after it so is ZADD
 redis.call('ZADD', KEYS[1], ends, sharing, ARGV[2], downgraded(ARGV[1]))
-keep(ends - now + 60000)
+keep(math.floor(ends) - now + 60000)
 floor = tonumber(ARGV[2])
 --@include advance
 advance(ARGV[3])

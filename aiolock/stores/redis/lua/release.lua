@@ -4,6 +4,8 @@
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
+--       4 1: the grant was entered  0: it was given up, or back, so that it does not close the lock
+--       5 until when older copies of its `acquire` may come (µs), 0: none are on their way
 -- returns  1 it was a holder  2 it was queued  0 neither
 --          'g …' it was a holder, and the next is of the same client: the push, by a shorter way
 
@@ -12,7 +14,7 @@ local member, was, head = ARGV[1] .. ':' .. ARGV[2], 1, nil
 local gone = ARGV[2] ~= '0' and member:byte() == 120 and redis.call('ZREM', KEYS[1], member) == 1
 if gone and not member:find('[+~@]') then
   head = redis.call('ZPOPMIN', KEYS[2])
-  if not head[1] then
+  if not head[1] and ARGV[5] == '0' then
     return 1
   end
 end
@@ -21,6 +23,10 @@ local asker = ARGV[1]:match(':([^:]+):')
 --@include clock
 --@include mint
 --@include shared
+if ARGV[5] ~= '0' then
+  --@include tombstone
+  give_up(ARGV[1], math.ceil(ARGV[5] / 1000))
+end
 if ARGV[2] == '0' then
   local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
   if redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then
@@ -47,7 +53,7 @@ if was == 1 and not gone and not drop(member) then
 end
 
 local exclusive = was == 1 and member:byte() == 120
-if was == 1 and member:find('[+~@]') then
+if was == 1 and ARGV[4] == '1' and member:find('[+~@]') then
   --@include close
   if close(ARGV[3], member) and exclusive then
     return was

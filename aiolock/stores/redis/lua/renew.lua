@@ -2,9 +2,11 @@
 --
 -- KEYS  holders, one key for each grant
 -- ARGV  2i-1 the grant (waiter:fence)  2i ttl (ms; 0: only say whether it still holds)
+--       the last: not after (µs)
 -- returns  for each: 1 still a holder  0 not any more
 
 --@include clock
+--@include late
 local held = {}
 for i, holders in ipairs(KEYS) do
   local grant, ttl = ARGV[2 * i - 1], tonumber(ARGV[2 * i])

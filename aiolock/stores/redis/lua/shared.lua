@@ -6,7 +6,9 @@
 --   `limit`     how many of them there are, or what number was declared; `declared` another
 --               that may be declared since somebody set it
 --   `count`     what has been counted (see `post`)
-local FIRST = 1e15
+--   `t:…`       what was counted once, so that it is not again
+--   `!…`        what was given up, or is done, of which copies may still come: from FIRST + 10^12 on,
+--               until when (see `tombstone`)
 
 -- The holders live as long as the longest of them, or as what is to be remembered; `slack`: or for so
 -- much less.
@@ -27,8 +29,8 @@ local function count_permits(who, sign)
 end
 
 -- What is written of a grant that is shared (see `mint`).
-share = function(who, lease, fence)
-  redis.call('ZADD', KEYS[1], now + lease, who .. ':' .. fence, fence, who)
+share = function(who, lease, fence, ends)
+  redis.call('ZADD', KEYS[1], ends, who .. ':' .. fence, fence, who)
   keep(lease + 60000, 1000)
   count_permits(who, 1)
 end

@@ -1,0 +1,294 @@
+"""What a `StoreError` says: which server, what is wrong with it, and what to do.
+
+Servers differ in their words: Redis 6.2 wraps what went wrong within a script, 7.0 names the script
+behind it, and 7.2 and Valkey have another text for a missing right. redis-py takes the code off
+some errors and not off others.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import redis.exceptions
+from redis.asyncio.connection import ConnectionPool, SSLConnection
+from redis.asyncio.sentinel import MasterNotFoundError
+
+from aiolock.errors import StoreError
+
+ACL_RULE: Final = (
+    "~{prefix}:* resetchannels &{prefix}:* +evalsha +eval +select +subscribe +publish"
+    " +pubsub|numsub +time +exists +get +set +pexpire +pttl +zadd +zcard +zincrby +zmscore +zrange"
+    " +zrangebyscore +zrank +zrem +zremrangebyscore +zscore +zpopmin"
+)
+"""The least that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
+
+_CODES: Final[dict[type[Exception], str]] = {
+    redis.exceptions.NoScriptError: "NOSCRIPT",
+    redis.exceptions.ReadOnlyError: "READONLY",
+    redis.exceptions.OutOfMemoryError: "OOM",
+    redis.exceptions.NoPermissionError: "NOPERM",
+    redis.exceptions.BusyLoadingError: "LOADING",
+}
+"""The errors from which redis-py takes the code off."""
+
+_WITHIN: Final = re.compile(r": -([A-Z]+) ")
+"""How Redis 6.2 quotes the error of a command that a script called."""
+
+_CLUSTER: Final = ("CROSSSLOT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+_AT_ONCE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS", "MISCONF", "OOM")
+_DID_NOTHING: Final = frozenset((*_AT_ONCE, *_CLUSTER, "NOAUTH", "LATE", "NOSCRIPT"))
+"""Refused before the first write of a script: a server that has let it write once lets it end."""
+
+
+class Refusal(redis.exceptions.ResponseError):
+    """An error the server answered, whole, with its code as the first word."""
+
+
+class DeafError(redis.exceptions.ConnectionError):
+    """What is published through the one connection does not arrive on the other."""
+
+
+def as_answered(error: redis.exceptions.ResponseError) -> Refusal:
+    """An error of redis-py's as the server had sent it."""
+    text = str(error)
+    code = _CODES.get(type(error))
+    if code is None and not re.match(r"[A-Z]+\b", text):
+        code = "ERR"
+    return Refusal(f"{code} {text}" if code else text)
+
+
+def code_of(error: Exception) -> str:
+    """The code of an error that a server answered, also where it came from within a script."""
+    text = str(error)
+    code = _CODES.get(type(error)) or text.partition(" ")[0]
+    if code == "ERR" and (within := _WITHIN.search(text)):
+        return within[1]
+    return code
+
+
+def did_nothing(refusal: Exception) -> bool:
+    """Whether a script that was answered so has certainly changed nothing."""
+    code = code_of(refusal)
+    # A right that is missing within a script may be missing after it has written.
+    return code in _DID_NOTHING or (code == "NOPERM" and "script" not in str(refusal))
+
+
+class Place(NamedTuple):
+    """Where a store connects to, for the texts."""
+
+    address: str
+    tls: bool
+    database: object
+    prefix: str
+
+    @classmethod
+    def of(cls, pool: ConnectionPool, prefix: str) -> Place:
+        """Where connections of this pool go."""
+        options: dict[str, Any] = pool.connection_kwargs
+        tls = issubclass(pool.connection_class, SSLConnection)
+        return cls(address_of(pool), tls, options.get("db") or 0, prefix)
+
+
+def address_of(pool: ConnectionPool) -> str:
+    """Host and port of a pool's connections, or the path of the socket."""
+    options: dict[str, Any] = pool.connection_kwargs
+    service = getattr(pool, "service_name", None)
+    if service is not None:
+        return f"the address that Sentinel has for {service!r}"
+    if "host" not in options and "path" not in options:
+        return f"the address of a {pool.connection_class.__name__}"
+    return options.get("path") or f"{options['host']}:{options.get('port', 6379)}"
+
+
+def store_error(error: Exception, place: Place, *, refused: bool = False) -> StoreError:
+    """``error`` as the caller of aiolock sees it.
+
+    ``refused``: it is certain that the server has done nothing of what was asked.
+    """
+    said = str(error) or type(error).__name__
+    wrong = _answered(error, said, place) or _unanswered(error, said, place)
+    if wrong is None:
+        text = f"Redis at {place.address}: {said}"
+    else:
+        what, to_do = wrong
+        text = f"Redis at {place.address} {what}: {to_do} ({said})"
+    wrapped = StoreError(text)
+    wrapped.__cause__ = error
+    wrapped.refused = refused
+    return wrapped
+
+
+def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
+    """What is wrong, and what to do, where a server has answered with an error."""
+    code, lower = code_of(error), said.lower()
+    if code in _CLUSTER or "cluster" in lower:
+        return "is a node of a cluster", _NO_CLUSTER
+    if code in _ANSWERS:
+        return _ANSWERS[code]
+    if code == "NOPERM" or "user executing the script" in lower or "ACL failure in script" in said:
+        rule = ACL_RULE.format(prefix=place.prefix)
+        return "does not allow this user what aiolock needs", f"grant the user: {rule}"
+    for pattern, wrong in _SAYINGS:
+        if pattern in lower:
+            what, to_do = wrong
+            return what.format(place=place), to_do
+    return None
+
+
+_NO_CLUSTER: Final = "Redis Cluster is not supported yet, use a server with cluster-enabled no"
+
+_ANSWERS: Final[dict[str, tuple[str, str]]] = {
+    "READONLY": (
+        "is a replica",
+        "connect to its master, or through Sentinel, which knows who that is",
+    ),
+    "MASTERDOWN": (
+        "is a replica that has lost its master",
+        "connect to the master, or through Sentinel, which knows who that is",
+    ),
+    "LOADING": ("is still loading its data", "wait until it has"),
+    "BUSY": ("is busy with a script of somebody's", "SCRIPT KILL ends one that has not written"),
+    "NOREPLICAS": (
+        "has too few replicas that keep up, so it takes no writes",
+        "see to its replicas, or set min-replicas-to-write lower",
+    ),
+    "MISCONF": (
+        "cannot save its data, so it takes no writes",
+        "see its log and its disk, or set stop-writes-on-bgsave-error to no",
+    ),
+    "OOM": (
+        "is out of memory (maxmemory), so it takes no new lock or waiter",
+        "set maxmemory higher, or give the locks a server of their own",
+    ),
+    "WRONGTYPE": (
+        "has something else than a lock under a key of the lock's",
+        "give aiolock a prefix of its own",
+    ),
+}
+
+_SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (
+    (
+        "invalid username-password",
+        ("does not know this user with this password", "correct them (percent-encoded in a URL)"),
+    ),
+    ("invalid password", ("has another password", "correct it (percent-encoded in a URL)")),
+    (
+        "without any password configured",
+        ("has no password, and is given one", "leave it out"),
+    ),
+    (
+        "authentication required",
+        ("wants a password", "give it one: redis://:password@host, or redis://user:password@host"),
+    ),
+    (
+        "db index is out of range",
+        ("has no database {place.database}", "take one that it has: 0 to 15, unless configured"),
+    ),
+    (
+        "invalid db index",
+        ("has no database {place.database}", "take one that it has: 0 to 15, unless configured"),
+    ),
+    (
+        "unknown command",
+        (
+            "lacks a command that aiolock needs",
+            "take Redis 6.2 or Valkey, or newer, with EVAL, EVALSHA and SUBSCRIBE allowed",
+        ),
+    ),
+)
+"""What is said without a code of its own, or with one that redis-py takes off."""
+
+
+def _unanswered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
+    """What is wrong, and what to do, where there was no connection or no answer."""
+    causes = list(_causes(error))
+    other = _NOT_TLS if place.tls else _TLS
+    for kinds, word, what, to_do in _CAUSES:
+        if word in said.lower() and any(isinstance(cause, kinds) for cause in causes):
+            return what, to_do.format(other=other)
+    return None
+
+
+_TLS: Final = "if it is a port for TLS, use rediss://"
+_NOT_TLS: Final = "if it is a plain port, use redis://"
+
+_CAUSES: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, str], ...]] = (
+    (
+        (DeafError,),
+        "",
+        "takes our commands, but our subscription is on another server, or leads nowhere",
+        "connect both to one server, not by a name or a proxy that spreads connections out",
+    ),
+    (
+        (MasterNotFoundError,),
+        "",
+        "has no address",
+        "see whether the Sentinels run and can be reached, and what they call the master",
+    ),
+    (
+        (ssl.SSLCertVerificationError,),
+        "",
+        "has a certificate that is not trusted, or is another host's",
+        "add ?ssl_ca_certs=/path/of/ca.pem to the URL, and connect by the name it is made for",
+    ),
+    ((ssl.SSLError,), "", "does not speak TLS as we do", "see to the certificates; {other}"),
+    ((socket.gaierror,), "", "cannot be found: no such host", "correct the host in the URL"),
+    (
+        (FileNotFoundError,),
+        "",
+        "cannot be reached: no such socket",
+        "start it, or correct the path",
+    ),
+    ((PermissionError,), "", "may not be connected to", "see to the rights of the socket's file"),
+    (
+        (ConnectionRefusedError,),
+        "",
+        "cannot be reached: nothing listens there",
+        "start it, or correct host and port",
+    ),
+    # Several addresses of one host: asyncio says what became of each in one error.
+    (
+        (OSError, redis.exceptions.ConnectionError),
+        "connect call failed",
+        "cannot be reached: nothing listens there",
+        "start it, or correct host and port",
+    ),
+    (
+        (TimeoutError, redis.exceptions.TimeoutError),
+        "",
+        "did not answer in time",
+        "see whether it runs and can be reached; {other}",
+    ),
+    (
+        (redis.exceptions.InvalidResponse,),
+        "",
+        "is no Redis server, by what it answers",
+        "correct host and port; {other}",
+    ),
+    (
+        (redis.exceptions.ConnectionError, ConnectionError, EOFError),
+        "clos",
+        "closed the connection",
+        "see its log; {other}",
+    ),
+    (
+        (redis.exceptions.ConnectionError, ConnectionError),
+        "reset",
+        "closed the connection",
+        "see its log; {other}",
+    ),
+)
+"""What an error, or what it came from, is, a word in its text, and what that means."""
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from: redis-py wraps what the system says."""
+    for _ in range(10):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,329 @@
+"""The one connection for all commands: what it keeps, sends again, gives up and does not send."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock.store import Granted
+from aiolock.stores.redis import RedisStore, from_url
+from aiolock.stores.redis._pipe import LATE_AFTER, Pipe, _Command
+from aiolock.stores.redis._scripts import READ, RELEASE, bulk
+from tests.failures import command_link, until
+from tests.proxy import Proxy
+from tests.servers import RedisServer
+
+
+class Nobody:
+    """An inbox for what nobody waits for."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+@pytest.fixture
+async def store(proxy: Proxy, prefix: str) -> AsyncIterator[RedisStore]:
+    """An open store behind the proxy."""
+    store = from_url(proxy.url, prefix)
+    inbox: Any = Nobody()
+    await store.open("me", inbox)
+    yield store
+    proxy.accept()
+    await store.aclose()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not answered is given up soon."""
+    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 0.4)
+    monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT_TIMEOUT", 0.2)
+
+
+def ask(store: RedisStore, number: int, *, first: bool = True) -> asyncio.Future[Any]:
+    """Ask for a lock of its own, as a waiter of its own, for the first time or once more."""
+    ticket = 0 if first else 10**15
+    name, waiter = f"name {number}", f"x3000:me:{number}"
+    return store.acquire(name, waiter, 30000, ticket=ticket, wait=True, max_waiters=0)
+
+
+def leave(store: RedisStore, number: int) -> asyncio.Future[int]:
+    """Give up whatever that waiter has."""
+    return store.release(f"name {number}", f"x3000:me:{number}", 0)
+
+
+def look(store: RedisStore) -> asyncio.Future[Any]:
+    """Ask for something that changes nothing."""
+    names = (2, store._names.keys("looked at")[0], store._names.value("looked at"))
+    return store._pipe.call(READ, 3, b"".join(map(bulk, names)))
+
+
+async def cut_off(store: RedisStore, proxy: Proxy) -> Pipe:
+    """Cut the connection, and let there be no other; returns when that is noticed."""
+    proxy.refuse()
+    command_link(proxy).cut()
+    await until(lambda: store._pipe._wire is None)
+    return store._pipe
+
+
+def calls(server: RedisServer) -> int:
+    """How many scripts the server was asked to run."""
+    stats: dict[str, Any] = server.call("INFO", "commandstats")
+    return sum(
+        stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]
+        + stats.get(f"cmdstat_{name}", {}).get("rejected_calls", 0)
+        for name in ("eval", "evalsha")
+    )
+
+
+# --- What was never written
+
+
+async def test_forgotten_before_it_was_written(
+    store: RedisStore, proxy: Proxy, redis_server: RedisServer, prefix: str
+) -> None:
+    """A waiter's first question that is forgotten is never sent; that it was sent is known."""
+    written = ask(store, 1)
+    await written
+    pipe = await cut_off(store, proxy)
+    waiting, cancelled, later = ask(store, 2), ask(store, 3), ask(store, 4, first=False)
+    cancelled.cancel()
+    await asyncio.sleep(0)  # whoever is cancelled hears of it after the command has
+    assert not pipe.forget("x3000:me:1")
+    assert pipe.forget("x3000:me:2")
+    assert not pipe.forget("x3000:me:2")
+    assert pipe.forget("x3000:me:3")
+    assert not pipe.forget("x3000:me:4")
+    assert waiting.cancelled()
+    proxy.accept()
+    await later
+    assert not pipe._first
+    assert not pipe._pending
+    assert not redis_server.call("EXISTS", f"{prefix}:{{name 2}}:holders")
+    assert redis_server.call("EXISTS", f"{prefix}:{{name 4}}:holders")
+    await asyncio.gather(leave(store, 1), leave(store, 4))
+
+
+async def test_forgotten_too_late(store: RedisStore, proxy: Proxy) -> None:
+    """What waited for a connection and was then written is not forgotten."""
+    pipe = await cut_off(store, proxy)
+    asked = ask(store, 1)
+    proxy.accept()
+    await asked
+    assert not pipe.forget("x3000:me:1")
+    await leave(store, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_refused_is_what_was_never_written(store: RedisStore, proxy: Proxy) -> None:
+    """What was not carried out for certain is told from what nobody knows."""
+    command_link(proxy).deaf(drop=True)
+    unknown = leave(store, 1)
+    await asyncio.sleep(0)
+    await cut_off(store, proxy)
+    never = leave(store, 2)
+    for left, refused in ((unknown, False), (never, True)):
+        with pytest.raises(aiolock.StoreError, match=f"127.0.0.1:{proxy.port}") as caught:
+            await left
+        assert caught.value.refused is refused
+    assert not store._pipe._pending
+
+
+async def test_release_is_sent_though_nobody_listens(store: RedisStore, proxy: Proxy) -> None:
+    """What is sure is carried out, also when its caller has gone before there was a connection."""
+    await ask(store, 1)
+    await cut_off(store, proxy)
+    leave(store, 1).cancel()
+    proxy.accept()
+    other = "x3000:me:2"
+    answer = await store.acquire("name 1", other, 30000, ticket=0, wait=False, max_waiters=0)
+    assert isinstance(answer, Granted)
+    await store.release("name 1", other, answer.fence)
+
+
+# --- Nothing grows
+
+
+async def fail(store: RedisStore, number: int) -> None:
+    """Ask, give up soon, and say so, as whoever has a timeout does."""
+    asked = ask(store, number)
+    try:
+        async with asyncio.timeout(0.02):
+            await asked
+    except (TimeoutError, aiolock.StoreError):
+        leave(store, number).add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def commands() -> int:
+    """How many commands there are in this process."""
+    gc.collect()
+    return sum(isinstance(each, _Command) for each in gc.get_objects())
+
+
+async def test_ten_thousand_failures_at_a_server_that_is_down(
+    store: RedisStore, proxy: Proxy, redis_server: RedisServer
+) -> None:
+    """Nothing is kept of them, and nothing is sent when the server is there again."""
+    pipe = await cut_off(store, proxy)
+    for batch in range(20):
+        await asyncio.gather(*(fail(store, 500 * batch + number) for number in range(500)))
+        assert pipe._pending == []
+    assert not pipe._first
+    assert commands() == 0
+    before = calls(redis_server)
+    proxy.accept()
+    await look(store)
+    # The probe, the question, and the subscription's own count when it is there again.
+    assert calls(redis_server) - before < 5
+
+
+async def test_ten_thousand_failures_at_a_server_that_refuses(
+    own_server: RedisServer, prefix: str
+) -> None:
+    """One command for each attempt to connect, with pauses between; and nothing is kept."""
+    store = from_url(own_server.url, prefix)
+    inbox: Any = Nobody()
+    await store.open("me", inbox)
+    await ask(store, 0)
+    own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    before, start = calls(own_server), time.monotonic()
+    for batch in range(20):
+        await asyncio.gather(*(fail(store, 500 * batch + number) for number in range(500)))
+    # The first of them were written at once, before the first was refused.
+    sent = calls(own_server) - before
+    assert sent < 1100 + 20 * (time.monotonic() - start)
+    assert len(store._pipe._pending) <= 500
+    assert len(store._pipe._first) == 0
+    before, start = calls(own_server), time.monotonic()
+    await until(lambda: time.monotonic() > start + 2)
+    assert calls(own_server) - before < 10
+    own_server.call("CONFIG", "SET", "min-replicas-to-write", "0")
+    await until(lambda: not store._pipe._pending)
+    await leave(store, 0)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("waiting", [1, 200])
+async def test_one_command_for_each_attempt(
+    own_server: RedisServer, prefix: str, waiting: int
+) -> None:
+    """A server that refuses is not sent more the more there is to send; then all are served."""
+    store = from_url(own_server.url, prefix)
+    inbox: Any = Nobody()
+    await store.open("me", inbox)
+    own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    asked = [ask(store, 0)]
+    await until(lambda: store._pipe._wire is None)
+    asked += [ask(store, number) for number in range(1, waiting)]
+    before, start = calls(own_server), time.monotonic()
+    await until(lambda: time.monotonic() > start + 1.5)
+    assert calls(own_server) - before < 20
+    own_server.call("CONFIG", "SET", "min-replicas-to-write", "0")
+    assert all(answer.fence for answer in await asyncio.gather(*asked))
+    await asyncio.gather(*(leave(store, number) for number in range(waiting)))
+    await store.aclose()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_refused_for_too_long(own_server: RedisServer, prefix: str) -> None:
+    """Whoever waits for a server that goes on refusing hears why, and that nothing was done."""
+    store = from_url(own_server.url, prefix)
+    inbox: Any = Nobody()
+    await store.open("me", inbox)
+    own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    for number in range(2):
+        with pytest.raises(aiolock.StoreError, match=r"too few replicas.*NOREPLICAS") as caught:
+            await ask(store, number)
+        assert caught.value.refused
+    await store.aclose()
+
+
+# --- The server's clock
+
+
+async def test_clock_that_jumped(store: RedisStore) -> None:
+    """A command that is refused as late, but is still waited for, is sent by the clock as it is."""
+    pipe = store._pipe
+    pipe._ahead = 1, 0
+    assert (await ask(store, 1)).fence
+    assert pipe._ahead[0] > 10**15
+    await leave(store, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_clock_is_read_again(
+    store: RedisStore, redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's clock is read now and then, also where neither connection is ever silent."""
+    monkeypatch.setattr("aiolock.stores.redis._store.CLOCK", 0.2)
+    assert store._timer is not None
+    store._timer.cancel()
+    store._beat()
+    read = store._pipe.clock_read
+    start = time.monotonic()
+    while store._pipe.clock_read == read:
+        assert time.monotonic() < start + 5
+        redis_server.call("PUBLISH", f"{prefix}:push:me", "d nothing")
+        await look(store)
+
+
+async def test_clock_that_jumps_all_the_time(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even so there is an end: the caller is told, and that nothing was done."""
+    monkeypatch.setattr("aiolock.stores.redis._pipe.LATE_AFTER", -(10**9))
+    with pytest.raises(aiolock.StoreError, match="LATE") as caught:
+        await ask(store, 1)
+    assert caught.value.refused
+
+
+async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: RedisServer) -> None:
+    """A question that was refused as late is not asked again when nobody waits for the answer."""
+    store._pipe._ahead = 1, 0
+    asked = ask(store, 1)
+    asked.cancel()
+    before = calls(redis_server)
+    await look(store)
+    assert calls(redis_server) - before == 2  # the cancelled one and the look
+    assert not redis_server.call("EXISTS", store._names.keys("name 1")[0])
+
+
+async def test_what_to_bury(store: RedisStore, proxy: Proxy, redis_server: RedisServer) -> None:
+    """For as long as old copies may arrive, and no longer, a release says until when that is."""
+    pipe = store._pipe
+    assert pipe.bury() == 0
+    await ask(store, 1)
+    assert pipe.bury() == 0
+    await cut_off(store, proxy)
+    assert pipe.bury() >= pipe._last_stamp > 0
+    proxy.accept()
+    await leave(store, 1)
+    seconds, micros = redis_server.call("TIME")
+    now = int(seconds) * 10**6 + int(micros)
+    assert now < pipe._lost_stamp <= pipe.bury() < now + LATE_AFTER + 10**6
+    pipe._ahead = now + 2 * LATE_AFTER, now + 2 * LATE_AFTER  # all that was written is over
+    assert pipe.bury() == 0
+
+
+async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy: Proxy) -> None:
+    """A release that is sent again after a break says so, though it was asked for before."""
+    proxy.recording = True
+    link = command_link(proxy)
+    link.deaf(drop=True)
+    ask(store, 1).cancel()
+    arguments = store._names.three("name 1") + bulk("x3000:me:1") + bulk(0) + store._channels
+    left = store._pipe.call(RELEASE, 8, arguments + bulk(1), buries=True)
+    await asyncio.sleep(0)
+    link.cut()
+    await left
+    sent = b"".join(proxy.requests)
+    (stamp,) = re.findall(rb"\r\n\$1\r\n1\r\n\$16\r\n(\d+)\r\n", sent)
+    assert int(stamp) >= store._pipe._lost_stamp > 0
