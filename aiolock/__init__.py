@@ -1,4 +1,15 @@
-"""Fair, cancellation-safe locks for asyncio programs that run in many processes."""
+"""Fair, cancellation-safe locks for asyncio programs that run in many processes.
+
+::
+
+    async with aiolock.connect("redis://localhost:6379/0") as client:
+        async with client.lock("order:42", ttl=30, timeout=5) as lease:
+            ...  # ours alone, in all processes; cancelled when the lease is lost
+
+`connect` makes a client, one for each process; what that makes are descriptions that any number of
+tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `latch` and
+`barrier` (see `LockClient`). ``memory://`` needs no server and works within one event loop.
+"""
 
 from aiolock._barrier import Barrier
 from aiolock._client import LockClient, connect
@@ -58,3 +69,13 @@ __all__ = [
     "WouldDeadlock",
     "connect",
 ]
+
+
+def _adopt() -> None:
+    """Let tracebacks and reprs call things what one imports, wherever they are written."""
+    for name in __all__:
+        globals()[name].__module__ = __name__
+
+
+_adopt()
+del _adopt

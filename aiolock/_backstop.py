@@ -22,12 +22,15 @@ JUST_AFTER: Final = 0.003
 class Line:
     """One client's waiters for one name. The first asks for all of them: for the others, rarely."""
 
-    def __init__(self, ask_again: Callable[[Waiter], None]) -> None:
+    def __init__(self, ask_again: Callable[[Waiter], None], time: Callable[[], float]) -> None:
+        """``time`` is the clock of `Waiter.last_asked`."""
         self._ask_again = ask_again
-        self._loop = asyncio.get_running_loop()
+        self._time = time
+        self._call_later = asyncio.get_running_loop().call_later
         self._waiters: dict[str, Waiter] = {}
         self._ask_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf  # kept here: a handle of uvloop's does not always know
 
     def queued(self, waiter: Waiter, answer: Queued) -> None:
         """The store said where the waiter stands, and when the first lease ends.
@@ -42,7 +45,7 @@ class Line:
             # Only what is known of the first may put its question off: a stream of newcomers must
             # not keep one from asking whose place has got lost.
             self._ask_at = math.inf
-        self._ask_by(self._loop.time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
+        self._ask_by(self._time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
 
     @property
     def first(self) -> Waiter:
@@ -55,7 +58,7 @@ class Line:
             # The lock may be its by now; should we not hear what becomes of it: its claim ends.
             ends = min(waiter.ttl, CLAIM) / 1000
             shares = waiter.policy.shared and not waiter.policy.passes
-            self._ask_by(self._loop.time() + (min(SOON, ends) if shares else ends))
+            self._ask_by(self._time() + (min(SOON, ends) if shares else ends))
         if not self._waiters and self._timer is not None:
             self._timer.cancel()
         return not self._waiters
@@ -64,14 +67,15 @@ class Line:
         """Let the first ask again at that time, if it would not before."""
         self._ask_at = min(self._ask_at, when)
         # A timer that comes too early sees that and sets itself again: cheaper than a new one.
-        if self._timer is None or self._timer.when() > self._ask_at:
+        if self._timer is None or self._timer_at > self._ask_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(self._ask_at, self._ask)
+            self._timer_at = self._ask_at
+            self._timer = self._call_later(max(0.0, self._ask_at - self._time()), self._ask)
 
     def _ask(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        now = self._time()
         if now >= self._ask_at:
             for place, waiter in enumerate(self._waiters.values()):
                 due = place == 0 or now - waiter.last_asked >= KEEP_ALIVE

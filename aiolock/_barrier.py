@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiolock._lease import give_back
 from aiolock._lock import DEFAULT, Default, Lock
-from aiolock.errors import AcquireTimeout
+from aiolock._policy import Seconds
 from aiolock.store import Status
 
 
@@ -36,24 +36,21 @@ class Barrier:
     @property
     def name(self) -> str:
         """The barrier's name."""
-        return self._lock._policy.own_name
+        return self._lock.name
 
     @property
     def parties(self) -> int:
         """How many go on together."""
         return self._parties
 
-    async def wait(self, timeout: float | Default | None = DEFAULT) -> None:
+    async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Wait for the others; `AcquireTimeout` when they were not here in ``timeout`` seconds.
 
         `LimitMismatch` when others declare another number of parties. Other errors and cancellation
         are those of `Lock.acquire`: after each of them this party is not here any more, though
         the others may just have gone on with it.
         """
-        lease = await self._lock.acquire(timeout=timeout)
-        if lease is None:
-            raise AcquireTimeout(f"the {self._parties} of {self.name!r} were not here in time")
-        give_back(lease)
+        give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
 
     async def status(self) -> Status:
         """Who is here and waits for the others; as `Lock.status`."""

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import importlib
 import re
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from types import TracebackType
@@ -19,21 +20,24 @@ from aiolock._latch import Latch
 from aiolock._lock import Lock
 from aiolock._multi import MultiLock
 from aiolock._naming import fields, naming
-from aiolock._once import PREFIX, Once
+from aiolock._once import Once
 from aiolock._periodic import Periodic
 from aiolock._policy import (
     LONGEST_TTL,
     SHORTEST_TTL,
     OnLost,
     Policy,
+    Seconds,
     checked_name,
     checked_number,
     checked_ttl,
+    plain,
     seconds,
 )
 from aiolock._rwlock import RWLock
 from aiolock._semaphore import Semaphore, rule
-from aiolock._waiting import WaitingRoom
+from aiolock._waiting import State, WaitingRoom
+from aiolock.errors import ClientClosed
 from aiolock.store import Store
 
 if TYPE_CHECKING:
@@ -52,8 +56,11 @@ _STORES: Final = {
 }
 
 
+_AT_REST: Final = (State.NEW, State.CLOSED)
+
+
 def connect(
-    target: str | Redis | MemoryServer | Store, *, prefix: str = "aiolock", ttl: float = 30.0
+    target: str | Redis | MemoryServer | Store, *, prefix: str = "aiolock", ttl: Seconds = 30.0
 ) -> LockClient:
     """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
 
@@ -61,7 +68,8 @@ def connect(
     ``redis.asyncio.Redis`` of the caller's (also one from ``Sentinel.master_for``, or a
     ``FakeAsyncRedis``; it is used to connect as it does, and is neither shared nor closed), a
     `MemoryServer`, or a `Store`. ``prefix`` stands before every key; locks of different prefixes
-    are different locks. ``ttl``, in seconds, is what locks have that do not say.
+    are different locks. ``ttl``, in seconds, is what locks have that do not say. Here as everywhere
+    a number of seconds may also be a `datetime.timedelta`.
 
     `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
     """
@@ -101,28 +109,78 @@ class LockClient:
 
     Open it once per process and event loop and share it between all tasks: it uses two
     connections, however many locks they hold and wait for. ``async with`` opens and closes it;
-    `open` and `aclose` do the same for a framework's lifespan hooks.
+    `open` and `aclose` do the same for a framework's lifespan hooks. Once closed it can be opened
+    again, also in another event loop; what it made (locks, decorated functions) works again then.
     """
 
-    def __init__(self, store: Store, *, ttl: float = 30.0) -> None:
-        self._ttl = checked_ttl(ttl)
+    def __init__(self, store: Store, *, ttl: Seconds = 30.0) -> None:
         self._room = WaitingRoom(store)
+        self._ttl = checked_ttl(ttl)
+        self._opening: asyncio.Task[None] | None = None
+        self._openers = 0
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<LockClient {self.id} of {self._room.store!r}>"
 
+    def __del__(self) -> None:
+        if self._room.state is State.OPEN:
+            warnings.warn(
+                f"unclosed {self!r}: what it holds is in the way of others until its leases end."
+                " Use `async with`, or await its aclose()",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
     @property
     def id(self) -> str:
-        """96 random bits that name this client in a lock's `status`."""
+        """96 random bits that name this client in a lock's `status`; others after each opening."""
         return self._room.client
 
     async def open(self) -> None:
         """Connect; `StoreError`, with what to do about it, when the store cannot be used.
 
-        `ClientClosed` when it was opened or closed before. Cancelled, it is closed again.
+        Does nothing where it is open already, and waits where it is just being opened: so whoever
+        needs it may call this first. Cancelled, it is closed again, unless another task waits for
+        the same. `ClientClosed` when it is open in another event loop (which has not been closed),
+        was opened before a fork, or is closed meanwhile.
         """
-        await self._room.open()
+        room = self._room
+        _check_asyncio()
+        if room.state not in _AT_REST and room.loop_is_gone:
+            room.state, self._closing, self._opening = State.CLOSED, None, None
+        if room.state not in _AT_REST:
+            room.keeper.check_here()
+            if self._closing is not None:
+                await self.aclose()  # wait for its end
+        if room.is_open:
+            return
+        if self._opening is None:
+            room.begin()
+            self._opening = asyncio.create_task(room.open(), name="aiolock open")
+            self._opening.add_done_callback(self._opened)
+        opening = self._opening
+        self._openers += 1
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise ClientClosed("this client was closed while it was being opened") from None
+            if self._openers == 1 and not opening.done():
+                opening.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([opening])
+            elif self._openers == 1 and room.state is State.OPEN:
+                await self.aclose()
+            raise
+        finally:
+            self._openers -= 1
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # whoever waits for it raises it
 
     async def aclose(self) -> None:
         """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.
@@ -133,12 +191,29 @@ class LockClient:
         on all the same, and under a cancelled anyio scope it is completed first. `ClientClosed` in
         a fork or another event loop, where it would disturb the one that it belongs to.
         """
-        self._room.check_here()
+        room = self._room
+        if room.state in _AT_REST:
+            return
+        if room.loop_is_gone:
+            room.state = State.CLOSED  # nothing is open any more
+            return
+        room.keeper.check_here()
         if self._closing is None:
-            closing = self._room.aclose(asyncio.current_task())
+            closing = self._close(asyncio.current_task())
             self._closing = asyncio.create_task(closing, name="aiolock close")
         with anyio.CancelScope(shield=True):
             await asyncio.shield(self._closing)
+
+    async def _close(self, caller: asyncio.Task[Any] | None) -> None:
+        try:
+            if self._opening is not None:
+                self._opening.cancel()
+                await asyncio.wait([self._opening])
+                self._room.state = State.CLOSED  # where the opening had not even begun
+            if self._room.state is State.OPEN:
+                await self._room.aclose(caller)
+        finally:
+            self._closing = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -156,15 +231,15 @@ class LockClient:
         self,
         name: str,
         *,
-        ttl: float | None = None,
-        timeout: float | None = None,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
         renew: bool = True,
         reentrant: bool = False,
         max_waiters: int | None = None,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
-        min_hold: float | None = None,
-        lock_delay: float | None = None,
+        min_hold: Seconds | None = None,
+        lock_delay: Seconds | None = None,
     ) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
@@ -185,36 +260,33 @@ class LockClient:
         :param lock_delay: seconds for which nobody enters after its holder has *lost* it: what
             that one had sent before may still be on its way to the storage.
         """
-        ttl = self._ttl if ttl is None else ttl
-        return Lock(
-            self._room,
-            Policy(
-                name,
-                ttl,
-                timeout,
-                renew,
-                reentrant,
-                max_waiters,
-                max_hold,
-                on_lost,
-                min_hold,
-                lock_delay,
-            ),
+        policy = Policy(
+            name,
+            self._ttl if ttl is None else plain(ttl),
+            plain(timeout),
+            renew,
+            reentrant,
+            max_waiters,
+            plain(max_hold),
+            on_lost,
+            plain(min_hold),
+            plain(lock_delay),
         )
+        return Lock(self._room, policy)
 
     def rwlock(
         self,
         name: str,
         *,
-        ttl: float | None = None,
-        timeout: float | None = None,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
         renew: bool = True,
         reentrant: bool = False,
         max_waiters: int | None = None,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
-        min_hold: float | None = None,
-        lock_delay: float | None = None,
+        min_hold: Seconds | None = None,
+        lock_delay: Seconds | None = None,
     ) -> RWLock:
         """A lock that readers share and a writer has alone: see `RWLock`.
 
@@ -242,25 +314,24 @@ class LockClient:
         name: str,
         limit: int,
         *,
-        ttl: float | None = None,
-        timeout: float | None = None,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
         renew: bool = True,
         max_waiters: int | None = None,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
-        min_hold: float | None = None,
-        lock_delay: float | None = None,
+        min_hold: Seconds | None = None,
+        lock_delay: Seconds | None = None,
     ) -> Semaphore:
         """``limit`` permits under this name, for all processes together: see `Semaphore`.
 
         The other parameters and the errors are those of `lock`; with ``min_hold`` and
         ``lock_delay`` it is the permits that are not given to anybody meanwhile, so
-        ``semaphore("api", 10, min_hold=1)`` lets no more than 10 begin in any second. The name has
-        at most 502 characters.
+        ``semaphore("api", 10, min_hold=1)`` lets no more than 10 begin in any second.
         """
         checked_number("limit", limit)
         one = self.lock(
-            f"semaphore:{checked_name(name)}",
+            name,
             ttl=ttl,
             timeout=timeout,
             renew=renew,
@@ -278,11 +349,11 @@ class LockClient:
     def multilock(
         self,
         *names: str,
-        ttl: float | None = None,
-        timeout: float | None = None,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
         renew: bool = True,
         max_waiters: int | None = None,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
     ) -> MultiLock:
         """Several locks as one: all of them or none, in an order in which nobody deadlocks.
@@ -301,7 +372,7 @@ class LockClient:
             on_lost=on_lost,
         )
         return MultiLock(
-            [describe(name) for name in dict.fromkeys(map(checked_name, names))], timeout
+            [describe(name) for name in dict.fromkeys(map(checked_name, names))], plain(timeout)
         )
 
     def latch(
@@ -309,34 +380,32 @@ class LockClient:
         name: str,
         count: int,
         *,
-        ttl: float = 86400.0,
-        timeout: float | None = None,
+        remember: Seconds = 86400.0,
+        timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Latch:
         """Opens once it was counted down ``count`` times: see `Latch`.
 
-        :param name: at most 506 characters.
-        :param ttl: seconds for which it is remembered after the last count, open or not; a minute
-            at least.
+        :param remember: seconds for which it is remembered after the last count, open or not; a
+            minute at least.
         :param timeout: seconds that `Latch.wait` waits at most; None waits as long as it takes.
         :param max_waiters: `QueueFull` at once when so many wait already.
         """
         checked_number("count", count)
-        seconds("ttl", ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
+        kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
         rule = f"^{count}/{count}"
-        return Latch(self._passing("latch", name, rule, timeout, max_waiters), count, ttl)
+        return Latch(self._passing("latch", name, rule, timeout, max_waiters), count, kept)
 
     def barrier(
         self,
         name: str,
         parties: int,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Barrier:
         """Lets ``parties`` through at once, when so many are there: see `Barrier`.
 
-        :param name: at most 504 characters.
         :param timeout: seconds that `Barrier.wait` waits at most; None waits as long as it takes.
         :param max_waiters: `QueueFull` at once when so many wait already.
         """
@@ -345,13 +414,13 @@ class LockClient:
         return Barrier(self._passing("barrier", name, rule, timeout, max_waiters), parties)
 
     def _passing(
-        self, kind: str, name: str, rule: str, timeout: float | None, max_waiters: int | None
+        self, kind: str, name: str, rule: str, timeout: Seconds | None, max_waiters: int | None
     ) -> Lock:
         """The lock of those who wait for something and then go on, without holding anything."""
         policy = Policy(
-            f"{kind}:{checked_name(name)}",
+            name,
             self._ttl,
-            timeout,
+            plain(timeout),
             renew=False,
             max_waiters=max_waiters,
             shared=True,
@@ -364,21 +433,20 @@ class LockClient:
         self,
         name: str,
         *,
-        ttl: float | None = None,
-        timeout: float | None = None,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
         max_waiters: int | None = None,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
-        lock_delay: float | None = None,
+        lock_delay: Seconds | None = None,
     ) -> Election:
         """One leader among many, whom everybody can ask for: see `Election`.
 
         The parameters and errors are those of `lock`: ``ttl`` is for how long nobody leads when a
         leader has died, ``timeout`` for how long a candidate waits, ``max_hold`` the longest term.
-        The name has at most 503 characters.
         """
         policy = self.lock(
-            f"election:{checked_name(name)}",
+            name,
             ttl=ttl,
             timeout=timeout,
             max_waiters=max_waiters,
@@ -392,84 +460,86 @@ class LockClient:
         self,
         name: str,
         *,
-        every: float,
-        at_least_for: float | None = None,
-        at_most_for: float | None = None,
-        ttl: float | None = None,
+        every: Seconds,
+        min_hold: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        ttl: Seconds | None = None,
     ) -> Periodic:
         """A job of which one run begins in each period, of however many instances, in turn.
 
         The periods are multiples of ``every`` seconds since 1970 by the store's clock, so clocks
         that differ change nothing: every 3600 runs on the hour.
 
-        :param name: the lock of this name is its lock.
-        :param at_least_for: seconds from the beginning of a run for which there is no other, also
+        :param min_hold: seconds from the beginning of a run for which there is no other, also
             where that is longer than the rest of the period.
-        :param at_most_for: seconds after which a run is cancelled.
+        :param max_hold: seconds after which a run is cancelled.
         :param ttl: seconds after which an instance that died in its run is noticed; the
             client's, if None.
         """
-        seconds("every", every, least=SHORTEST_TTL, most=LONGEST_TTL)
+        period = seconds("every", every, least=SHORTEST_TTL, most=LONGEST_TTL)
         least = 0.0
-        if at_least_for is not None:
-            least = seconds("at_least_for", at_least_for, least=0, most=LONGEST_TTL)
-        if at_most_for is not None:
-            seconds("at_most_for", at_most_for, least=max(least, SHORTEST_TTL), most=LONGEST_TTL)
-        ttl = self._ttl if ttl is None else ttl
-        policy = Policy(name, ttl, max_hold=at_most_for, min_hold=at_least_for, every=every)
-        return Periodic(Lock(self._room, policy), every)
+        if min_hold is not None:
+            least = seconds("min_hold", min_hold, least=0, most=LONGEST_TTL)
+        if max_hold is not None:
+            seconds("max_hold", max_hold, least=max(least, SHORTEST_TTL), most=LONGEST_TTL)
+        policy = Policy(
+            name,
+            self._ttl if ttl is None else plain(ttl),
+            max_hold=plain(max_hold),
+            min_hold=plain(min_hold),
+            every=period,
+            kind="periodic",
+        )
+        return Periodic(Lock(self._room, policy), period)
 
     def once(
         self,
-        key: str,
+        name: str,
         *,
-        ttl: float,
+        remember: Seconds,
+        ttl: Seconds | None = None,
         wait: bool = True,
-        timeout: float | None = None,
-        lease_ttl: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Once:
         """Something to be done once, however often it is asked for: see `Once`.
 
-        As a decorator, ``key`` is formatted with the call's arguments, as in `locked`. It has at
-        most 507 characters: the lock's name is ``once:`` and the key.
+        As a decorator, ``name`` is formatted with the call's arguments, as in `locked`.
 
-        :param ttl: seconds for which it is remembered that it is done; at least as long as the
-            same thing may come again.
+        :param remember: seconds for which it is remembered that it is done; at least as long as
+            the same thing may come again.
+        :param ttl: seconds after which somebody who died over it is noticed; the client's, if
+            None.
         :param wait: whether those who come while it is being done wait for the outcome.
         :param timeout: seconds that they wait at most; None waits as long as it takes.
-        :param lease_ttl: seconds after which somebody who died over it is noticed; the client's
-            ttl, if None.
         """
-        seconds("ttl", ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
+        kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
         if not isinstance(wait, bool):
             raise TypeError(f"wait must be True or False, not {wait!r}")
         if not wait and timeout is not None:
             raise ValueError("wait=False does not wait, so it takes no timeout")
-        lease = (
-            self._ttl
-            if lease_ttl is None
-            else seconds("lease_ttl (or None)", lease_ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
+        named = functools.partial(self.once, remember=kept, ttl=ttl, wait=wait, timeout=timeout)
+        policy = Policy(
+            name,
+            self._ttl if ttl is None else plain(ttl),
+            plain(timeout),
+            once=True,
+            kind="once",
         )
-        checked_name(key)
-        named = functools.partial(
-            self.once, ttl=ttl, wait=wait, timeout=timeout, lease_ttl=lease_ttl
-        )
-        policy = Policy(PREFIX + key, lease, timeout, once=True)
-        return Once(Lock(self._room, policy), keep=ttl, wait=wait, named=named)
+        return Once(Lock(self._room, policy), remember=kept, wait=wait, named=named)
 
     def locked(
         self,
         name: str,
         *,
-        ttl: float | None = None,
-        timeout: float | None = None,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
         renew: bool = True,
         reentrant: bool = False,
         max_waiters: int | None = None,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
-        min_hold: float | None = None,
-        lock_delay: float | None = None,
+        min_hold: Seconds | None = None,
+        lock_delay: Seconds | None = None,
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorate an async function so that each call runs under a lock.
 
@@ -503,3 +573,14 @@ class LockClient:
             return call
 
         return decorate
+
+
+def _check_asyncio() -> None:
+    """A clear error where there is no asyncio, as under trio."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "aiolock runs on asyncio, and no asyncio event loop is running here. Under trio it does"
+            ' not work; with anyio, run on backend="asyncio"'
+        ) from None

@@ -16,13 +16,16 @@ from aiolock._hold import ALIVE, LeaseState
 from aiolock._keeper import retrieve
 from aiolock._lease import Lease, LostEvent, give_back
 from aiolock._lock import DEFAULT, Default, Lock
-from aiolock._policy import to_ms
+from aiolock._policy import Policy, Seconds, to_ms
+from aiolock.store import Posted, Status
 
-_BOARD: Final = "elected:"
-"""What stands before the name of what is put up."""
+_BOARD: Final = "elected"
+"""The kind under whose keys it is put up who leads."""
 
 _KEPT: Final = 3600.0
-"""Seconds for which it is remembered who led last; a leader says so thrice as often."""
+"""Seconds for which it is remembered who led last."""
+_AGAIN: Final = 1.0
+"""The least seconds after which a leader says again that it leads; else a third of its ttl."""
 LONGEST_VALUE: Final = 10_000
 
 
@@ -118,11 +121,11 @@ class Election:
     @property
     def name(self) -> str:
         """The election's name."""
-        return self._lock._policy.own_name
+        return self._lock.name
 
     @asynccontextmanager
     async def campaign(
-        self, value: str = "", *, timeout: float | Default | None = DEFAULT
+        self, value: str = "", *, timeout: Seconds | Default | None = DEFAULT
     ) -> AsyncGenerator[Term, None]:
         """Wait to be the leader, and be it in the body of ``async with``; leaving it is resigning.
 
@@ -134,22 +137,29 @@ class Election:
         if len(value) > LONGEST_VALUE:
             raise ValueError(f"value must have at most {LONGEST_VALUE} characters")
         value.encode()  # UnicodeEncodeError, a ValueError, before anybody leads
-        async with self._lock.acquire(timeout=timeout) as lease:
+        room = self._lock._room
+        async with self._lock._acquisition(timeout, blocking=True) as lease:
             await self._put_up(lease.fence, value)
             loop = asyncio.get_running_loop()
-            timer: asyncio.TimerHandle | None = None
+            every = max(_AGAIN, min(self._lock.ttl, _KEPT) / 3)
+            timer: asyncio.TimerHandle
 
-            def again() -> None:
+            def say() -> None:
+                # What is put up may get lost, as by a fail-over that forgets the last writes.
+                if lease.state in ALIVE:
+                    self._put_up(lease.fence, value).add_done_callback(retrieve)
+
+            def say_again() -> None:
                 nonlocal timer
-                if lease.state not in ALIVE:
-                    return  # it has resigned
-                self._put_up(lease.fence, value).add_done_callback(retrieve)
-                timer = loop.call_later(_KEPT / 3, again)
+                timer = loop.call_later(every, say_again)
+                say()
 
-            timer = loop.call_later(_KEPT / 3, again)
+            timer = loop.call_later(every, say_again)
+            room.on_reconnect.add(say)
             try:
                 yield Term(lease, value)
             finally:
+                room.on_reconnect.discard(say)
                 timer.cancel()
 
     async def leader(self) -> Leader | None:
@@ -171,10 +181,8 @@ class Election:
                 seen = latest
                 if leader is not None:
                     yield leader
-            policy = replace(self._board._policy, rule=f"^{seen + 1}")
-            lease = await Lock(self._lock._room, policy).acquire()
-            assert lease is not None  # it has no timeout
-            give_back(lease)
+            policy = replace(self._board, rule=f"^{seen + 1}")
+            give_back(await Lock(self._lock._room, policy).acquire())
 
     async def request_resign(self) -> bool:
         """Ask the leader to resign when it can; whether anybody was told.
@@ -183,26 +191,26 @@ class Election:
         """
         return await self._lock.request_release()
 
-    async def break_(self) -> bool:
+    async def break_(self, fence: int | None = None) -> bool:
         """Depose the leader, and let the next one lead; whether there was one. As `Lock.break_`."""
-        return await self._lock.break_()
+        return await self._lock.break_(fence)
 
     @property
-    def _board(self) -> Lock:
-        policy = replace(
+    def _board(self) -> Policy:
+        return replace(
             self._lock._policy,
-            name=_BOARD + self.name,
+            kind=_BOARD,
             timeout=None,
             renew=False,
             shared=True,
             rule="^1",
             max_waiters=None,
+            max_hold=None,
         )
-        return Lock(self._lock._room, policy)
 
     def _put_up(self, fence: int, value: str) -> asyncio.Future[int]:
         return self._lock._room.store.post(
-            _BOARD + self.name,
+            self._board.key,
             fence,
             token="",
             declared=0,
@@ -212,13 +220,21 @@ class Election:
 
     async def _look(self) -> tuple[Leader | None, int]:
         """Who leads, and the fence of whoever was the last to say so."""
-        room = self._lock._room
+        room, key = self._lock._room, self._lock._policy.key
         room.check()
-        reading = room.store.read(_BOARD + self.name)
-        status, posted = await asyncio.gather(room.store.status(self._lock.name), reading)
-        fence, _, value = posted.value.partition(" ")
-        for holder in status.holders:
-            if fence == str(holder.fence):
-                found = Leader(value, holder.fence, holder.client, holder.host, holder.pid)
-                return found, posted.count
-        return None, posted.count
+        reading = room.store.read(self._board.key)
+        status, posted = await asyncio.gather(room.store.status(key, waiters=False), reading)
+        leader = _found(status, posted)
+        if leader is None and posted.value:
+            # The two may have been carried out the other way round, and a leader begun between.
+            leader = _found(await room.store.status(key, waiters=False), posted)
+        return leader, posted.count
+
+
+def _found(status: Status, posted: Posted) -> Leader | None:
+    """The holder that has put up that it leads."""
+    fence, _, value = posted.value.partition(" ")
+    for holder in status.holders:
+        if fence == str(holder.fence):
+            return Leader(value, holder.fence, holder.client, holder.host, holder.pid)
+    return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from aiolock._policy import Policy
 
 Owner = tuple[asyncio.Task[Any] | None, str]
-"""The task that called `acquire`, and the name it asked for."""
+"""The task that called `acquire`, and the key (see `Policy.key`) that it asked for."""
 
 
 def lasts(lease: int) -> float:
@@ -46,6 +47,8 @@ class Body(Protocol):
 class Handle(Protocol):
     """A lease that speaks for a hold; each acquisition of a re-entrant lock gives one more."""
 
+    _shares: bool
+
     async def release(self) -> bool:
         """Give it back."""
         ...
@@ -68,6 +71,16 @@ class Hold:
     """Set when it is wanted, once anybody has looked at it."""
     bodies: tuple[Body, ...] = ()
     leases: tuple[Handle, ...] = ()
+    """Those that the owner can still reach by name, with `Lock.release`."""
+    speaking = 0
+    """How many leases speak for it that have not ended."""
+    where = ""
+    """The line that acquired it, where that was looked up."""
+    watch: Callable[[asyncio.Task[Any]], object] | None = None
+    """Called when its owner has ended."""
+    alarm: asyncio.TimerHandle | None = None
+    began = 0.0
+    """Where it is not renewed: from when on its lease is reckoned, not later than the grant."""
     released: asyncio.Future[int] | None = None
     """What the store answers, or answered, to its release."""
     heard = False
@@ -85,10 +98,11 @@ class Hold:
         *,
         ttl: int,
         fence: int,
+        lease: int,
         deadline: float,
         ends: float | None,
-        unconfirmed: bool,
         loose: bool,
+        claim: bool,
     ) -> None:
         self.policy = policy
         self.owner = owner
@@ -98,7 +112,9 @@ class Hold:
         self.deadline = deadline
         self.ends = ends
         """When ``max_hold`` is over."""
-        self.unconfirmed = unconfirmed
-        """Its present lease is the claim of a pushed grant, shorter than its ttl."""
+        self.unconfirmed = claim
+        """Its present lease is the claim of a pushed grant, which is to be confirmed once."""
+        if not policy.renew:
+            self.began = deadline - lasts(lease)
         self.loose = loose
         """A question was still under way when it was granted (see `WaitingRoom`)."""

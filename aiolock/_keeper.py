@@ -8,11 +8,14 @@ import heapq
 import math
 import os
 import random
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from aiolock._hold import ALIVE, Hold, LeaseState, Owner, lasts
+from aiolock._overdue import Overdue
 from aiolock.errors import ClientClosed
 from aiolock.store import Renewal, Store
 
@@ -20,6 +23,11 @@ _SLOTS: Final = 20
 """Renewals due in one slot (a twentieth of a second) go out together."""
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
+_FINE: Final = 64
+"""A slot is chosen as exactly as this part of the time until then. So there are few slots, however
+long the leases are, and a renewal is early by that part at most."""
+_AWAKE: Final = 1.0
+"""Seconds after which, while anything is held, to see whether the machine was suspended."""
 
 _forks = 0
 """How many forks lie between this process and the first that imported aiolock."""
@@ -34,6 +42,18 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_forked)
 
 
+def _clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """What deadlines are reckoned by: a clock that goes on while the machine is suspended.
+
+    The loop's own does not, on Linux: after a laptop or a virtual machine has slept, it would
+    believe in leases that ended meanwhile. A loop with a time of its own keeps that.
+    """
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    if boottime is None or abs(loop.time() - time.monotonic()) > 1:
+        return loop.time
+    return partial(time.clock_gettime, boottime)
+
+
 class Keeper:
     """Renews every lease of a client that is due, in batches, and notices when one is lost.
 
@@ -46,19 +66,22 @@ class Keeper:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = loop = asyncio.get_running_loop()
-        self.time = loop.time
+        self.time = _clock(loop)
+        self._may_sleep = self.time != loop.time
         # Not asked which loop that is: it would ask which process, a system call each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
         self.holds: dict[str, Hold] = {}
-        self.owned: dict[Owner, Hold] = {}
+        self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
         # Slots of holds by when they are due: entering and leaving cost the same for 10,000.
         self._slots: dict[int, dict[Hold, None]] = {}
         self._order: list[int] = []
+        self._heaped: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
         self._jitter = 1.0
         self._left: asyncio.Event | None = None
+        self.overdue = Overdue(self.time)
 
     def check_here(self) -> None:
         """`ClientClosed` unless this is the process and the event loop it was opened in.
@@ -71,30 +94,95 @@ class Keeper:
                 f"this client was opened in another process, of which this one ({os.getpid()}) is"
                 " a fork: open one in each process, after the fork"
             )
-        if asyncio.get_running_loop() is not self._loop:
+        if (
+            asyncio._get_running_loop() is not self._loop
+        ):  # where none runs: not an error of its own
             raise ClientClosed(
                 "this client was opened in another event loop: open one in each event loop"
             )
 
     def held_by(self, owner: Owner) -> Hold | None:
         """What this task holds of this name, if it still does."""
-        hold = self.owned.get(owner)
+        task, key = owner
+        if task not in self.owned:
+            return None
+        hold = self.owned[task].get(key)
         if hold is not None:
             self.check(hold)
-        return self.owned.get(owner)
+        return None if hold is None or hold.state not in ALIVE else hold
 
     def keep(self, hold: Hold, lease: int) -> None:
         """Begin to keep a hold whose present lease is so many ms long."""
-        self.holds[hold.waiter] = hold
-        self.owned[hold.owner] = hold
-        self._plan(hold, lease, self.time())
+        task, key = hold.owner
+        try:
+            self.holds[hold.waiter] = hold
+            self.owned.setdefault(task, {})[key] = hold
+            now = self.time()
+            if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
+                self._schedule(hold, now, now)  # noticed so late that it is renewed at once
+            else:
+                self._plan(hold, lease, now)
+        except BaseException:
+            self._forget(hold)
+            raise
 
     def _plan(self, hold: Hold, lease: int, now: float) -> None:
-        """Look after it at a third of its lease, or at its very end."""
+        """Look after it at a third of its lease, or at its very end.
+
+        A grant that we noticed late has less than its lease left, and is renewed the sooner.
+        """
         when = hold.deadline
         if hold.policy.renew or hold.unconfirmed:
-            when = min(now + lease / 3000 * self._jitter, when)
+            when = now + min(lease / 3000 * self._jitter, (when - now) / 3)
         self._schedule(hold, when, now)
+
+    # What nobody can reach any more
+
+    def watch(self, hold: Hold) -> None:
+        """Once its owner has ended, let it live only as long as somebody has a lease of it."""
+        task = hold.owner[0]
+        if task is None:
+            self._disown(hold)
+        elif hold.watch is None:
+            hold.watch = partial(self._owner_ended, hold)
+            task.add_done_callback(hold.watch)
+
+    def _owner_ended(self, hold: Hold, _: asyncio.Task[Any]) -> None:
+        hold.watch = None
+        self._disown(hold)
+
+    def _disown(self, hold: Hold) -> None:
+        task, key = hold.owner
+        if self.owned.get(task, {}).get(key) is hold:
+            del self.owned[task][key]
+            if not self.owned[task]:
+                del self.owned[task]
+        hold.owner = (None, key)
+        hold.leases = ()  # with this the last reference to a lease may go
+
+    def unreachable(self, hold: Hold) -> None:
+        """The last lease of it was thrown away unreleased: say so, and release it.
+
+        Called by the garbage collector, in whatever thread.
+        """
+        where = f", acquired at {hold.where}" if hold.where else ""
+        more = "" if where else " (python -X dev says where it was acquired)"
+        warnings.warn(
+            f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"
+            f" any more{where}, so it is released: use `async with`, or call release(){more}",
+            ResourceWarning,
+            stacklevel=3,
+            source=self,
+        )
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.abandon, hold)
+
+    def abandon(self, hold: Hold) -> None:
+        """Release without waiting: should nobody hear of it, its end takes care of it."""
+        if (released := self.release(hold)) is not None:
+            released.add_done_callback(retrieve)
+
+    # The end of a hold
 
     def release(self, hold: Hold, *, finished: int = 0) -> asyncio.Future[int] | None:
         """Give it back, now; the answer's future, or None where it was not ours any more.
@@ -110,11 +198,11 @@ class Keeper:
             if mine or hold.loose or hold.reason in ("expired", "closed", "max_hold"):
                 # Lost by our own clock, it may still stand at the store, in the others' way.
                 fence = 0 if hold.loose else hold.fence
-                name = hold.policy.name
+                key = hold.policy.key
                 if finished and mine:
-                    hold.released = self._store.finish(name, hold.waiter, hold.fence, finished)
+                    hold.released = self._store.finish(key, hold.waiter, hold.fence, finished)
                 else:
-                    hold.released = self._store.release(name, hold.waiter, fence)
+                    hold.released = self._store.release(key, hold.waiter, fence)
                 if not mine:
                     hold.released.add_done_callback(retrieve)
         return hold.released if hold.state is LeaseState.RELEASED else None
@@ -138,9 +226,10 @@ class Keeper:
             hold.lost.set()
         for body in hold.bodies:
             body.cancel()
-        if reason == "max_hold" and not hold.bodies:
-            # Nobody will leave one. Were the lease to end at the store, we would be taken for
-            # stuck, and our waiters would lose their places for a while.
+        if reason == "max_hold" and hold.policy.lock_delay is None:
+            # Not when its body has ended, which may take long. Were the lease to end at the store,
+            # we would be taken for stuck, and our waiters would lose their places for a while.
+            # (With a lock_delay it must end there: a release is no loss.)
             self.release(hold)
 
     def affordable(self, hold: Hold, ttl: int) -> int:
@@ -158,12 +247,12 @@ class Keeper:
             hold.deadline = min(hold.deadline, now + lasts(ttl))
             hold.ceiling = (now + lasts(ttl), now)
             self._plan(hold, ttl, now)
-        renewal = Renewal(hold.policy.name, hold.waiter, hold.fence, ttl)
+        renewal = Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)
         return self._renew([(hold, renewal)], now)
 
     def downgrade(self, hold: Hold) -> asyncio.Future[int]:
         """Let it share the lock; what the store answers."""
-        downgraded = self._store.downgrade(hold.policy.name, hold.waiter, hold.fence)
+        downgraded = self._store.downgrade(hold.policy.key, hold.waiter, hold.fence)
         downgraded.add_done_callback(retrieve)
         return downgraded
 
@@ -178,16 +267,17 @@ class Keeper:
             if any(body.task is not caller for body in hold.bodies):
                 bodies.append(hold)
                 self.lose(hold, "closed")
-            elif (released := self.release(hold)) is not None:
-                released.add_done_callback(retrieve)
+            else:
+                self.abandon(hold)
         end = max((hold.deadline for hold in bodies), default=0.0)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(end):
+            async with asyncio.timeout(end - self.time()):
                 while any(hold.bodies for hold in bodies):
                     self._left.clear()
                     await self._left.wait()
         if self._timer is not None:
             self._timer.cancel()
+        self.overdue.aclose()
 
     def left(self) -> None:
         """A body has ended, and what it held is given back."""
@@ -198,36 +288,58 @@ class Keeper:
 
     def _forget(self, hold: Hold) -> None:
         self.holds.pop(hold.waiter, None)
-        if self.owned.get(hold.owner) is hold:
-            del self.owned[hold.owner]
+        task, key = hold.owner
+        owned = self.owned.get(task)
+        if owned is not None and owned.get(key) is hold:
+            del owned[key]
+            if not owned:
+                del self.owned[task]
+        if hold.watch is not None and task is not None:
+            task.remove_done_callback(hold.watch)
+            hold.watch = None
+        self._unschedule(hold)
+
+    def _unschedule(self, hold: Hold) -> None:
+        if hold.alarm is not None:
+            hold.alarm.cancel()
+            hold.alarm = None
         due = self._slots.get(hold.slot)
         if due is not None:
             due.pop(hold, None)
+            if not due:
+                del self._slots[hold.slot]  # its number stays in the heap until its time has come
 
     def _schedule(self, hold: Hold, when: float, now: float) -> None:
-        due = self._slots.get(hold.slot)
-        if due is not None:
-            due.pop(hold, None)
-        slot = int(when * _SLOTS)
-        if slot <= int(now * _SLOTS):
+        if hold.slot != -1 or hold.alarm is not None:
+            self._unschedule(hold)
+        slot, current = int(when * _SLOTS), int(now * _SLOTS)
+        if slot <= current:
             # That slot has begun, and with it would be much too soon: an alarm of its own.
             hold.slot = -1
-            self._loop.call_at(when, self._alarm, hold)
+            hold.alarm = self._loop.call_later(max(0.0, when - now), self._alarm, hold)
             return
+        ahead = slot - current
+        if ahead > _FINE:
+            slot -= slot % (1 << (ahead // _FINE).bit_length() - 1)
         hold.slot = slot
         due = self._slots.get(slot)
         if due is None:
             due = self._slots[slot] = {}
-            heapq.heappush(self._order, slot)
+            if slot not in self._heaped:
+                self._heaped.add(slot)
+                heapq.heappush(self._order, slot)
             if self._timer is None or slot < self._timer_slot:
-                self._arm(slot)
+                self._arm(slot, now)
         due[hold] = None
 
-    def _arm(self, slot: int) -> None:
+    def _arm(self, slot: int, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_slot = slot
-        self._timer = self._loop.call_at(slot / _SLOTS, self._turn)
+        ahead = max(0.0, slot / _SLOTS - now)
+        self._timer = self._loop.call_later(
+            min(_AWAKE, ahead) if self._may_sleep else ahead, self._turn
+        )
 
     def _turn(self) -> None:
         """Look after every hold that is due."""
@@ -238,23 +350,27 @@ class Keeper:
         renewals: list[tuple[Hold, Renewal]] = []
         try:
             while self._order and self._order[0] / _SLOTS <= now:
-                for hold in tuple(self._slots.pop(heapq.heappop(self._order))):
+                slot = heapq.heappop(self._order)
+                self._heaped.discard(slot)
+                for hold in tuple(self._slots.pop(slot, ())):
                     hold.slot = -1
                     self._look_after(hold, now, renewals)
             for start in range(0, len(renewals), _BATCH):
                 _ = self._renew(renewals[start : start + _BATCH], now)
         finally:
             # What was put off during the turn may have set the alarm later than others need it.
+            while self._order and self._order[0] not in self._slots:
+                self._heaped.discard(heapq.heappop(self._order))
             if self._order:
-                self._arm(self._order[0])
+                self._arm(self._order[0], now)
 
     def _alarm(self, hold: Hold) -> None:
-        if hold.slot == -1 and hold.state in ALIVE:
-            renewals: list[tuple[Hold, Renewal]] = []
-            now = self.time()
-            self._look_after(hold, now, renewals)
-            if renewals:
-                _ = self._renew(renewals, now)
+        hold.alarm = None
+        renewals: list[tuple[Hold, Renewal]] = []
+        now = self.time()
+        self._look_after(hold, now, renewals)
+        if renewals:
+            _ = self._renew(renewals, now)
 
     def _look_after(self, hold: Hold, now: float, renewals: list[tuple[Hold, Renewal]]) -> None:
         if now >= hold.deadline:
@@ -264,9 +380,11 @@ class Keeper:
             hold.state = LeaseState.AT_RISK
         elif hold.policy.renew or hold.unconfirmed:
             ttl = self.affordable(hold, hold.ttl)
+            if not hold.policy.renew:  # confirmed for as long as was asked for, from its grant on
+                ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.asking = True
-                renewals.append((hold, Renewal(hold.policy.name, hold.waiter, hold.fence, ttl)))
+                renewals.append((hold, Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)))
                 self._schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
         self._schedule(hold, hold.deadline, now)

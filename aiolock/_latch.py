@@ -6,8 +6,8 @@ import itertools
 
 from aiolock._lease import give_back
 from aiolock._lock import DEFAULT, Default, Lock
-from aiolock._policy import checked_name, to_ms
-from aiolock.errors import AcquireTimeout, LimitMismatch
+from aiolock._policy import Seconds, checked_name, to_ms
+from aiolock.errors import LimitMismatch
 from aiolock.store import Status
 
 _numbers = itertools.count(1)
@@ -23,16 +23,16 @@ class Latch:
         await loaded.wait()  # anywhere: until all three have
 
     Whoever waits is told by a push. Once open it stays open, for whoever comes later too, for
-    ``ttl`` seconds (a minute at least) after the last count: then it is forgotten, and closed. A
-    name that says which round it is needs no thought about that.
+    ``remember`` seconds (a minute at least) after the last count: then it is forgotten, and closed.
+    A name that says which round it is needs no thought about that.
     """
 
-    __slots__ = ("_count", "_lock", "_ttl")
+    __slots__ = ("_count", "_lock", "_remember")
 
-    def __init__(self, lock: Lock, count: int, ttl: float) -> None:
+    def __init__(self, lock: Lock, count: int, remember: float) -> None:
         self._lock = lock
         self._count = count
-        self._ttl = ttl
+        self._remember = remember
 
     def __repr__(self) -> str:
         return f"<Latch {self.name!r} count={self._count}>"
@@ -40,7 +40,7 @@ class Latch:
     @property
     def name(self) -> str:
         """The latch's name."""
-        return self._lock._policy.own_name
+        return self._lock.name
 
     @property
     def count(self) -> int:
@@ -61,17 +61,19 @@ class Latch:
         if token is None:
             token = f"{room.client} {next(_numbers)}"
         counted = await room.store.post(
-            self._lock.name,
+            self._lock._policy.key,
             0,
             token=f"t:{checked_name(token)}",
             declared=self._count,
             value="",
-            keep=to_ms(self._ttl),
+            keep=to_ms(self._remember),
         )
         if counted < 0:
-            raise LimitMismatch(
-                f"the latch {self.name!r} is in use with a count of {-counted}, but {self._count}"
-                " is declared here: all that use it declare the same"
+            raise self._lock._policy.about(
+                LimitMismatch(
+                    f"the latch {self.name!r} is in use with a count of {-counted}, but"
+                    f" {self._count} is declared here: all that use it declare the same"
+                )
             )
         return max(0, self._count - counted)
 
@@ -79,17 +81,14 @@ class Latch:
         """How many are missing still: one round trip; `StoreError` when nobody knows."""
         room = self._lock._room
         room.check()
-        return max(0, self._count - (await room.store.read(self._lock.name)).count)
+        return max(0, self._count - (await room.store.read(self._lock._policy.key)).count)
 
-    async def wait(self, timeout: float | Default | None = DEFAULT) -> None:
+    async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Return once it is open; `AcquireTimeout` when it did not open in ``timeout`` seconds.
 
         Errors and cancellation are those of `Lock.acquire`; also `LimitMismatch`.
         """
-        lease = await self._lock.acquire(timeout=timeout)
-        if lease is None:
-            raise AcquireTimeout(f"the latch {self.name!r} did not open in time")
-        give_back(lease)
+        give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
 
     async def status(self) -> Status:
         """Who waits for it; as `Lock.status`."""

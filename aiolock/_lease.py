@@ -9,16 +9,13 @@ from typing import Any, Final, TypeVar
 
 from aiolock._hold import ALIVE, Hold, LeaseState
 from aiolock._keeper import Keeper, retrieve
-from aiolock._policy import checked_ttl, to_ms
+from aiolock._policy import Policy, Seconds, checked_ttl, to_ms
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
 from aiolock.store import WAS_ABSENT, WAS_QUEUED
 
 log = logging.getLogger("aiolock")
 
 Item = TypeVar("Item")
-
-_PATIENCE: Final = 9.5
-"""A store gives up on a command by itself after so many seconds (see `Store`)."""
 
 _REASONS: Final = {
     "expired": "its lease ended before the store confirmed a renewal",
@@ -27,6 +24,10 @@ _REASONS: Final = {
     "max_hold": "it was held as long as max_hold allows",
     "closed": "its client was closed",
 }
+
+
+_PATIENCE: Final = 9.5
+"""A store gives up on a command by itself after so many seconds (see `Store`)."""
 
 
 class LostEvent(asyncio.Event):
@@ -43,13 +44,23 @@ class Lease:
     never comes back; acquiring again gives another lease with a higher fence.
     """
 
-    __slots__ = ("_ended", "_hold", "_keeper")
+    __slots__ = ("__weakref__", "_ended", "_hold", "_keeper", "_shares")
 
-    def __init__(self, keeper: Keeper, hold: Hold) -> None:
+    def __init__(self, keeper: Keeper, hold: Hold, *, shares: bool) -> None:
         self._keeper = keeper
         self._hold = hold
-        self._ended = False
+        self._shares = shares
+        """Whether it was asked for to share the lock: to read, where its task may write, too."""
         hold.leases += (self,)
+        hold.speaking += 1
+        self._ended = False
+
+    def __del__(self) -> None:
+        if getattr(self, "_ended", True) or self._hold.state not in ALIVE:
+            return  # as where it could not even be made
+        self._hold.speaking -= 1
+        if not self._hold.speaking:
+            self._keeper.unreachable(self._hold)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} fence={self.fence} {self.state} {self.remaining():.3f} s>"
@@ -125,13 +136,14 @@ class Lease:
                 return True
         elif not released.done():
             self._hold.heard = True
-            left = self._hold.deadline - self._keeper.time()
-            if left < _PATIENCE:
-                timer = released.get_loop().call_later(max(0.0, left), _give_up_on, released)
+            deadline = self._hold.deadline
+            if deadline - self._keeper.time() < _PATIENCE:
+                overdue = self._keeper.overdue
+                overdue.add(released, deadline)
                 try:
                     await released
                 finally:
-                    timer.cancel()
+                    overdue.remove(released)
             else:
                 await released
         elif released.cancelled():
@@ -151,10 +163,11 @@ class Lease:
         self._keeper.check_here()
         if not self._ended:
             self._ended = True
+            hold.speaking -= 1
             hold.leases = _without(hold.leases, self)
-        return None if hold.leases else self._keeper.release(hold)
+        return None if hold.speaking else self._keeper.release(hold)
 
-    async def extend(self, ttl: float) -> None:
+    async def extend(self, ttl: Seconds) -> None:
         """Let the lease end ``ttl`` seconds from now, and every renewal from now on last as long.
 
         A shorter ttl than before is fine. `LeaseLost` when the lock is not ours any more,
@@ -206,15 +219,29 @@ class Lease:
         return still
 
     def _still_ours(self) -> None:
-        if self.state is LeaseState.LOST:
+        if self.state not in ALIVE:
             raise self._loss()
-        if self.state is LeaseState.RELEASED:
-            raise LeaseLost(f"the lease of {self.name!r} was released")
 
     def _loss(self) -> LeaseLost:
-        """The error that says how this lease was lost."""
-        why = _REASONS[self._hold.reason]
-        return LeaseLost(f"{self._hold.policy.called} (fence {self.fence}) was lost: {why}")
+        """The error that says how this lease was lost, or that it was released."""
+        what = f"{self._hold.policy.called} (fence {self.fence})"
+        if self._hold.state is LeaseState.LOST:
+            text = f"{what} was lost: {_REASONS[self._hold.reason]}"
+        else:
+            text = f"the lease of {what} was released"
+        error = self._hold.policy.about(LeaseLost(text))
+        error.fence = self.fence
+        return error
+
+
+def leased(keeper: Keeper, hold: Hold, policy: Policy) -> Lease:
+    """A lease that speaks for a hold; nothing is left of either if there cannot be one."""
+    try:
+        return Lease(keeper, hold, shares=policy.shared)
+    except BaseException:
+        if not hold.speaking:
+            keeper.abandon(hold)
+        raise
 
 
 def give_back(lease: Lease) -> None:
@@ -224,14 +251,9 @@ def give_back(lease: Lease) -> None:
 
 
 def _without(items: tuple[Item, ...], item: object) -> tuple[Item, ...]:
-    return () if len(items) == 1 else tuple(each for each in items if each is not item)
-
-
-def _give_up_on(released: asyncio.Future[int]) -> None:
-    if not released.done():
-        released.set_exception(
-            StoreError("the release was not confirmed before the lease ended; its end frees it")
-        )
+    if len(items) == 1 and items[0] is item:
+        return ()
+    return tuple(each for each in items if each is not item)
 
 
 class Scope:
@@ -262,7 +284,13 @@ class Scope:
             and not self._inner
         ):
             self._cancelled = True
-            self.task.cancel(f"{self.lease._hold.policy.called} was lost")
+            if not self.task.cancel(f"{self.lease._hold.policy.called} was lost"):
+                # As when `wait_for` of Python 3.11 entered it, in a task of its own.
+                log.warning(
+                    "aiolock: %r was lost, but the task that entered its body has ended, so nobody"
+                    " could be cancelled: enter it in the task that runs the body",
+                    self.lease.name,
+                )
 
     async def close(self, error: BaseException | None) -> None:
         """Leave the body: give the lock back, and raise `LeaseLost` where that is the truth.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
-from types import CoroutineType, TracebackType
-from typing import Any, Final
+from types import CoroutineType, FrameType, TracebackType
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
-from aiolock._hold import Owner
-from aiolock._lease import Lease, Scope
-from aiolock._policy import Policy, checked_timeout
+from aiolock._deadlock import remember
+from aiolock._hold import Handle, Owner
+from aiolock._lease import Lease, Scope, give_back, leased
+from aiolock._policy import Policy, Seconds, checked_number, checked_timeout
 from aiolock._waiting import WaitingRoom
-from aiolock.errors import AcquireTimeout, NotHeld
+from aiolock.errors import NotHeld
 from aiolock.store import Status
+
+Got_co = TypeVar("Got_co", Lease, Lease | None, covariant=True)
 
 
 class Default:
@@ -26,50 +30,80 @@ class Default:
 DEFAULT: Final = Default()
 
 
-class Acquisition(Coroutine[Any, Any, Lease | None]):
+class Acquisition(Coroutine[Any, Any, Got_co]):
     """One acquisition, not begun yet: await it, or enter it with ``async with``.
 
-    Awaited, it gives a `Lease`, or None when the timeout has passed. Entered, it gives a `Lease`
-    or raises `AcquireTimeout`, and the body is cancelled when the lease is lost. It is good for
-    one of the two, once. The task that called `Lock.acquire` owns the lease, whichever task
-    awaits it, so ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
+    Awaited, it gives a `Lease`; or, where `acquire` was given a ``timeout`` or ``blocking=False``,
+    None when that was not enough. Entered, it gives a `Lease` or raises `AcquireTimeout`, and the
+    body is cancelled when the lease is lost. It is good for one of the two, once. The task that
+    called `Lock.acquire` owns the lease, whichever task awaits it, so
+    ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
     """
 
     __name__ = "Lock.acquire"  # what the repr of a task shows that runs it
-    __slots__ = ("_coroutine", "_lock", "_owner", "_scope", "_timeout", "_wait")
+    __slots__ = (
+        "_coroutine",
+        "_lock",
+        "_owner",
+        "_raises",
+        "_scope",
+        "_timeout",
+        "_wait",
+        "_where",
+    )
 
-    def __init__(self, lock: Lock, *, timeout: float | None, wait: bool) -> None:
+    def __init__(
+        self, lock: Lock, *, timeout: float | None, wait: bool, raises: bool, where: str = ""
+    ) -> None:
         self._coroutine: Coroutine[Any, Any, Lease | None] | None = None
         self._lock = lock
         self._timeout = timeout
         self._wait = wait
-        self._owner: Owner = (lock._room.keeper.current_task(), lock._policy.name)
+        self._raises = raises
+        self._where = where
+        task = lock._room.keeper.current_task()
+        remember(task)
+        self._owner: Owner = (task, lock._policy.key)
         self._scope: Scope | None = None
 
     def __repr__(self) -> str:
         return f"<Acquisition of {self._lock.name!r} timeout={self._timeout}>"
 
-    async def _acquire(self) -> Lease | None:
+    async def _acquire(self, *, raises: bool) -> Lease | None:
         room = self._lock._room
         room.check()
         hold = await room.acquire(
-            self._lock._policy, self._owner, timeout=self._timeout, wait=self._wait
+            self._lock._policy,
+            self._owner,
+            timeout=self._timeout,
+            wait=self._wait,
+            raises=raises,
         )
-        return None if hold is None else Lease(room.keeper, hold)
+        return None if hold is None else leased(room.keeper, hold, self._lock._policy)
 
-    def _begin(self) -> Coroutine[Any, Any, Lease | None]:
+    async def _await(self) -> Lease | None:
+        lease = await self._acquire(raises=self._raises)
+        if lease is not None:
+            hold = lease._hold
+            hold.where = hold.where or self._where
+            lease._keeper.watch(hold)
+        return lease
+
+    def _begin(
+        self, coroutine: Coroutine[Any, Any, Lease | None]
+    ) -> Coroutine[Any, Any, Lease | None]:
         if self._coroutine is not None:
+            coroutine.close()
             raise RuntimeError("this acquisition was begun already: call acquire() again")
-        self._coroutine = self._acquire()
-        return self._coroutine
+        self._coroutine = coroutine
+        return coroutine
 
-    def __await__(self) -> Generator[Any, None, Lease | None]:
-        return self._begin().__await__()
+    def __await__(self) -> Generator[Any, None, Got_co]:
+        return cast("Generator[Any, None, Got_co]", self._begin(self._await()).__await__())
 
     async def __aenter__(self) -> Lease:
-        lease = await self._begin()
-        if lease is None:
-            raise self._lock._not_acquired(self._timeout, wait=self._wait)
+        lease = await self._begin(self._acquire(raises=True))
+        assert lease is not None
         self._scope = Scope(lease, lease._keeper.current_task())
         return lease
 
@@ -80,15 +114,15 @@ class Acquisition(Coroutine[Any, Any, Lease | None]):
         traceback: TracebackType | None,
     ) -> CoroutineType[Any, Any, None]:
         assert self._scope is not None
-        return self._scope.close(error)  # type: ignore[return-value]  # mypy knows no CoroutineType
+        return self._scope.close(error)  # type: ignore[return-value]  # to mypy
 
     # A coroutine too, because create_task() takes nothing less.
 
     def send(self, value: Any, /) -> Any:
-        return (self._coroutine or self._begin()).send(value)
+        return (self._coroutine or self._begin(self._await())).send(value)
 
     def throw(self, *error: Any) -> Any:
-        return (self._coroutine or self._begin()).throw(*error)
+        return (self._coroutine or self._begin(self._await())).throw(*error)
 
     def close(self) -> None:
         if self._coroutine is not None:
@@ -143,18 +177,44 @@ class Lock:
         """For how many seconds the store keeps a lease that nobody renews."""
         return self._policy.ttl
 
+    @overload
     def acquire(
-        self, *, timeout: float | Default | None = DEFAULT, blocking: bool = True
-    ) -> Acquisition:
-        """Take the lock, or stand in its queue for up to ``timeout`` seconds (None: for ever).
+        self, *, timeout: Default | None = DEFAULT, blocking: Literal[True] = True
+    ) -> Acquisition[Lease]: ...
 
-        Await the result for a `Lease`, or None when the time has passed or, with
-        ``blocking=False``, when the lock is not free at once. Enter it with ``async with`` to
-        have `AcquireTimeout` instead of None, and the body cancelled when the lease is lost.
-        Errors and cancellation are as for ``async with lock``.
+    @overload
+    def acquire(self, *, timeout: Seconds, blocking: bool = True) -> Acquisition[Lease | None]: ...
+
+    @overload
+    def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+    ) -> Acquisition[Lease | None]: ...
+
+    def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool = True
+    ) -> Acquisition[Lease] | Acquisition[Lease | None]:
+        """Take the lock, or wait for it in its queue.
+
+        Await the result for a `Lease`. It waits for at most the lock's own ``timeout``, and then
+        raises `AcquireTimeout`; with ``timeout=None`` for as long as it takes. With a ``timeout``
+        in seconds, or ``blocking=False`` to take it only if it is free at once, the result is None
+        instead when that was not enough. Or enter the result with ``async with``: that raises
+        `AcquireTimeout` in every case, and the body is cancelled when the lease is lost. Errors and
+        cancellation are as for ``async with lock``.
 
         ``timeout`` is how long *you* wait; how long the lock is kept for you is its ``ttl``.
         """
+        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
+        return self._acquisition(timeout, blocking=blocking, where=where)
+
+    def _acquisition(
+        self,
+        timeout: Seconds | Default | None,
+        *,
+        blocking: bool,
+        where: str = "",
+        raises: bool | None = None,
+    ) -> Acquisition[Any]:
         if not isinstance(blocking, bool):
             raise TypeError(f"blocking must be True or False, not {blocking!r}")
         own = isinstance(timeout, Default)
@@ -162,7 +222,13 @@ class Lock:
         if not blocking and not own and timeout:
             raise ValueError("blocking=False does not wait, so it takes no timeout")
         self._room.check()
-        return Acquisition(self, timeout=seconds, wait=blocking and seconds != 0)
+        return Acquisition(
+            self,
+            timeout=seconds,
+            wait=blocking and seconds != 0,
+            raises=blocking and (own or timeout is None) if raises is None else raises,
+            where=where,
+        )
 
     async def release(self) -> bool:
         """End the lease that the current task holds; says whether it was still ours.
@@ -171,33 +237,46 @@ class Lock:
         current task holds no lease of this name: it may have been released or lost already.
         """
         self._room.check()
-        keeper = self._room.keeper
-        hold = keeper.owned.get((keeper.current_task(), self.name))
-        if hold is None:
-            raise NotHeld(
-                f"this task does not hold the lock {self.name!r}: it was released or lost, or"
-                " another task acquired it, which must release it (or use the lease)"
+        lease = self._ours()
+        if lease is None:
+            raise self._policy.about(
+                NotHeld(
+                    f"this task does not hold {self._policy.called}: it was released or lost, or"
+                    " another task acquired it, which must release it (or use the lease)"
+                )
             )
-        return await hold.leases[-1].release()
+        return await lease.release()
 
     async def locked(self) -> bool:
-        """Whether it is held, or closed, now: one round trip; `StoreError` when nobody knows."""
-        status = await self.status()
+        """Whether it is held, or closed, now: to be awaited, for it is one round trip.
+
+        `StoreError` when nobody knows. Whether the current task holds it is `held`, without one.
+        """
+        status = await self._room.status(self._policy, waiters=False)
         return bool(status.holders) or status.closed > 0
 
     def held(self) -> bool:
         """Whether the current task holds it, as far as this process knows: no I/O."""
         self._room.check()
-        keeper = self._room.keeper
-        return (keeper.current_task(), self.name) in keeper.owned
+        return self._ours() is not None
+
+    def _ours(self) -> Handle | None:
+        """The lease that the current task took last of this lock: who reads does not write."""
+        keeper, policy = self._room.keeper, self._policy
+        hold = keeper.held_by((keeper.current_task(), policy.key))
+        if hold is not None:
+            for lease in reversed(hold.leases):
+                if (hold.shared or lease._shares) == policy.shared:
+                    return lease
+        return None
 
     async def status(self) -> Status:
         """Who holds it and who waits for it, in order; `StoreError` when nobody knows.
 
-        For people and dashboards: it is true of a moment that has passed.
+        For people and dashboards: it is true of a moment that has passed. A holder or waiter whose
+        process is gone is not ``alive``: it leaves when its turn, or the end of its lease, comes.
         """
-        self._room.check()
-        return await self._room.store.status(self.name)
+        return await self._room.status(self._policy)
 
     async def request_release(self) -> bool:
         """Ask whoever holds it to let go, when it can; whether anybody was told.
@@ -207,32 +286,52 @@ class Lock:
         it may have been sent.
         """
         self._room.check()
-        return await self._room.store.request(self.name) > 0
+        return await self._room.store.request(self._policy.key) > 0
 
-    async def break_(self) -> bool:
+    async def break_(self, fence: int | None = None) -> bool:
         """Take the lock from whoever holds it, and hand it to the next; whether anybody held it.
 
-        The holder is told at once: its lease is lost and its body cancelled, but until it has
-        ended two bodies run. For a holder that hangs and renews; one that died needs no help.
-        Two round trips. Cancelled, or on a `StoreError`, it may have been carried out.
+        With a ``fence`` (see `status`) from the holder of that grant alone. The holder is told at
+        once: its lease is lost and its body cancelled, but until it has ended two bodies run. For a
+        holder that hangs and renews; one that died needs no help. Two round trips, or one with a
+        ``fence``. Cancelled, or on a `StoreError`, it may have been carried out.
         """
-        # Of the grants that we saw, and no others: sent again after a lost reply, it must not
-        # take the lock from the next one too.
-        holders = (await self.status()).holders
-        if holders:
-            await self._room.store.break_(self.name, [holder.fence for holder in holders])
-        return bool(holders)
+        if fence is not None:
+            self._room.check()
+            fences = [checked_number("fence", fence, most=sys.maxsize)]
+        else:
+            # Of the grants that we saw, and no others: sent again after a lost reply, it must not
+            # take the lock from the next one too.
+            status = await self._room.status(self._policy, waiters=False)
+            fences = [holder.fence for holder in status.holders]
+        if not fences:
+            return False
+        broken = await self._room.store.break_(self._policy.key, fences)
+        return fence is None or broken > 0
 
-    async def __aenter__(self) -> Lease:
+    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+
+    async def _enter(self, frame: FrameType) -> Lease:
+        """Enter it for an ``async with`` that stands in ``frame``."""
         room, policy = self._room, self._policy
         room.check()
-        owner: Owner = (room.keeper.current_task(), policy.name)
-        wait = policy.timeout != 0
-        hold = await room.acquire(policy, owner, timeout=policy.timeout, wait=wait)
-        if hold is None:
-            raise self._not_acquired(policy.timeout, wait=wait)
-        lease = Lease(room.keeper, hold)
-        room.entered.add(owner, self, Scope(lease, owner[0]))
+        task = room.keeper.current_task()
+        remember(task)
+        hold = await room.acquire(
+            policy,
+            (task, policy.key),
+            timeout=policy.timeout,
+            wait=policy.timeout != 0,
+            raises=True,
+        )
+        assert hold is not None
+        lease = leased(room.keeper, hold, policy)
+        try:
+            room.entered.add(self, frame, task, Scope(lease, task))
+        except BaseException:
+            give_back(lease)
+            raise
         return lease
 
     def __aexit__(
@@ -241,15 +340,17 @@ class Lock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> CoroutineType[Any, Any, None]:
-        return self._left().close(error)  # type: ignore[return-value]  # as above
+        return self._leave(error, sys._getframe(1))
 
-    def _not_acquired(self, timeout: float | None, *, wait: bool) -> AcquireTimeout:
-        if not wait:
-            return AcquireTimeout(f"{self._policy.called} is not free")
-        return AcquireTimeout(f"{self._policy.called} did not become free in {timeout:g} s")
-
-    def _left(self) -> Scope:
-        """The innermost body of this lock that the current task has entered, now left."""
+    def _leave(
+        self, error: BaseException | None, frame: FrameType
+    ) -> CoroutineType[Any, Any, None]:
+        """Leave the innermost body that ``frame`` has entered."""
         room = self._room
-        scope: Scope = room.entered.take((room.keeper.current_task(), self.name), self)
-        return scope
+        scope: Scope = room.entered.take(self, frame, room.keeper.current_task())
+        return scope.close(error)  # type: ignore[return-value]  # to mypy
+
+
+def caller(frame: FrameType) -> str:
+    """The line that a frame is at."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from types import MappingProxyType, TracebackType
+from types import CoroutineType, FrameType, MappingProxyType, TracebackType
+from typing import Any, Literal, overload
 
-from aiolock._hold import LeaseState, Owner
+from aiolock._hold import LeaseState
 from aiolock._lease import Lease, LostEvent, give_back
 from aiolock._lock import DEFAULT, Default, Lock
-from aiolock._policy import checked_timeout
+from aiolock._policy import Seconds, checked_timeout
 
 
 class _Relay(LostEvent):
@@ -69,7 +71,7 @@ class MultiLease:
             give_back(lease)  # all are sent, whatever becomes of the first answer
         return all([await lease.release() for lease in self._leases.values()])
 
-    async def extend(self, ttl: float) -> None:
+    async def extend(self, ttl: Seconds) -> None:
         """Let each of them end ``ttl`` seconds from now; as `Lease.extend`."""
         await asyncio.gather(*(lease.extend(ttl) for lease in self._leases.values()))
 
@@ -102,20 +104,35 @@ class MultiLock:
         """The names, in the order in which they are locked."""
         return tuple(lock.name for lock in self._locks)
 
+    @overload
     async def acquire(
-        self, *, timeout: float | Default | None = DEFAULT, blocking: bool = True
-    ) -> MultiLease | None:
-        """Take all of them within ``timeout`` seconds; None when one could not be had.
+        self, *, timeout: Default | None = DEFAULT, blocking: Literal[True] = True
+    ) -> MultiLease: ...
 
-        Errors and cancellation are those of `Lock.acquire`; `LeaseLost` when one was lost while
-        another was waited for. After each of them, as after None, none of them is held.
+    @overload
+    async def acquire(self, *, timeout: Seconds, blocking: bool = True) -> MultiLease | None: ...
+
+    @overload
+    async def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+    ) -> MultiLease | None: ...
+
+    async def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool = True
+    ) -> MultiLease | None:
+        """Take all of them, within the multilock's own ``timeout``, or else `AcquireTimeout`.
+
+        With a ``timeout`` in seconds, or ``blocking=False``, None instead when one could not be
+        had. Errors and cancellation are those of `Lock.acquire`; `LeaseLost` when one was lost
+        while another was waited for. After each of them, as after None, none of them is held.
         """
+        raises = blocking and (timeout is None or isinstance(timeout, Default))
         left = _Countdown(self._timeout if isinstance(timeout, Default) else timeout)
         leases: list[Lease] = []
         try:
             for lock in self._locks:
-                lease = await (
-                    lock.acquire(timeout=left()) if blocking else lock.acquire(blocking=False)
+                lease = await lock._acquisition(
+                    left() if blocking else DEFAULT, blocking=blocking, raises=raises
                 )
                 if lease is None:
                     break
@@ -132,7 +149,10 @@ class MultiLock:
             give_back(lease)
         return None
 
-    async def __aenter__(self) -> MultiLease:
+    def __aenter__(self) -> CoroutineType[Any, Any, MultiLease]:
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+
+    async def _enter(self, frame: FrameType) -> MultiLease:
         left = _Countdown(self._timeout)
         async with AsyncExitStack() as stack:
             leases = [
@@ -140,7 +160,8 @@ class MultiLock:
                 for lock in self._locks
             ]
             lease = MultiLease(leases)
-            self._room.entered.add(self._owner(), self, stack.pop_all())
+            task = self._room.keeper.current_task()
+            self._room.entered.add(self, frame, task, stack.pop_all())
         return lease
 
     async def __aexit__(
@@ -149,20 +170,19 @@ class MultiLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        stack: AsyncExitStack = self._room.entered.take(self._owner(), self)
+        task = self._room.keeper.current_task()
+        stack: AsyncExitStack = self._room.entered.take(self, sys._getframe(1), task)
         await stack.__aexit__(kind, error, traceback)
-
-    def _owner(self) -> Owner:
-        return (self._room.keeper.current_task(), repr(self))
 
 
 class _Countdown:
     """What is left of a timeout, in seconds."""
 
-    def __init__(self, timeout: float | None) -> None:
+    def __init__(self, timeout: Seconds | None) -> None:
         self._until = None
-        if checked_timeout(timeout) is not None:
-            self._until = asyncio.get_running_loop().time() + float(timeout or 0)
+        seconds = checked_timeout(timeout)
+        if seconds is not None:
+            self._until = asyncio.get_running_loop().time() + seconds
 
     def __call__(self) -> float | None:
         if self._until is None:

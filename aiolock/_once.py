@@ -7,11 +7,12 @@ give the lock back but *finishes* it, and for a while everybody else is told so 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
+from types import CoroutineType, FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from aiolock._lease import Lease
+from aiolock._lease import Lease, give_back
 from aiolock._lock import Acquisition, Lock
 from aiolock._naming import naming
 from aiolock._policy import to_ms
@@ -28,12 +29,12 @@ class Once:
 
     ::
 
-        async with client.once("user:42", ttl=86400) as lease:
+        async with client.once("user:42", remember=86400) as lease:
             if lease:  # None: it is done already
                 await set_up(42)
 
     * The first to enter gets a `Lease` and does it. When its body ends in peace, that it is done is
-      remembered for ``ttl`` seconds, and whoever enters meanwhile gets None.
+      remembered for ``remember`` seconds, and whoever enters meanwhile gets None.
     * Whoever comes while it is being done waits for the outcome: None when it is done, a lease when
       the one before failed. With ``wait=False`` they get None at once.
     * When the body raises, or its lease is lost, nothing is remembered: the next one does it. So a
@@ -45,31 +46,38 @@ class Once:
     gives the function's result, or None where it is done already.
     """
 
-    __slots__ = ("_keep", "_lock", "_named", "_wait")
+    __slots__ = ("_lock", "_named", "_remember", "_wait")
 
     def __init__(
-        self, lock: Lock, *, keep: float, wait: bool, named: Callable[[str], Once]
+        self, lock: Lock, *, remember: float, wait: bool, named: Callable[[str], Once]
     ) -> None:
         self._lock = lock
-        self._keep = to_ms(keep)
+        self._remember = to_ms(remember)
         self._wait = wait
         self._named = named
 
     def __repr__(self) -> str:
-        return f"<Once {self.key!r} ttl={self._keep / 1000:g}>"
+        return f"<Once {self.name!r} remember={self._remember / 1000:g}>"
 
     @property
-    def key(self) -> str:
+    def name(self) -> str:
         """What is to be done once."""
-        return self._lock.name.removeprefix(PREFIX)
+        return self._lock.name
 
     async def status(self) -> Status:
         """Who is doing it and who waits; ``closed`` is for how long it will be remembered."""
         return await self._lock.status()
 
-    async def __aenter__(self) -> Lease | None:
+    async def break_(self, fence: int | None = None) -> bool:
+        """Take it from whoever is doing it, and let the next do it: as `Lock.break_`."""
+        return await self._lock.break_(fence)
+
+    def __aenter__(self) -> CoroutineType[Any, Any, Lease | None]:
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+
+    async def _enter(self, frame: FrameType) -> Lease | None:
         acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)
-        entered: tuple[Acquisition, Lease] | None = None
+        entered: tuple[Acquisition[Any], Lease] | None = None
         try:
             lease = await acquisition.__aenter__()
         except AlreadyDone:
@@ -81,7 +89,12 @@ class Once:
         if lease is not None:
             entered = (acquisition, lease)
         room = self._lock._room
-        room.entered.add((room.keeper.current_task(), self._lock.name), self, entered)
+        try:
+            room.entered.add(self, frame, room.keeper.current_task(), entered)
+        except BaseException:
+            if lease is not None:
+                give_back(lease)
+            raise
         return lease
 
     async def __aexit__(
@@ -91,29 +104,32 @@ class Once:
         traceback: TracebackType | None,
     ) -> None:
         room = self._lock._room
-        entered: tuple[Acquisition, Lease] | None = room.entered.take(
-            (room.keeper.current_task(), self._lock.name), self
+        entered: tuple[Acquisition[Any], Lease] | None = room.entered.take(
+            self, sys._getframe(1), room.keeper.current_task()
         )
         if entered is None:
             return
         acquisition, lease = entered
         if error is None:
-            lease._keeper.release(lease._hold, finished=self._keep)
+            lease._keeper.release(lease._hold, finished=self._remember)
         await acquisition.__aexit__(kind, error, traceback)
         released = lease._hold.released
         if error is None and released is not None and released.done() and not released.cancelled():
             failure = released.exception()
             if failure is not None or released.result() == WAS_UNKNOWN:
                 why = failure or "its confirmation was lost"
-                raise StoreError(
-                    f"{self.key!r} was done, but nobody knows whether that is remembered: {why}"
+                raise self._lock._policy.about(
+                    StoreError(
+                        f"{self.name!r} was done, but nobody knows whether that is remembered:"
+                        f" {why}"
+                    )
                 ) from failure
 
     def __call__(
         self, function: Callable[P, Awaitable[R]]
     ) -> Callable[P, Coroutine[Any, Any, R | None]]:
         """Decorate an async function: each call is one delivery; None where it is done already."""
-        name = naming(self.key, function, "once")
+        name = naming(self.name, function, "once")
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -121,7 +137,3 @@ class Once:
                 return None if lease is None else await function(*args, **kwargs)
 
         return call
-
-
-PREFIX = "once:"
-"""What stands before the key in the lock's name: a lock of the key's own name is another one."""

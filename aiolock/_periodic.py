@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Final, NoReturn
+from types import CoroutineType, TracebackType
+from typing import Any, Final, NoReturn
 
 from aiolock._lease import Lease
 from aiolock._lock import Lock
@@ -35,8 +36,10 @@ class Periodic:
             await job()
 
     A period that was begun is not begun again: not where the job failed, nor where its instance
-    died. A run that goes on beyond its period makes the next one late, and those between are left
-    out. Cancellation, loss and errors are those of ``async with lock``.
+    died. It is begun once the store has confirmed that, just before the job: so none is used up by
+    an instance that was stopped, or cancelled, when its turn came. A run that goes on beyond its
+    period makes the next one late, and those between are left out. Cancellation, loss and errors
+    are those of ``async with lock``.
     """
 
     __slots__ = ("_every", "_lock")
@@ -50,7 +53,7 @@ class Periodic:
 
     @property
     def name(self) -> str:
-        """Its name, and that of its lock."""
+        """Its name."""
         return self._lock.name
 
     @property
@@ -62,22 +65,26 @@ class Periodic:
         """Who runs it, for how long it is closed, and who is next; see `Lock.status`."""
         return await self._lock.status()
 
-    async def __aenter__(self) -> Lease:
-        return await self._lock.__aenter__()
+    async def break_(self, fence: int | None = None) -> bool:
+        """Take it from the instance that runs it, whose run is cancelled: as `Lock.break_`."""
+        return await self._lock.break_(fence)
 
-    async def __aexit__(
+    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
+        return self._lock._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+
+    def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
-        await self._lock.__aexit__(kind, error, traceback)
+    ) -> CoroutineType[Any, Any, None]:
+        return self._lock._leave(error, sys._getframe(1))
 
     async def run(self, job: Job) -> NoReturn:
         """Take part until cancelled: wait for our turn, run ``job``, go behind the others.
 
         What ``job`` raises is logged, and so is a run that was cancelled because its lease was
-        lost or ``at_most_for`` was over: the next period is another one. While the store cannot
+        lost or ``max_hold`` was over: the next period is another one. While the store cannot
         be reached it is tried again, after a second, then less and less often. Raises what else
         `Lock.acquire` raises, `ClientClosed` when the client is closed among them.
         """

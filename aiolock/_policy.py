@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from datetime import timedelta
+from typing import Literal, TypeVar, overload
 
+from aiolock.errors import LockError
 from aiolock.store import WaiterId
+
+Error = TypeVar("Error", bound=LockError)
+
+Seconds = float | timedelta
+"""A duration, as the public API takes it."""
 
 LONGEST_NAME = 512
 SHORTEST_TTL = 0.01
@@ -17,10 +24,25 @@ MOST = 1_000_000_000
 OnLost = Literal["cancel", "signal"]
 
 
+@overload
+def plain(value: Seconds) -> float: ...
+
+
+@overload
+def plain(value: Seconds | None) -> float | None: ...
+
+
+def plain(value: Seconds | None) -> float | None:
+    """A duration as a number of seconds; what is none stays as it is, for `seconds` to refuse."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
 def seconds(what: str, value: object, *, least: float, most: float = math.inf) -> float:
     """``value`` as a number of seconds, or the rule it breaks as a `TypeError`/`ValueError`."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} must be a number of seconds, not {value!r}")
+        raise TypeError(f"{what} must be a number of seconds or a timedelta, not {value!r}")
     try:
         number = float(value)
     except OverflowError:  # an int of hundreds of digits
@@ -81,10 +103,12 @@ class Policy:
     shared: bool = False
     downgrades: bool = False
     kind: str = "lock"
-    """What it is to its user. But for a lock, it and a colon stand before the name at the store: a
-    lock of the same name is another thing."""
+    """What it is to its user, and its key space: those of one name and of different kinds are
+    different things. A word without a colon."""
     rule: str = ""
     """When it fits, where it is shared (see `WaiterId.rule`)."""
+    key: str = field(init=False)
+    """Its name at the store: the kind, which ends with the first colon, and the name."""
     passes: bool = field(init=False)
     """Whoever gets it goes on without it, so it does not matter whether it has ended."""
     form: WaiterId = field(init=False)
@@ -128,23 +152,24 @@ class Policy:
             rule=self.rule,
         )
         object.__setattr__(self, "form", form)  # frozen
+        object.__setattr__(self, "key", f"{self.kind}:{self.name}")
         object.__setattr__(self, "passes", self.rule[:1] in ("&", "^"))
-
-    @property
-    def own_name(self) -> str:
-        """The name that its user gave it."""
-        return self.name if self.kind == "lock" else self.name.removeprefix(f"{self.kind}:")
 
     @property
     def called(self) -> str:
         """What it is called in an error."""
-        return f"the {self.kind} {self.own_name!r}"
+        return f"the {self.kind} {self.name!r}"
+
+    def about(self, error: Error) -> Error:
+        """The error, which now says of what it speaks."""
+        error.kind, error.name = self.kind, self.name
+        return error
 
 
-def checked_number(what: str, value: object, *, least: int = 1) -> int:
+def checked_number(what: str, value: object, *, least: int = 1, most: int = MOST) -> int:
     """A whole number, of permits or of those who take part."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, not {value!r}")
-    if not least <= value <= MOST:
-        raise ValueError(f"{what} must be from {least} to {MOST:,}, not {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{what} must be from {least} to {most:,}, not {value!r}")
     return value

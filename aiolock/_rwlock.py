@@ -55,3 +55,7 @@ class RWLock:
     async def status(self) -> Status:
         """Who reads or writes, and who waits; as `Lock.status`."""
         return await self._writing.status()
+
+    async def break_(self, fence: int | None = None) -> bool:
+        """Take it from all readers, or from the writer; or from one of them: as `Lock.break_`."""
+        return await self._writing.break_(fence)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from types import CoroutineType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal, overload
 
 from aiolock._lease import Lease
-from aiolock._lock import DEFAULT, Acquisition, Default, Lock
-from aiolock._policy import checked_number
+from aiolock._lock import DEFAULT, Acquisition, Default, Lock, caller
+from aiolock._policy import Seconds, checked_number
 from aiolock.store import Status
 
 _REMEMBERED: Final = 30 * 24 * 3_600_000
@@ -43,31 +44,52 @@ class Semaphore:
     @property
     def name(self) -> str:
         """The semaphore's name."""
-        return self._one._policy.own_name
+        return self._one.name
 
     @property
     def limit(self) -> int:
         """The number of permits that is declared here; `status` says how many there are."""
         return self._limit
 
+    @overload
     def acquire(
         self,
         permits: int = 1,
         *,
-        timeout: float | Default | None = DEFAULT,
+        timeout: Default | None = DEFAULT,
+        blocking: Literal[True] = True,
+    ) -> Acquisition[Lease]: ...
+
+    @overload
+    def acquire(
+        self, permits: int = 1, *, timeout: Seconds, blocking: bool = True
+    ) -> Acquisition[Lease | None]: ...
+
+    @overload
+    def acquire(
+        self, permits: int = 1, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+    ) -> Acquisition[Lease | None]: ...
+
+    def acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
         blocking: bool = True,
-    ) -> Acquisition:
+    ) -> Acquisition[Lease] | Acquisition[Lease | None]:
         """Take so many permits at once, all or none; otherwise as `Lock.acquire`.
 
         `LimitMismatch` when others declare another limit. Where `resize` has left fewer permits
         than these it waits until there are more again, and those behind it wait too.
         """
-        if checked_number("permits", permits) == 1:
-            return self._one.acquire(timeout=timeout, blocking=blocking)
-        if permits > self._limit:
+        lock = self._one
+        if checked_number("permits", permits) > self._limit:
             raise ValueError(f"there are {self._limit} permits, so nobody can have {permits}")
-        policy = replace(self._one._policy, rule=rule(permits, self._limit))
-        return Lock(self._one._room, policy).acquire(timeout=timeout, blocking=blocking)
+        if permits > 1:
+            policy = replace(lock._policy, rule=rule(permits, self._limit))
+            lock = Lock(lock._room, policy)
+        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
+        return lock._acquisition(timeout, blocking=blocking, where=where)
 
     async def resize(self, limit: int) -> None:
         """Let there be ``limit`` permits, for everybody, from now on.
@@ -82,7 +104,11 @@ class Semaphore:
         room = self._one._room
         room.check()
         checked_number("limit", limit, least=0)
-        await room.store.resize(self._one.name, self._limit, limit, _REMEMBERED)
+        await room.store.resize(self._one._policy.key, self._limit, limit, _REMEMBERED)
+
+    async def break_(self, fence: int | None = None) -> bool:
+        """Take the permits from all who hold some, or from one holder: as `Lock.break_`."""
+        return await self._one.break_(fence)
 
     async def status(self) -> Status:
         """Who holds how many permits, who waits for how many, and how many there are (``limit``).
@@ -91,8 +117,8 @@ class Semaphore:
         """
         return await self._one.status()
 
-    async def __aenter__(self) -> Lease:
-        return await self._one.__aenter__()
+    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
+        return self._one._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
 
     def __aexit__(
         self,
@@ -100,7 +126,7 @@ class Semaphore:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> CoroutineType[Any, Any, None]:
-        return self._one.__aexit__(kind, error, traceback)
+        return self._one._leave(error, sys._getframe(1))
 
 
 def rule(permits: int, limit: int) -> str:

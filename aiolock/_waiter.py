@@ -7,6 +7,7 @@ from typing import Any
 
 from aiolock._hold import lasts
 from aiolock._policy import Policy
+from aiolock.store import Party
 
 Turn = tuple[int, int, float]
 """A grant as the waiter sees it: fence, lease in ms, and the local deadline."""
@@ -21,6 +22,8 @@ class Waiter:
     """The store's clock when it answered the question that was sent at `sent`."""
     answered = False
     given_up = False
+    left = False
+    """It waits no more."""
     asked: asyncio.Future[Any] | None = None
     """What the store will answer, or has answered, to the last question."""
     turn: asyncio.Future[Turn] | None = None
@@ -29,6 +32,8 @@ class Waiter:
     """The push, where it overtook that answer."""
     void = 0
     """Grants up to this fence are not to be entered: taken away, or given back as too late."""
+    claim = 0
+    """The fence of the last grant that was pushed: its lease is a claim until it is confirmed."""
     asking = False
     """It asked again, and has not looked at the answer yet."""
     loose = False
@@ -39,12 +44,26 @@ class Waiter:
     """Somebody asks for the grant of this fence, of which we have not heard yet."""
     interrupted: Exception | None = None
     """Why not to wait any longer; kept, for it may come while the task waits for nothing."""
+    questions = 0
+    """How many questions were asked."""
+    failing_since: float | None = None
+    """When the first of the questions failed that have failed since one was answered."""
+    asks_at = 0.0
+    """When it asks again after a question that failed."""
+    holder: Party | None = None
+    """Who held it when the store said that it is not free."""
+    task: asyncio.Task[Any] | None = None
+    """The task that waits in the queue, where it waits for itself and for as long as it takes."""
 
-    def __init__(self, waiter_id: str, policy: Policy, ttl: int, sent: float) -> None:
+    def __init__(self, waiter_id: str, policy: Policy, ttl: int, began: float) -> None:
         self.id = waiter_id
         self.policy = policy
         self.ttl = ttl
-        self.sent = self.last_asked = sent
+        self.began = self.sent = self.last_asked = began
+
+    def claims(self, turn: Turn) -> bool:
+        """Whether the lease of this grant is only a claim, which may be as long as the ttl."""
+        return turn[0] == self.claim or turn[1] < self.ttl
 
     def deadline(self, lease: int, granted: int, now: float) -> float:
         """Until when a pushed lease is certainly ours, by two clocks that only need to run alike.

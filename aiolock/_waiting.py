@@ -11,24 +11,41 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, Final, cast
 
+from aiolock import _deadlock
 from aiolock._backstop import Line
 from aiolock._entered import Entered
 from aiolock._hold import Hold, Owner, lasts
 from aiolock._keeper import Keeper
 from aiolock._policy import Policy, to_ms
+from aiolock._unreleased import Unreleased
 from aiolock._waiter import Turn, Waiter
-from aiolock.errors import ClientClosed, LimitMismatch, QueueFull, StoreError, WouldDeadlock
+from aiolock.errors import (
+    AcquireTimeout,
+    ClientClosed,
+    LimitMismatch,
+    QueueFull,
+    StoreError,
+    WouldDeadlock,
+)
 from aiolock.store import (
     CLAIM,
     Answer,
+    Busy,
     Differs,
     Done,
     Full,
     Granted,
+    Party,
     Queued,
+    Renewal,
+    Status,
     Store,
     WaiterId,
 )
@@ -36,10 +53,12 @@ from aiolock.store import (
 _TOO_LATE: Final = 5
 """Grants in a row that came after they had ended, until we call the store too slow for the ttl."""
 
-TRY_AGAIN: Final = 1.0
-"""Seconds after which a release is sent once more that the store never answered."""
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 1.0
+"""Seconds until a question is asked again that the store did not answer, or refused."""
 
-_CLOSED: Final = "was closed: connect() gives another"
+_WHO_HOLDS: Final = 0.25
+"""Seconds to wait for the name of the holder, for the text of an error."""
 
 
 class _TimedOut(Exception):
@@ -50,106 +69,174 @@ class AlreadyDone(Exception):
     """What was to be done once is done."""
 
 
+class State(Enum):
+    """What becomes of a client. The value is why it cannot be used then."""
+
+    NEW = "is not open yet: use `async with`, or await its open()"
+    OPENING = "is being opened: await its open()"
+    OPEN = ""
+    CLOSING = "is being closed"
+    CLOSED = "was closed: open it again, with `async with` or its open()"
+
+
 class WaitingRoom:
     """The open acquisitions of one client; what the store pushes arrives here (see `Inbox`)."""
 
     keeper: Keeper
     _loop: asyncio.AbstractEventLoop
+    _time: Callable[[], float]
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.state = State.NEW
+        self.entered = Entered()
+        self.on_reconnect: set[Callable[[], object]] = set()
+        """Called when pushes and replies may have been missed."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """What belongs to one opening: nothing that was sent before must be taken for its own."""
         self.client = secrets.token_urlsafe(12)  # 96 bits, and no ":" in it
-        self._opened = False
-        self._why_not = "is not open yet: use `async with`, or await its open()"
         self._counted = True
         self._seq = itertools.count(1)
         self._stem = lru_cache(maxsize=256)(self._waiter_stem)
-        self._waiters: dict[str, Waiter] = {}
+        self._waiters: dict[str, dict[str, Waiter]] = {}
+        """By key, and then by the waiter's id."""
         self._lines: dict[str, Line] = {}
-        self._unreleased: dict[str, str] = {}
-        self._trying_again: asyncio.TimerHandle | None = None
-        self.entered = Entered()
+        self._displaced: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Belong to the event loop that runs; `open` comes next."""
+        if self.state is State.CLOSED:
+            self._begin()
+        self.state = State.OPENING
+        self._loop = asyncio.get_running_loop()
+        self.keeper = Keeper(self.store)
+        self._time = self.keeper.time
+        self.unreleased = Unreleased(self.store)
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
-        if self._opened:
-            raise ClientClosed("a client opens once: connect() gives another")
-        self._loop = asyncio.get_running_loop()
-        self._opened = True
         try:
-            self.keeper = Keeper(self.store)
             self._counted = await self.store.open(self.client, self)
         except BaseException:
-            self._opened = False  # a lifespan may try again
+            self.state = State.CLOSED  # a lifespan may try again
             raise
-        self._why_not = ""
+        self._stem.cache_clear()
+        self.state = State.OPEN
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used, from where it was opened."""
+        return self.state is State.OPEN
+
+    @property
+    def loop_is_gone(self) -> bool:
+        """The event loop in which it was opened has been closed, and with it all that was open."""
+        return self._loop.is_closed()
 
     def check(self) -> None:
         """`ClientClosed` unless the client is open, in this process and this event loop."""
-        if self._why_not:
-            raise ClientClosed(f"this client {self._why_not}")
+        if self.state is not State.OPEN:
+            raise ClientClosed(f"this client {self.state.value}")
         self.keeper.check_here()
 
-    def check_here(self) -> None:
-        """`ClientClosed` in another process or event loop than it was opened in."""
-        if self._opened and self._why_not != _CLOSED:
-            self.keeper.check_here()
+    async def status(self, policy: Policy, *, waiters: bool = True) -> Status:
+        """What the store knows of it, under the name that its user gave it."""
+        self.check()
+        status = await self.store.status(policy.key, waiters=waiters)
+        return replace(status, name=policy.name)
 
     async def acquire(
-        self, policy: Policy, owner: Owner, *, timeout: float | None, wait: bool
+        self, policy: Policy, owner: Owner, *, timeout: float | None, wait: bool, raises: bool
     ) -> Hold | None:
-        """Take the lock, or wait for it; None when ``timeout`` has passed or it is not free.
+        """Take the lock, or wait for it.
 
-        The caller has called `check`.
+        When ``timeout`` has passed or it is not free: None, or with ``raises`` an `AcquireTimeout`
+        that says who holds it. The caller has called `check`.
         """
         held = self._held(policy, owner)
         if held is not None:
             return held
-        ttl = to_ms(policy.ttl if policy.max_hold is None else min(policy.ttl, policy.max_hold))
-        waiter_id = f"{self._stem(ttl, policy.form)}{next(self._seq)}"
-        waiter = Waiter(waiter_id, policy, ttl, self._loop.time())
-        self._waiters[waiter.id] = waiter
+        waiter = self._new_waiter(policy, owner, timeout)
         timer = None
-        if timeout is not None and wait:
-            timer = self._loop.call_later(timeout, waiter.interrupt, _TimedOut())
         try:
+            if timeout is not None and wait:
+                timer = self._loop.call_later(timeout, waiter.interrupt, _TimedOut())
             turn = await self._turn(waiter, wait=wait)
+            if turn is not None:
+                return self._kept(waiter, owner, turn)
         except _TimedOut:
             self._give_up(waiter)
             if not waiter.answered:
-                raise StoreError(
-                    f"the store did not answer within the timeout of {timeout:g} s, so nobody knows"
-                    f" who holds {policy.called}"
-                ) from None
-            return None
+                raise _unanswered(policy, timeout) from None
         except BaseException:
             self._give_up(waiter)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-            loose = self._leave(waiter)
-        if turn is None:
+            if not waiter.left:
+                self._leave(waiter)
+        if not raises:
             return None
-        if self._why_not:  # closed since the grant, which it then has given back
+        raise await self._not_acquired(waiter, timeout, wait=wait)
+
+    def _new_waiter(self, policy: Policy, owner: Owner, timeout: float | None) -> Waiter:
+        ttl = to_ms(policy.ttl if policy.max_hold is None else min(policy.ttl, policy.max_hold))
+        waiter_id = f"{self._stem(ttl, policy.form)}{next(self._seq)}"
+        waiter = Waiter(waiter_id, policy, ttl, self._time())
+        if timeout is None and self.keeper.current_task() is owner[0]:
+            waiter.task = owner[0]  # else nobody knows what the owner does meanwhile
+        self._waiters.setdefault(policy.key, {})[waiter_id] = waiter
+        return waiter
+
+    def _kept(self, waiter: Waiter, owner: Owner, turn: Turn) -> Hold:
+        """What the waiter was granted, from now on renewed. Where this raises it is given back."""
+        self._leave(waiter)
+        if self.state is not State.OPEN:  # closed since the grant
             self.check()
+        policy = waiter.policy
         fence, lease, deadline = turn
-        ends = None if policy.max_hold is None else self._loop.time() + policy.max_hold
-        # A claim is shorter than the ttl and is confirmed once, even where nothing is renewed.
+        # A claim is confirmed once, even where nothing is renewed.
         hold = Hold(
             policy,
             owner,
             waiter.id,
-            ttl=ttl,
+            ttl=waiter.ttl,
             fence=fence,
+            lease=lease,
             deadline=deadline,
-            ends=ends,
-            unconfirmed=lease < ttl,
-            loose=loose,
+            ends=None if policy.max_hold is None else self._time() + policy.max_hold,
+            loose=waiter.loose,
+            claim=waiter.claims(turn),
         )
         hold.wanted = waiter.wanted == fence
         self.keeper.keep(hold, lease)
         return hold
+
+    async def _not_acquired(
+        self, waiter: Waiter, timeout: float | None, *, wait: bool
+    ) -> AcquireTimeout:
+        """The error that says for how long it was waited for, and who holds it.
+
+        The store is asked for that together with the release, so it is no further round trip.
+        """
+        policy = waiter.policy
+        holders: tuple[Party, ...] = () if waiter.holder is None else (waiter.holder,)
+        if wait and not policy.passes:
+            asked = self.store.status(policy.key, waiters=False)
+            await asyncio.wait([asked], timeout=_WHO_HOLDS)
+            if not asked.done():
+                asked.cancel()
+            elif _heard(asked):
+                holders = asked.result().holders
+        text = _NOT_IN_TIME.get(policy.kind, "did not become free") if wait else "is not free"
+        in_time = f" in {timeout:g} s" if wait else ""
+        error = AcquireTimeout(f"{policy.called} {text}{in_time}{_held_by(holders)}")
+        error.waited = self._time() - waiter.began if wait else 0.0
+        error.holders = holders
+        return policy.about(error)
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
         """What the owner holds already, where it may have it once more."""
@@ -157,15 +244,20 @@ class WaitingRoom:
         if held is None:
             return None
         if (held.shared or held.policy.shared) and not policy.shared:
-            raise WouldDeadlock(
-                f"this task reads {policy.name!r} and would wait for itself to write. A read lock"
-                " is not upgraded, for of two readers that both want to write neither could go on:"
-                " release it and acquire the write lock, or begin with that one and downgrade() it"
+            raise policy.about(
+                WouldDeadlock(
+                    f"this task reads {policy.name!r} and would wait for itself to write. A read"
+                    " lock is not upgraded, for of two readers that both want to write neither"
+                    " could go on: release it and acquire the write lock, or begin with that one"
+                    " and downgrade() it"
+                )
             )
         if not policy.reentrant:
-            raise WouldDeadlock(
-                f"this task holds {policy.called} already and would wait for itself:"
-                " pass the lease on, or make the lock reentrant=True"
+            raise policy.about(
+                WouldDeadlock(
+                    f"this task holds {policy.called} already and would wait for itself:"
+                    " pass the lease on, or make the lock reentrant=True"
+                )
             )
         return held
 
@@ -177,40 +269,75 @@ class WaitingRoom:
         return str(who)[:-1]
 
     async def _turn(self, waiter: Waiter, *, wait: bool) -> Turn | None:
-        """Ask, wait for the push, and make sure it did not come too late."""
+        """A grant that has not ended before we knew, or None where we do not wait for one."""
+        policy = waiter.policy
         for _ in range(_TOO_LATE):
             if waiter.interrupted is not None:
                 raise waiter.interrupted
             waiter.turn = waiter.pushed = None
-            sent = waiter.last_asked = self._loop.time()
+            sent = waiter.last_asked = self._time()
             answer = await self._ask(waiter, wait=wait)
-            if isinstance(answer, Granted | Queued) and answer.displaced:
-                self._displaced(waiter)
-            if isinstance(answer, Granted):
-                turn = (answer.fence, answer.lease, sent + lasts(answer.lease))
-            elif isinstance(answer, Queued):
-                turn = await self._pushed(waiter, sent, answer)
-            elif isinstance(answer, Full):
-                waiter.given_up = True  # there is nothing to give up
-                raise QueueFull(
-                    f"{answer.waiters} wait for {waiter.policy.called} already"
-                    f" (max_waiters={waiter.policy.max_waiters})"
-                )
-            elif isinstance(answer, Done):
-                waiter.given_up = True
-                raise AlreadyDone
-            elif isinstance(answer, Differs):
-                raise _mismatch(waiter.policy, answer)
+            if isinstance(answer, Queued):
+                turn: Turn | None = await self._pushed(waiter, sent, answer)
             else:
-                return None
-            in_time = self._loop.time() < turn[2] and turn[0] > waiter.void
-            if in_time or waiter.policy.passes:
+                turn = self._not_queued(waiter, sent, answer)
+            if turn is None or policy.passes:
                 return turn
+            if self._time() < turn[2] and turn[0] > waiter.void:
+                if policy.every is None or not waiter.claims(turn):
+                    return turn
+                confirmed = await self._confirmed(waiter, turn)
+                if confirmed is not None:
+                    return confirmed
             await self._give_back(waiter, turn[0])
-        raise StoreError(
-            f"{waiter.policy.called} was granted {_TOO_LATE} times and each time its lease"
-            f" had ended before we knew: ttl={waiter.policy.ttl:g} s is too short for this store"
+        raise policy.about(
+            StoreError(
+                f"{policy.called} was granted {_TOO_LATE} times and each time its lease had ended"
+                f" before we knew: ttl={policy.ttl:g} s is too short for this store"
+            )
         )
+
+    def _not_queued(
+        self,
+        waiter: Waiter,
+        sent: float,
+        answer: Granted | Busy | Full | Done | Differs,
+    ) -> Turn | None:
+        """What comes of an answer that leaves nothing to wait for."""
+        if isinstance(answer, Granted):
+            if answer.displaced:
+                self._was_displaced(waiter)
+            return (answer.fence, answer.lease, sent + lasts(answer.lease))
+        if isinstance(answer, Differs):
+            raise _mismatch(waiter.policy, answer)
+        if waiter.loose:
+            self._give_up(waiter)  # the question may come once more, and then take what is free
+        waiter.given_up = True  # else there is nothing to give up
+        if isinstance(answer, Busy):
+            waiter.holder = answer.holder
+            return None
+        raise AlreadyDone if isinstance(answer, Done) else _full(waiter.policy, answer)
+
+    async def _confirmed(self, waiter: Waiter, turn: Turn) -> Turn | None:
+        """The same grant, for the whole ttl; None where that cannot be had in time.
+
+        A period is used up by a grant that was confirmed, and by no other. So a run of a periodic
+        job does not begin on the claim alone, as other bodies do: were its process stopped before
+        the confirmation, nobody could tell whether it has begun.
+        """
+        fence = turn[0]
+        sent = self._time()
+        renewal = Renewal(waiter.policy.key, waiter.id, fence, waiter.ttl)
+        waiter.turn, waiter.asked = None, self.store.renew([renewal])
+        try:
+            (still,) = await waiter.asked
+        except StoreError:
+            still = False
+        deadline = sent + lasts(waiter.ttl)
+        if still and self._time() < deadline and fence > waiter.void:
+            waiter.claim = 0
+            return fence, waiter.ttl, deadline
+        return None
 
     async def _give_back(self, waiter: Waiter, fence: int) -> None:
         """Let go of a grant that may have ended before we knew, for we were stopped or blocked.
@@ -228,8 +355,9 @@ class WaitingRoom:
 
     def _ask(self, waiter: Waiter, *, wait: bool) -> asyncio.Future[Answer]:
         policy = waiter.policy
+        waiter.questions += 1
         waiter.asked = asked = self.store.acquire(
-            policy.name,
+            policy.key,
             waiter.id,
             waiter.ttl,
             ticket=waiter.ticket,
@@ -239,30 +367,51 @@ class WaitingRoom:
         return asked
 
     async def _pushed(self, waiter: Waiter, sent: float, answer: Queued) -> Turn:
-        if waiter.policy.name not in self._lines:
-            self._lines[waiter.policy.name] = Line(self._ask_again)
+        if answer.displaced:
+            self._was_displaced(waiter)
+        key = waiter.policy.key
+        if key not in self._lines:
+            self._lines[key] = Line(self._ask_again, self._time)
         self._placed(waiter, sent, answer)
         if waiter.pushed is not None:  # the push overtook the reply, on the other connection
             return waiter.pushed
         if waiter.interrupted is not None:
             raise waiter.interrupted
+        # Of those that are waited for, somebody is of this process, or nobody is to be looked for.
+        warning = self._look_for_deadlock(waiter) if waiter.task and self.keeper.owned else None
         waiter.turn = self._loop.create_future()
         if waiter.outdated:
             self._ask_again(waiter)
-        return await waiter.turn
+        try:
+            return await waiter.turn
+        finally:
+            if warning is not None:
+                warning.cancel()
+
+    def _look_for_deadlock(self, waiter: Waiter) -> asyncio.TimerHandle | None:
+        """`WouldDeadlock` where it is certain; a warning that is due later where it may be one."""
+        assert waiter.task is not None
+        if waiter.task in self.keeper.owned:
+            _deadlock.check(waiter, waiter.task, self.keeper.owned, self._waiters)
+        parent = _deadlock.parent()
+        if parent is None or waiter.policy.key not in self.keeper.owned.get(parent, {}):
+            return None
+        warn = partial(_deadlock.warn_of_parent, waiter, waiter.task, parent)
+        return self._loop.call_later(_deadlock.SUSPICIOUS, warn)
 
     def _placed(self, waiter: Waiter, sent: float, answer: Queued) -> None:
         waiter.answered = True
+        waiter.failing_since = None
         waiter.ticket = answer.ticket
         waiter.sent, waiter.store_time = sent, answer.now
-        self._lines[waiter.policy.name].queued(waiter, answer)
+        self._lines[waiter.policy.key].queued(waiter, answer)
 
     def _ask_again(self, waiter: Waiter) -> None:
         if waiter.turn is None or waiter.asking:
             waiter.outdated = True  # there is a question under way: after its answer
         elif not waiter.turn.done():
             waiter.outdated, waiter.asking = False, True
-            sent = waiter.last_asked = self._loop.time()
+            sent = waiter.last_asked = self._time()
             self._ask(waiter, wait=True).add_done_callback(partial(self._answered, waiter, sent))
 
     def _answered(self, waiter: Waiter, sent: float, answered: asyncio.Future[Answer]) -> None:
@@ -271,12 +420,12 @@ class WaitingRoom:
         turn = waiter.turn
         if not _heard(answered):
             if not answered.cancelled() and turn is not None and not turn.done():
-                turn.set_exception(cast(Exception, answered.exception()))
+                self._ask_later(waiter, turn, cast(Exception, answered.exception()))
         elif turn is None or turn.done():
             waiter.loose = True  # a push was quicker
         elif isinstance(answer := answered.result(), Granted | Queued):
             if answer.displaced:
-                self._displaced(waiter)
+                self._was_displaced(waiter)
             if isinstance(answer, Granted):
                 turn.set_result((answer.fence, answer.lease, sent + lasts(answer.lease)))
                 return
@@ -289,75 +438,102 @@ class WaitingRoom:
         elif isinstance(answer, Differs):
             turn.set_exception(_mismatch(waiter.policy, answer))
 
-    def _displaced(self, found: Waiter) -> None:
-        """This waiter's place was gone; whatever took it may have taken those of the others."""
-        for waiter in list(self._waiters.values()):
-            same = waiter.policy.name == found.policy.name and waiter is not found
-            if same and waiter.last_asked < found.last_asked:
+    def _ask_later(self, waiter: Waiter, turn: asyncio.Future[Turn], error: Exception) -> None:
+        """It stands in the queue, so an answer that did not come, or a refusal, is no news yet.
+
+        It is one after as long as a holder would believe in its lease without one.
+        """
+        now = self._time()
+        if waiter.failing_since is None:
+            waiter.failing_since = now
+        failing = now - waiter.failing_since
+        if failing >= waiter.ttl / 1000:
+            turn.set_exception(error)
+        elif waiter.asks_at <= now:  # or it is to ask again already
+            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing))
+            waiter.asks_at = now + pause
+            self._loop.call_later(pause, self._ask_again, waiter)
+
+    def _was_displaced(self, found: Waiter) -> None:
+        """This waiter's place was gone; whatever took it may have taken those of the others.
+
+        They are asked for in one go, for those who find that out come many at a time.
+        """
+        key = found.policy.key
+        if key not in self._displaced:
+            self._loop.call_soon(self._ask_for_displaced, key)
+        self._displaced[key] = max(self._displaced.get(key, 0.0), found.last_asked)
+
+    def _ask_for_displaced(self, key: str) -> None:
+        found = self._displaced.pop(key)
+        for waiter in list(self._waiters.get(key, {}).values()):
+            if waiter.last_asked < found:
                 self._ask_again(waiter)
 
-    def _leave(self, waiter: Waiter) -> bool:
-        """The waiting is over, one way or the other; whether a push was quicker than an answer.
+    def _leave(self, waiter: Waiter) -> None:
+        """The waiting is over, one way or the other. Idempotent.
 
         If the lock was granted by a push meanwhile, and that grant ends before the store comes to
         the question, the waiter will stand in the queue once more. So the release that ends it
         must not speak of that grant alone.
         """
-        del self._waiters[waiter.id]
+        if waiter.left:
+            return
+        key = waiter.policy.key
+        waiters = self._waiters[key]
         if waiter.asking and waiter.asked is not None:
             waiter.loose = True
             waiter.asked.cancel()  # or it might be sent again after the release
-        name = waiter.policy.name
-        line = self._lines.get(name)
+        line = self._lines.get(key)
         if line is not None and line.leave(waiter):
-            del self._lines[name]
-        return waiter.loose
+            del self._lines[key]
+        waiter.left = True  # here: where something above raises, it is tried again
+        del waiters[waiter.id]
+        if not waiters:
+            del self._waiters[key]
 
     def _give_up(self, waiter: Waiter) -> None:
-        if not waiter.given_up:
-            waiter.given_up = True
-            if waiter.asked is not None:
-                waiter.asked.cancel()  # or it might be sent again after the release
-            _ = self._release(waiter, 0)
+        if waiter.given_up:
+            return
+        waiter.given_up = True
+        asked = waiter.asked
+        if asked is not None:
+            if waiter.questions == 1 and _was_refused(asked):
+                return  # the store knows nothing of it
+            asked.cancel()  # or it might be sent again after the release
+        _ = self._release(waiter, 0)
 
     def _release(self, waiter: Waiter, fence: int) -> asyncio.Future[int]:
-        return self._release_for(waiter.policy.name, waiter.id, fence)
-
-    def _release_for(self, name: str, waiter_id: str, fence: int) -> asyncio.Future[int]:
-        released = self.store.release(name, waiter_id, fence)
-        released.add_done_callback(partial(self._released, name, waiter_id, fence))
-        return released
-
-    def _released(
-        self, name: str, waiter_id: str, fence: int, released: asyncio.Future[int]
-    ) -> None:
+        """Take back what was never entered."""
+        policy = waiter.policy
+        released = self.store.release(policy.key, waiter.id, fence, entered=False)
         # Of a waiter that has given up, whatever the store may still have of it is in the way. But
         # one that gave back a certain grant may hold the lock by another: that one it keeps.
-        if not _heard(released) and not fence and not self._why_not:
-            self._unreleased[waiter_id] = name
-            if self._trying_again is None:
-                self._trying_again = self._loop.call_later(TRY_AGAIN, self._try_again)
-
-    def _try_again(self) -> None:
-        """Release who gave up and was not heard; until the store answers."""
-        self._trying_again = None
-        unreleased, self._unreleased = self._unreleased, {}
-        for waiter_id, name in unreleased.items():
-            _ = self._release_for(name, waiter_id, 0)
+        if fence:
+            released.add_done_callback(_heard)
+        else:
+            self.unreleased.watch(released, policy.key, waiter.id, waiter.ttl)
+        return released
 
     # Inbox: what the store pushes
 
+    def _waiter(self, key: str, waiter: str) -> Waiter | None:
+        waiters = self._waiters.get(key)
+        return None if waiters is None else waiters.get(waiter)
+
     def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
-        granted = self._waiters.get(waiter)
+        granted = self._waiter(name, waiter)
         if granted is None:
             hold = self.keeper.holds.get(waiter)
             if hold is None or hold.fence != fence:
                 # It gave up, and the store had not heard of that: what it got is somebody else's.
-                _ = self._release_for(name, waiter, fence)
+                released = self.store.release(name, waiter, fence, entered=False)
+                released.add_done_callback(_heard)
             return
         if fence <= granted.void:
             return  # it was given back, or taken away
-        turn = (fence, lease, granted.deadline(lease, now, self._loop.time()))
+        granted.claim = fence
+        turn = (fence, lease, granted.deadline(lease, now, self._time()))
         if granted.turn is None:
             granted.pushed = turn
         elif not granted.turn.done():
@@ -365,62 +541,111 @@ class WaitingRoom:
 
     def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
         hold = self.keeper.holds.get(waiter)
+        waiting = self._waiter(name, waiter)
         if hold is not None and hold.fence == fence:
             self.keeper.lose(hold, reason)
-        elif waiter in self._waiters:
+        elif waiting is not None:
             # Its grant is on its way to the task.
-            self._waiters[waiter].void = max(self._waiters[waiter].void, fence)
+            waiting.void = max(waiting.void, fence)
         if reason == "expired":
             # We were taken for stuck, so our waiters have left the queue.
-            for other in list(self._waiters.values()):
-                if other.policy.name == name:
-                    self._ask_again(other)
+            for other in list(self._waiters.get(name, {}).values()):
+                self._ask_again(other)
 
     def done(self, name: str) -> None:
         # The word may be old, and what it speaks of forgotten: the answer is not.
         if name in self._lines:
             self._ask_again(self._lines[name].first)
-        for waiter in list(self._waiters.values()):
-            if waiter.policy.name == name and waiter.policy.once:
+        for waiter in list(self._waiters.get(name, {}).values()):
+            if waiter.policy.once:
                 self._ask_again(waiter)
 
-    def requested(self, name: str, waiter: str, fence: int) -> None:  # noqa: ARG002  # an Inbox's
+    def requested(self, name: str, waiter: str, fence: int) -> None:
         hold = self.keeper.holds.get(waiter)
+        waiting = self._waiter(name, waiter)
         if hold is not None and hold.fence == fence:
             hold.wanted = True
             if hold.requested is not None:
                 hold.requested.set()
-        elif waiter in self._waiters:
-            self._waiters[waiter].wanted = fence  # its grant is on its way to the task
+        elif waiting is not None:
+            waiting.wanted = fence  # its grant is on its way to the task
 
     def reconnected(self) -> None:
-        for waiter in list(self._waiters.values()):
-            self._ask_again(waiter)
+        for waiters in list(self._waiters.values()):
+            for waiter in list(waiters.values()):
+                if waiter.asked is not None and not waiter.asked.done():
+                    waiter.loose = True  # its question is sent again, whatever comes of it
+                self._ask_again(waiter)
+        for call in tuple(self.on_reconnect):
+            call()
 
     # The end
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
         """Give up what waits, give back what is held, wait for both, disconnect."""
-        was_open = not self._why_not
-        self._why_not = _CLOSED
-        self._opened = True
-        if was_open:
-            for waiter in list(self._waiters.values()):
+        self.state = State.CLOSING
+        for waiters in list(self._waiters.values()):
+            for waiter in list(waiters.values()):
                 waiter.interrupt(ClientClosed("this client was closed while it waited for a lock"))
                 self._give_up(waiter)
-            if self._trying_again is not None:
-                self._trying_again.cancel()
-                self._try_again()
-            await self.keeper.aclose(caller)
-            await self.store.aclose()
+        self.unreleased.aclose()
+        await self.keeper.aclose(caller)
+        await self.store.aclose()
+        self.state = State.CLOSED
+
+
+_NOT_IN_TIME: Final = {"barrier": "was not complete", "latch": "did not open"}
+"""What there is to say of those that are not held, by their kind."""
+
+
+def _held_by(holders: tuple[Party, ...]) -> str:
+    if not holders:
+        return ""
+    first = holders[0]
+    where = f"process {first.pid} of {first.host}" if first.pid else f"client {first.client}"
+    others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    dead = "" if first.alive else ", which is gone: its lease ends by itself"
+    return f": {where}{others} has held it since {utc(first.since)} (fence {first.fence}){dead}"
+
+
+def utc(stamp: float) -> str:
+    """A moment as people read it."""
+    return f"{datetime.fromtimestamp(stamp, UTC):%H:%M:%S} UTC"
+
+
+def _unanswered(policy: Policy, timeout: float | None) -> StoreError:
+    return policy.about(
+        StoreError(
+            f"the store did not answer within the timeout of {timeout:g} s, so nobody knows who"
+            f" holds {policy.called}"
+        )
+    )
+
+
+def _full(policy: Policy, answer: Full) -> QueueFull:
+    return policy.about(
+        QueueFull(
+            f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
+        )
+    )
 
 
 def _mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
-    return LimitMismatch(
-        f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
-        " here: all that use it declare the same number"
-        + (" (a semaphore's resize() changes it for all)" if policy.form.permits else "")
+    return policy.about(
+        LimitMismatch(
+            f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
+            " here: all that use it declare the same number"
+            + (" (a semaphore's resize() changes it for all)" if policy.form.permits else "")
+        )
     )
+
+
+def _was_refused(asked: asyncio.Future[Any]) -> bool:
+    """Whether the store has certainly not carried out what it was asked."""
+    if not asked.done() or asked.cancelled():
+        return False
+    error = asked.exception()
+    return isinstance(error, StoreError) and error.refused
 
 
 def _heard(answered: asyncio.Future[Any]) -> bool:

@@ -18,6 +18,7 @@ import redis.asyncio
 
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, StoreError
+from aiolock._waiting import State
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.servers import RedisServer, hold_port
@@ -65,18 +66,87 @@ async def test_open_and_close_by_hand(world: World, other: aiolock.LockClient) -
     assert not await other.lock("a").locked()
 
 
-async def test_opens_once(world: World) -> None:
-    """A client opens once: again, at once or after it was closed, is ClientClosed."""
-    async with world.client() as client:
-        with pytest.raises(ClientClosed, match="opens once"):
-            await client.open()
-        await client.lock("a").status()  # and it goes on
-    with pytest.raises(ClientClosed, match="opens once"):
+async def test_opens_again(world: World) -> None:
+    """A client that was closed opens again, as another one, and what it made works again."""
+    client = world.client()
+    lock = client.lock("a")
+    ids = set[str]()
+    for _ in range(3):
+        async with client:
+            ids.add(client.id)
+            async with lock:
+                assert [holder.client for holder in (await lock.status()).holders] == [client.id]
+        with pytest.raises(ClientClosed, match="open it again"):
+            await lock.acquire()
+    assert len(ids) == 3
+
+
+async def test_open_is_idempotent(world: World) -> None:
+    """To open what is open, or being opened, is one opening."""
+    client = world.client()
+    await asyncio.gather(*(client.open() for _ in range(5)))
+    before = client.id
+    await client.open()
+    assert client.id == before
+    await client.lock("a").status()
+    await client.aclose()
+
+
+async def test_cancelled_while_others_open(world: World) -> None:
+    """Whoever is cancelled while it opens ends that for itself; the last one, for all."""
+    client = world.client()
+    first, second = (asyncio.create_task(client.open()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    await client.lock("a").status()
+    await client.aclose()
+    alone = asyncio.create_task(client.open())
+    await asyncio.sleep(0)
+    alone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await alone
+    with pytest.raises(ClientClosed, match="open"):
+        await client.lock("a").status()
+    async with client:
+        await client.lock("a").status()
+
+
+async def test_closed_while_it_opens(world: World) -> None:
+    """To close what is being opened ends the opening: nothing is open after it."""
+    client = world.client()
+    opening = asyncio.create_task(client.open())
+    await asyncio.sleep(0)
+    await client.aclose()
+    if world.kind == "memory":  # opens in one step
+        await opening
+    else:
+        with pytest.raises(ClientClosed, match="closed while it was being opened"):
+            await opening
+    with pytest.raises(ClientClosed):
+        await client.lock("a").status()
+    async with client:
+        await client.lock("a").status()
+
+
+def test_opens_in_another_loop(world: World) -> None:
+    """Closed in one event loop it opens in the next; also where that loop ended without that."""
+    client = world.client()
+
+    async def use(*, close: bool) -> None:
         await client.open()
-    never = world.client()
-    await never.aclose()
-    with pytest.raises(ClientClosed, match="opens once"):
-        await never.open()
+        async with client.lock("a"):
+            pass
+        if close:
+            await client.aclose()
+
+    if world.kind == "fakeredis":
+        return  # its driver is bound to the first loop
+    for _ in range(2):
+        asyncio.run(use(close=True))
+    if world.kind == "memory":  # of a socket, asyncio itself would complain
+        asyncio.run(use(close=False))
+        asyncio.run(use(close=True))
 
 
 async def test_closes_any_number_of_times(world: World) -> None:
@@ -167,8 +237,8 @@ async def test_prefixes_keep_locks_apart_on_redis(redis_server: RedisServer, pre
         one.lock("a"),
     ):
         assert not await two.lock("a").locked()
-        assert redis_server.call("EXISTS", f"{prefix}-1:{{a}}:holders") == 1
-    assert redis_server.call("EXISTS", f"{prefix}-1:{{a}}:holders") == 0
+        assert redis_server.call("EXISTS", f"{prefix}-1:{{lock:a}}:holders") == 1
+    assert redis_server.call("EXISTS", f"{prefix}-1:{{lock:a}}:holders") == 0
 
 
 async def test_ttl_of_the_client(world: World) -> None:
@@ -464,6 +534,7 @@ async def test_close_with_bodies(world: World, other: aiolock.LockClient) -> Non
 
     tasks = [asyncio.create_task(body(name)) for name in "abc"]
     await entered.wait()
+    await settled()  # they have passed it, and are about to go on
     await client.aclose()
     assert sorted(ended) == ["a", "b", "c"]
     for name, task in zip("abc", tasks, strict=True):
@@ -567,8 +638,7 @@ async def test_close_in_a_cancelled_scope(world: World, other: aiolock.LockClien
         async with client:
             assert await client.lock("a").acquire() is not None
             scope.cancel()
-    assert client._closing is not None
-    assert client._closing.done()
+    assert client._room.state is State.CLOSED
     assert not await other.lock("a").locked()
     with pytest.raises(ClientClosed):
         await client.lock("a").status()

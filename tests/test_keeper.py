@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 import aiolock
-from aiolock.store import Renewal
-from aiolock.stores.memory import MemoryServer
+from aiolock.store import Late, Renewal
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
 from tests.virtual import run
+from tests.worlds import queued
 
 
 def test_a_long_lease_put_off_does_not_delay_a_short_one() -> None:
@@ -37,7 +41,7 @@ def test_many_leases_are_renewed_in_few_calls(monkeypatch: pytest.MonkeyPatch) -
         calls: list[int] = []
         renew = server.renew
 
-        def counted(renewals: Sequence[Renewal]) -> list[bool]:
+        def counted(renewals: Sequence[Renewal]) -> list[bool] | Late:
             calls.append(len(renewals))
             return renew(renewals)
 
@@ -84,5 +88,163 @@ def test_nested_bodies_of_one_task_are_cancelled_once() -> None:
             assert task is not None
             assert task.cancelling() == 0
             await asyncio.sleep(0)
+
+    run(play())
+
+
+class Far(MemoryStore):
+    """A store to which a renewal is some time under way, and as long its answer."""
+
+    def __init__(self, server: MemoryServer, way: float) -> None:
+        super().__init__(server)
+        self._way = way
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        """Carry it out after one way, and answer after the other."""
+        answered: asyncio.Future[Any] = self._loop.create_future()
+
+        def arrive() -> None:
+            answer = self.server.renew(renewals)
+            self._loop.call_later(self._way, answered.set_result, answer)
+
+        self._loop.call_later(self._way, arrive)
+        return answered
+
+
+@pytest.mark.parametrize("late", [0.0, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("way", [0.0, 0.002, 0.01])
+def test_a_grant_noticed_late_is_confirmed_in_time(late: float, way: float) -> None:
+    """Whatever is left of its claim when we hear of it, a grant is renewed before that ends."""
+
+    async def play() -> None:
+        server = MemoryServer()
+        faulty = FaultyStore(Far(server, way))
+        async with aiolock.connect(faulty, ttl=1) as ours, aiolock.connect(server) as theirs:
+            held = await theirs.lock("a").acquire()
+
+            async def body() -> None:
+                async with ours.lock("a") as lease:
+                    assert lease.remaining() <= 1 - late
+                    await asyncio.sleep(5)
+                    assert lease.state == "held"
+
+            running = asyncio.create_task(body())
+            await queued(theirs.lock("a"), 1)
+            faulty.hold("push")
+            await held.release()
+            await asyncio.sleep(late)  # as where the loop is blocked
+            faulty.resume()
+            await running
+
+    run(play())
+
+
+def test_slots_are_few_however_long_the_leases() -> None:
+    """What was held and released leaves nothing in the watchdog but a number here and there."""
+
+    async def play() -> None:
+        async with aiolock.connect(MemoryServer()) as client:
+            keeper = client._room.keeper
+            for ttl in (0.5, 30, 86400, 7 * 86400):
+                for _ in range(2000):
+                    async with client.lock("a", ttl=ttl):
+                        await asyncio.sleep(0.05)
+                assert not keeper._slots
+                assert len(keeper._order) == len(keeper._heaped) <= 200
+            async with contextlib.AsyncExitStack() as stack:
+                for number in range(2000):
+                    await stack.enter_async_context(client.lock(f"{number}", ttl=86400))
+                    await asyncio.sleep(1)
+                assert len(keeper._slots) <= 200
+                await asyncio.sleep(86400)
+                assert len(keeper.holds) == 2000, "and each of them is renewed in time"
+
+    run(play())
+
+
+def test_very_short_leases_are_renewed_as_often_as_needed() -> None:
+    """A lease of some milliseconds has one alarm at a time."""
+
+    async def play() -> None:
+        faulty = FaultyStore(MemoryStore(MemoryServer()))
+        async with aiolock.connect(faulty) as client, client.lock("a", ttl=0.01):
+            await asyncio.sleep(1)
+        # In a third of what is certain of 10 ms, which is 7.9.
+        assert 300 <= faulty.calls["renew"] <= 480
+
+    run(play())
+
+
+async def test_a_machine_that_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a suspension, of which the loop's clock knows nothing, what has ended is lost soon."""
+    asleep = 0.0
+
+    def clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+        return lambda: loop.time() + asleep
+
+    monkeypatch.setattr("aiolock._keeper._clock", clock)
+    monkeypatch.setattr("aiolock._keeper._AWAKE", 0.02)
+    async with aiolock.connect(MemoryServer()) as client:
+        lease = await client.lock("a", ttl=3600).acquire()
+        assert lease.remaining() > 3000
+        asleep = 3650.0
+        await asyncio.wait_for(lease.lost.wait(), 30)
+        assert lease.remaining() == 0
+        lease = await client.lock("b", ttl=3600).acquire()
+        asleep += 1000
+        await asyncio.sleep(0.1)
+        assert lease.state == "held"
+        assert lease.remaining() < 2600
+        await lease.release()
+
+
+async def test_a_clock_that_goes_on_while_the_machine_sleeps() -> None:
+    """On Linux deadlines are reckoned by such a clock; on a loop with its own time by that."""
+    async with aiolock.connect(MemoryServer()) as client:
+        keeper = client._room.keeper
+        if hasattr(time, "CLOCK_BOOTTIME"):
+            assert abs(keeper.time() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 1
+        else:
+            assert keeper.time == asyncio.get_running_loop().time
+
+    async def play() -> None:
+        async with aiolock.connect(MemoryServer()) as client:
+            assert client._room.keeper.time() == asyncio.get_running_loop().time()
+
+    await asyncio.to_thread(run, play())
+
+
+def test_who_is_displaced_with_many_others() -> None:
+    """Of 2,000 waiters that lost their places each asks once more, and none looks at all."""
+
+    async def play() -> None:
+        server = MemoryServer()
+        faulty = FaultyStore(MemoryStore(server))
+        async with aiolock.connect(faulty) as client, aiolock.connect(server) as theirs:
+            held = await theirs.lock("a", ttl=3600).acquire()
+            waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(2000)]
+            await asyncio.sleep(1)
+            line = server._lines["lock:a"]
+            line.queue.clear()
+            line.tickets.clear()
+            passes = 0
+            again = client._room._ask_for_displaced
+
+            def counted(key: str) -> None:
+                nonlocal passes
+                passes += 1
+                again(key)
+
+            client._room._ask_for_displaced = counted  # type: ignore[method-assign]  # to count it
+            asked = faulty.calls["acquire"]
+            client._room.done("lock:a")  # the first of them asks again
+            await asyncio.sleep(1)
+            assert faulty.calls["acquire"] - asked == 2000
+            assert passes <= 3
+            assert len(line.queue) == 2000
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+            await held.release()
 
     run(play())

@@ -15,13 +15,16 @@ ROOT = Path(aiolock.__file__).parent
 
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
-    "aiolock.errors",
     "aiolock.store",
+    "aiolock.errors",
     "aiolock._policy",
     "aiolock._hold",
     "aiolock._entered",
     "aiolock._waiter",
     "aiolock._backstop",
+    "aiolock._deadlock",
+    "aiolock._unreleased",
+    "aiolock._overdue",
     "aiolock._keeper",
     "aiolock._waiting",
     "aiolock._lease",

@@ -29,7 +29,7 @@ async def test_of_many_deliveries_one(world: World) -> None:
     async with world.client() as ours, world.client() as theirs:
 
         async def deliver(client: aiolock.LockClient) -> bool:
-            async with client.once("user:42", ttl=60) as lease:
+            async with client.once("user:42", remember=60) as lease:
                 if lease is None:
                     assert done == [42]
                     return False
@@ -42,7 +42,7 @@ async def test_of_many_deliveries_one(world: World) -> None:
         assert sum(ran) == 1
         assert await deliver(theirs) is False
         assert done == [42]
-        status = await ours.once("user:42", ttl=60).status()
+        status = await ours.once("user:42", remember=60).status()
         assert (status.holders, status.waiters) == ((), ())
         assert 50 < status.closed <= 60
 
@@ -50,7 +50,7 @@ async def test_of_many_deliveries_one(world: World) -> None:
 async def test_a_run_that_fails(world: World) -> None:
     """After a run that failed the next one tries; what was raised comes out as it is."""
     async with world.client() as ours, world.client() as theirs:
-        once = ours.once("a", ttl=60)
+        once = ours.once("a", remember=60)
 
         async def fails() -> None:
             async with once as lease:
@@ -60,7 +60,7 @@ async def test_a_run_that_fails(world: World) -> None:
                 raise ValueError("half way")
 
         async def succeeds() -> bool:
-            async with theirs.once("a", ttl=60) as lease:
+            async with theirs.once("a", remember=60) as lease:
                 return lease is not None
 
         next_one: list[asyncio.Task[bool]] = []
@@ -74,13 +74,13 @@ async def test_a_run_that_fails(world: World) -> None:
 async def test_not_waiting(world: World) -> None:
     """With `wait=False`, whoever comes while it is being done skips it at once."""
     async with world.client() as ours, world.client() as theirs:
-        async with ours.once("a", ttl=60) as lease:
+        async with ours.once("a", remember=60) as lease:
             assert lease is not None
-            async with theirs.once("a", ttl=60, wait=False) as skipped:
+            async with theirs.once("a", remember=60, wait=False) as skipped:
                 assert skipped is None
-        async with theirs.once("a", ttl=60, wait=False) as skipped:
+        async with theirs.once("a", remember=60, wait=False) as skipped:
             assert skipped is None
-        async with theirs.once("b", ttl=60, wait=False) as lease:
+        async with theirs.once("b", remember=60, wait=False) as lease:
             assert lease is not None
 
 
@@ -89,7 +89,7 @@ async def test_remembered_for_its_ttl() -> None:
     """It is remembered for so long from its end, and then done again."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
-        once = client.once("a", ttl=DAY)
+        once = client.once("a", remember=DAY)
         async with once as lease:
             assert lease is not None
             await asyncio.sleep(100)  # longer than its lease, which is renewed
@@ -106,11 +106,11 @@ async def test_timeout() -> None:
     """Whoever waits gives up after the timeout, and not before it is known that it is done."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
-        async with ours.once("a", ttl=60):
-            with pytest.raises(AcquireTimeout, match="'once:a'"):
-                async with theirs.once("a", ttl=60, timeout=5):
+        async with ours.once("a", remember=60):
+            with pytest.raises(AcquireTimeout, match="'a'"):
+                async with theirs.once("a", remember=60, timeout=5):
                     raise AssertionError
-        async with theirs.once("a", ttl=60, timeout=0) as lease:
+        async with theirs.once("a", remember=60, timeout=0) as lease:
             assert lease is None
 
 
@@ -119,7 +119,7 @@ async def test_lost_on_the_way() -> None:
     """A run that lost its lease raises `LeaseLost`, and is not taken for done."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
-        once = ours.once("a", ttl=60)
+        once = ours.once("a", remember=60)
 
         async def run() -> None:
             async with once:
@@ -128,7 +128,7 @@ async def test_lost_on_the_way() -> None:
 
         with pytest.raises(LeaseLost):
             await run()
-        async with theirs.once("a", ttl=60) as lease:
+        async with theirs.once("a", remember=60) as lease:
             assert lease is not None
 
 
@@ -139,11 +139,11 @@ async def test_lost_at_the_end() -> None:
     faulty = FaultyStore(MemoryStore(server))
     async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
         faulty.lose("push", 10)
-        once = ours.once("a", ttl=60)
+        once = ours.once("a", remember=60)
         with pytest.raises(LeaseLost):
             async with once:
-                await theirs.once("a", ttl=60)._lock.break_()
-        async with theirs.once("a", ttl=60) as lease:
+                await theirs.once("a", remember=60)._lock.break_()
+        async with theirs.once("a", remember=60) as lease:
             assert lease is not None
 
 
@@ -154,12 +154,11 @@ async def test_a_process_that_dies_over_it() -> None:
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
     async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
-        lease = await waiting_for(ours.once("a", ttl=60, lease_ttl=10)).acquire()
-        assert lease is not None
+        await waiting_for(ours.once("a", remember=60, ttl=10)).acquire()
         for what in ("renew", "release"):
             faulty.refuse(what, 1000)
         start = loop.time()
-        async with theirs.once("a", ttl=60) as lease:
+        async with theirs.once("a", remember=60) as lease:
             assert lease is not None
             assert 9.9 < loop.time() - start < 10.1
 
@@ -173,9 +172,9 @@ async def test_nobody_knows_whether_it_is_remembered(fault: str) -> None:
     async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
         getattr(faulty, fault)("finish")
         with pytest.raises(StoreError, match="nobody knows whether that is remembered"):
-            async with ours.once("a", ttl=DAY):
+            async with ours.once("a", remember=DAY):
                 pass
-        async with theirs.once("a", ttl=DAY) as lease:
+        async with theirs.once("a", remember=DAY) as lease:
             assert (lease is None) == (fault == "lose")
 
 
@@ -185,7 +184,7 @@ async def test_cancelled_at_the_end() -> None:
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
     async with aiolock.connect(faulty) as client:
-        once = client.once("a", ttl=DAY)
+        once = client.once("a", remember=DAY)
 
         async def run() -> None:
             async with once:
@@ -209,7 +208,7 @@ async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
         key = ""
 
         async def scenario() -> None:
-            async with ours.once(key, ttl=60) as lease:
+            async with ours.once(key, remember=60) as lease:
                 assert lease is not None
                 await asyncio.sleep(0)
                 done.add(key)
@@ -217,10 +216,12 @@ async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
         ran = 0
         key = f"a {ran}"
         async for _ in cancel_everywhere(scenario, [kind]):
-            async with theirs.once(key, ttl=60, timeout=10) as lease:
+            async with theirs.once(key, remember=60, timeout=10) as lease:
                 assert (lease is None) <= (key in done)
-            await waiting_for(ours.once(key, ttl=60)).status()  # answered after all that it sent
-            status = await waiting_for(ours.once(key, ttl=60)).status()
+            await waiting_for(
+                ours.once(key, remember=60)
+            ).status()  # answered after all that it sent
+            status = await waiting_for(ours.once(key, remember=60)).status()
             assert (status.holders, status.waiters) == ((), ())
             room = ours._room
             assert not room._waiters
@@ -237,10 +238,10 @@ async def test_the_word_that_it_is_done_is_lost() -> None:
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
     async with aiolock.connect(server) as ours, aiolock.connect(faulty) as theirs:
-        async with ours.once("a", ttl=DAY) as lease:
+        async with ours.once("a", remember=DAY) as lease:
             assert lease is not None
-            waiting = asyncio.create_task(theirs.once("a", ttl=DAY).__aenter__())
-            await queued(waiting_for(ours.once("a", ttl=DAY)), 1)
+            waiting = asyncio.create_task(theirs.once("a", remember=DAY).__aenter__())
+            await queued(waiting_for(ours.once("a", remember=DAY)), 1)
             faulty.lose("push")
         async with asyncio.timeout(31):  # when the lease would have ended
             assert await waiting is None
@@ -254,10 +255,10 @@ async def test_the_word_that_it_is_done_is_old() -> None:
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
     async with aiolock.connect(server) as ours, aiolock.connect(faulty) as theirs:
-        async with ours.once("a", ttl=1) as lease:
+        async with ours.once("a", remember=1) as lease:
             assert lease is not None
-            waiting = asyncio.create_task(theirs.once("a", ttl=1).__aenter__())
-            await queued(waiting_for(ours.once("a", ttl=1)), 1)
+            waiting = asyncio.create_task(theirs.once("a", remember=1).__aenter__())
+            await queued(waiting_for(ours.once("a", remember=1)), 1)
             faulty.hold("push")
         await asyncio.sleep(2)
         faulty.resume()
@@ -274,24 +275,24 @@ async def test_the_reply_that_it_is_remembered_is_lost() -> None:
 
     async with aiolock.connect(Forgetful(MemoryServer())) as client:
         with pytest.raises(StoreError, match="its confirmation was lost"):
-            async with client.once("a", ttl=DAY):
+            async with client.once("a", remember=DAY):
                 pass
 
 
 async def test_a_key_is_not_a_template() -> None:
     """What is entered is taken as it stands, and so is what an argument says."""
     async with aiolock.connect("memory://") as client:
-        async with client.once("odd {", ttl=60) as lease:
+        async with client.once("odd {", remember=60) as lease:
             assert lease is not None
 
-        @client.once("user:{user}", ttl=60)
+        @client.once("user:{user}", remember=60)
         async def set_up(user: str) -> str:
             return user
 
         assert await set_up("{") == "{"
         assert await set_up("{") is None
         with pytest.raises(NotHeld, match="has not entered"):
-            await client.once("a", ttl=60).__aexit__(None, None, None)
+            await client.once("a", remember=60).__aexit__(None, None, None)
 
 
 async def test_decorated(world: World) -> None:
@@ -299,7 +300,7 @@ async def test_decorated(world: World) -> None:
     calls: list[tuple[int, str]] = []
     async with world.client() as client:
 
-        @client.once("user:{user_id}", ttl=60)
+        @client.once("user:{user_id}", remember=60)
         async def set_up(user_id: int, name: str = "ada") -> str:
             """Set a user up."""
             calls.append((user_id, name))
@@ -311,10 +312,10 @@ async def test_decorated(world: World) -> None:
         assert await set_up(user_id=2, name="bob") == "bob"
         assert calls == [(1, "ada"), (2, "bob")]
         with pytest.raises(TypeError, match=r"once\(\) decorates async functions"):
-            client.once("a", ttl=60)(len)  # type: ignore[arg-type]  # on purpose
+            client.once("a", remember=60)(len)  # type: ignore[arg-type]  # on purpose
         with pytest.raises(ValueError, match="names user"):
 
-            @client.once("{user}", ttl=60)
+            @client.once("{user}", remember=60)
             async def other(user_id: int) -> None:
                 """Has no such argument."""
 
@@ -322,12 +323,12 @@ async def test_decorated(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"ttl": 0}, ValueError, "ttl"),
-        ({"ttl": "1"}, TypeError, "ttl"),
-        ({"ttl": 1, "wait": 1}, TypeError, "wait"),
-        ({"ttl": 1, "wait": False, "timeout": 1}, ValueError, "wait=False"),
-        ({"ttl": 1, "timeout": -1}, ValueError, "timeout"),
-        ({"ttl": 1, "lease_ttl": 0}, ValueError, "lease_ttl"),
+        ({"remember": 0}, ValueError, "remember"),
+        ({"remember": "1"}, TypeError, "remember"),
+        ({"remember": 1, "wait": 1}, TypeError, "wait"),
+        ({"remember": 1, "wait": False, "timeout": 1}, ValueError, "wait=False"),
+        ({"remember": 1, "timeout": -1}, ValueError, "timeout"),
+        ({"remember": 1, "ttl": 0}, ValueError, "ttl"),
     ],
 )
 async def test_bad_arguments(options: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -335,5 +336,5 @@ async def test_bad_arguments(options: dict[str, Any], error: type[Exception], ma
     async with aiolock.connect("memory://") as client:
         with pytest.raises(error, match=match):
             client.once("a", **options)
-        assert repr(client.once("a", ttl=60)) == "<Once 'a' ttl=60>"
-        assert client.once("a", ttl=60).key == "a"
+        assert repr(client.once("a", remember=60)) == "<Once 'a' remember=60>"
+        assert client.once("a", remember=60).name == "a"

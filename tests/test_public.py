@@ -72,10 +72,8 @@ SIGNATURES = {
         "(self, *names, ttl=None, timeout=None, renew=True, max_waiters=None, max_hold=None,"
         " on_lost='cancel')"
     ),
-    "LockClient.once": "(self, key, *, ttl, wait=True, timeout=None, lease_ttl=None)",
-    "LockClient.periodic": (
-        "(self, name, *, every, at_least_for=None, at_most_for=None, ttl=None)"
-    ),
+    "LockClient.once": "(self, name, *, remember, ttl=None, wait=True, timeout=None)",
+    "LockClient.periodic": ("(self, name, *, every, min_hold=None, max_hold=None, ttl=None)"),
     "LockClient.rwlock": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
         " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
@@ -84,7 +82,9 @@ SIGNATURES = {
         "(self, name, limit, *, ttl=None, timeout=None, renew=True, max_waiters=None,"
         " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
     ),
-    "LockClient.latch": ("(self, name, count, *, ttl=86400.0, timeout=None, max_waiters=None)"),
+    "LockClient.latch": (
+        "(self, name, count, *, remember=86400.0, timeout=None, max_waiters=None)"
+    ),
     "LockClient.barrier": "(self, name, parties, *, timeout=None, max_waiters=None)",
     "LockClient.election": (
         "(self, name, *, ttl=None, timeout=None, max_waiters=None, max_hold=None,"
@@ -97,7 +97,7 @@ SIGNATURES = {
     "Lock.locked": "async (self)",
     "Lock.held": "(self)",
     "Lock.status": "async (self)",
-    "Lock.break_": "async (self)",
+    "Lock.break_": "async (self, fence=None)",
     "Lock.request_release": "async (self)",
     "Lease.name": "property",
     "Lease.fence": "property",
@@ -113,11 +113,13 @@ SIGNATURES = {
     "RWLock.read": "(self)",
     "RWLock.write": "(self)",
     "RWLock.status": "async (self)",
+    "RWLock.break_": "async (self, fence=None)",
     "Semaphore.name": "property",
     "Semaphore.limit": "property",
     "Semaphore.acquire": "(self, permits=1, *, timeout=the lock's own, blocking=True)",
     "Semaphore.resize": "async (self, limit)",
     "Semaphore.status": "async (self)",
+    "Semaphore.break_": "async (self, fence=None)",
     "Latch.name": "property",
     "Latch.count": "property",
     "Latch.count_down": "async (self, token=None)",
@@ -133,7 +135,7 @@ SIGNATURES = {
     "Election.leader": "async (self)",
     "Election.observe": "(self)",
     "Election.request_resign": "async (self)",
-    "Election.break_": "async (self)",
+    "Election.break_": "async (self, fence=None)",
     "Term.lease": "property",
     "Term.value": "property",
     "Term.fence": "property",
@@ -151,13 +153,18 @@ SIGNATURES = {
     "MultiLease.release": "async (self)",
     "MultiLease.extend": "async (self, ttl)",
     "MultiLease.verify": "async (self)",
-    "Once.key": "property",
+    "Once.name": "property",
     "Once.status": "async (self)",
+    "Once.break_": "async (self, fence=None)",
     "Periodic.name": "property",
     "Periodic.every": "property",
     "Periodic.status": "async (self)",
+    "Periodic.break_": "async (self, fence=None)",
     "Periodic.run": "async (self, job)",
-    "Party": "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0)",
+    "Party": (
+        "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0, seq=0,"
+        " alive=True)"
+    ),
     "Status": "(name, holders, waiters, closed=0.0, limit=None)",
 }
 ERRORS: dict[str, type[Exception] | None] = {

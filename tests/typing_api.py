@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Any, assert_type
 
 import redis.asyncio
@@ -58,22 +59,24 @@ async def describing_more(client: aiolock.LockClient) -> None:
     both = client.multilock("a", "b", timeout=1)
     assert_type(both, aiolock.MultiLock)
     assert_type(both.names, tuple[str, ...])
-    assert_type(await both.acquire(), aiolock.MultiLease | None)
+    assert_type(await both.acquire(), aiolock.MultiLease)
+    assert_type(await both.acquire(timeout=1), aiolock.MultiLease | None)
+    assert_type(await both.acquire(blocking=False), aiolock.MultiLease | None)
     async with both as lease:
         assert_type(lease, aiolock.MultiLease)
         assert_type(lease.leases["a"], aiolock.Lease)
         assert_type(await lease.release(), bool)
-    job = client.periodic("job", every=60, at_most_for=5)
+    job = client.periodic("job", every=60, max_hold=5)
     assert_type(job, aiolock.Periodic)
     async with job as run:
         assert_type(run, aiolock.Lease)
         assert_type(run.requested.is_set(), bool)
-    once = client.once("a", ttl=60)
+    once = client.once("a", remember=60)
     assert_type(once, aiolock.Once)
     async with once as mine:
         assert_type(mine, aiolock.Lease | None)
 
-    @client.once("{key}", ttl=60)
+    @client.once("{key}", remember=60)
     async def decorated(key: int) -> str:
         return str(key)
 
@@ -90,18 +93,23 @@ async def acquiring(lock: aiolock.Lock) -> None:
     async with AsyncExitStack() as stack:
         assert_type(await stack.enter_async_context(lock), aiolock.Lease)
         assert_type(await stack.enter_async_context(lock.acquire(timeout=2)), aiolock.Lease)
-    _ = assert_type(lock.acquire(), aiolock.Acquisition)
+    _ = assert_type(lock.acquire(), aiolock.Acquisition[aiolock.Lease])
+    _ = assert_type(lock.acquire(timeout=1), aiolock.Acquisition[aiolock.Lease | None])
+    assert_type(await lock.acquire(), aiolock.Lease)
+    assert_type(await lock.acquire(blocking=True), aiolock.Lease)
     assert_type(await lock.acquire(blocking=False), aiolock.Lease | None)
-    assert_type(await asyncio.wait_for(lock.acquire(timeout=None), 5), aiolock.Lease | None)
+    assert_type(await lock.acquire(timeout=timedelta(seconds=1)), aiolock.Lease | None)
+    assert_type(await asyncio.wait_for(lock.acquire(timeout=None), 5), aiolock.Lease)
     task = asyncio.create_task(lock.acquire())
-    _ = assert_type(task, asyncio.Task[aiolock.Lease | None])
+    _ = assert_type(task, asyncio.Task[aiolock.Lease])
     first, second = await asyncio.gather(lock.acquire(), asyncio.sleep(0, "x"))
-    assert_type(first, aiolock.Lease | None)
+    assert_type(first, aiolock.Lease)
     assert_type(second, str)
+    await (await lock.acquire()).release()  # the first line that anybody writes
     lease_or_none = await lock.acquire(timeout=0)
     if lease_or_none:
         assert_type(lease_or_none, aiolock.Lease)
-    (await lock.acquire()).release()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # it may be None
+    await (await lock.acquire(timeout=1)).release()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # it may be None
 
 
 async def holding(lease: aiolock.Lease) -> None:
@@ -161,7 +169,8 @@ async def sharing(client: aiolock.LockClient) -> None:
         assert_type(await lease.downgrade(), None)
     api = client.semaphore("a", 3)
     assert_type(api, aiolock.Semaphore)
-    assert_type(await api.acquire(2), aiolock.Lease | None)
+    assert_type(await api.acquire(2), aiolock.Lease)
+    assert_type(await api.acquire(2, timeout=1), aiolock.Lease | None)
     assert_type(await api.resize(4), None)
     assert_type((await api.status()).limit, int | None)
     async with api as permit, api.acquire(permits=2) as permits:

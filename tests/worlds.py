@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, Protocol
 import fakeredis
 
 import aiolock
+from aiolock._waiting import State
 from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
@@ -70,10 +71,32 @@ async def queued(lock: Seen, count: int) -> None:
     raise AssertionError(f"{count} should wait, and never do: {await lock.status()}")
 
 
+async def empty(lock: Seen) -> None:
+    """Return when nobody holds it or waits for it any more, which is to say soon.
+
+    What another client gives back comes by another connection, so no status is sure to be later.
+    """
+    async with asyncio.timeout(10):
+        while (status := await lock.status()).holders or status.waiters:  # noqa: ASYNC110 # tells nobody
+            await asyncio.sleep(0)
+
+
 async def settled(turns: int = 20) -> None:
     """Let everything happen that is ready to."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+def abandon(client: aiolock.LockClient) -> None:
+    """Let a client go as if its process had ended: it closes nothing, and warns of nothing."""
+    room = client._room
+    room.state = State.CLOSED
+    for hold in list(room.keeper.holds.values()):
+        hold.state = aiolock.LeaseState.RELEASED
+    room.keeper.holds.clear()
+    room.keeper.owned.clear()
+    if room.keeper._timer is not None:
+        room.keeper._timer.cancel()
 
 
 def asking(lock: aiolock.Lock, timeout: float | None = None) -> asyncio.Task[aiolock.Lease]:

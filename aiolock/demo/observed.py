@@ -42,10 +42,12 @@ class Observed(Relay):
             answer.add_done_callback(partial(_note, visit))
         return answer
 
-    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
         """The visit is over."""
         self._waiting.pop(waiter, None)
-        return super().release(name, waiter, fence)
+        return super().release(name, waiter, fence, entered=entered)
 
 
 def _note(visit: Visit, answer: asyncio.Future[Answer]) -> None:

@@ -1,0 +1,64 @@
+"""Answers that are waited for until a time of their own, with one timer for all of them.
+
+Each release is waited for until its lease ends. It is answered long before that, nearly always: a
+timer for each would be made and cancelled at every hand-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+from aiolock.errors import StoreError
+
+
+class Overdue:
+    """What one client waits for; whoever does sees to it that what was answered is taken out."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        """``time`` is the clock of the deadlines."""
+        self._time = time
+        self._call_later = asyncio.get_running_loop().call_later
+        self._deadlines: dict[asyncio.Future[Any], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def add(self, answer: asyncio.Future[Any], deadline: float) -> None:
+        """Fail it at its deadline, unless it is answered before that."""
+        self._deadlines[answer] = deadline
+        if deadline < self._timer_at:
+            self._arm(deadline)
+
+    def remove(self, answer: asyncio.Future[Any]) -> None:
+        """It is not waited for any more."""
+        self._deadlines.pop(answer, None)
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._call_later(max(0.0, deadline - self._time()), self._look)
+
+    def _look(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now = self._time()
+        for answer, deadline in list(self._deadlines.items()):
+            if deadline <= now:
+                del self._deadlines[answer]
+                if not answer.done():
+                    answer.set_exception(
+                        StoreError(
+                            "the release was not confirmed before the lease ended; its end frees it"
+                        )
+                    )
+        if self._deadlines:
+            self._arm(min(self._deadlines.values()))
+
+    def aclose(self) -> None:
+        """Wait for nothing any more."""
+        self._deadlines.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_at = None, math.inf

@@ -1,0 +1,153 @@
+"""Tasks of one process that wait for each other: found, or said in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+import aiolock
+from aiolock import WouldDeadlock
+from aiolock.stores.memory import MemoryServer
+from tests.worlds import queued, settled, virtual
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiolock.LockClient]:
+    """A client of a store of its own."""
+    async with aiolock.connect(MemoryServer()) as client:
+        yield client
+
+
+async def _holding(first: aiolock.Lock, then: aiolock.Lock) -> None:
+    async with first:
+        await settled()
+        async with then:
+            pass
+
+
+async def test_two_tasks_in_opposite_orders(client: aiolock.LockClient) -> None:
+    """Of two that each hold what the other wants, the one that closes the cycle is told."""
+    a, b = client.lock("a"), client.lock("b")
+    one = asyncio.create_task(_holding(a, b), name="one")
+    two = asyncio.create_task(_holding(b, a), name="two")
+    ends = await asyncio.gather(one, two, return_exceptions=True)
+    (error,) = (end for end in ends if end is not None)
+    assert isinstance(error, WouldDeadlock)
+    assert (error.kind, error.name in "ab") == ("lock", True)
+    for name in ("'one'", "'two'", "'a'", "'b'", "multilock()"):
+        assert name in str(error)
+    assert not await a.locked()
+    assert not await b.locked()
+
+
+async def test_three_tasks_in_a_ring(client: aiolock.LockClient) -> None:
+    """A cycle of three is found, and the other two go on."""
+    locks = [client.lock(name) for name in "abc"]
+    tasks = [
+        asyncio.create_task(_holding(locks[number], locks[(number + 1) % 3])) for number in range(3)
+    ]
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(str(type(end).__name__) for end in ends) == ["NoneType"] * 2 + ["WouldDeadlock"]
+
+
+async def test_readers_and_a_writer(client: aiolock.LockClient) -> None:
+    """Who waits to write waits for each reader."""
+    rates, other = client.rwlock("rates"), client.lock("other")
+    reading = asyncio.create_task(_holding(rates.read(), other))
+    writing = asyncio.create_task(_holding(other, rates.write()))
+    ends = await asyncio.gather(reading, writing, return_exceptions=True)
+    assert sum(isinstance(end, WouldDeadlock) for end in ends) == 1
+
+
+@pytest.mark.parametrize("why", ["timeout", "max_hold", "no renewal", "permits"])
+@virtual
+async def test_what_ends_by_itself_is_no_deadlock(why: str) -> None:
+    """Where somebody gives up, or a lease ends, or another permit may come, nothing is certain."""
+    async with aiolock.connect(MemoryServer()) as client:
+        a, b = client.lock("a", ttl=5), client.lock("b", ttl=5)
+        held: aiolock.Lock | aiolock.Semaphore = b
+        if why == "timeout":
+            a = client.lock("a", ttl=5, timeout=10)
+        elif why == "max_hold":
+            held = client.lock("b", ttl=5, max_hold=5)
+        elif why == "no renewal":
+            held = client.lock("b", ttl=5, renew=False)
+        else:
+            held = client.semaphore("b", 1, max_hold=5)
+        wanted = held if why == "permits" else b
+
+        async def one() -> None:
+            async with client.lock("a"):
+                await settled()
+                async with wanted:
+                    pass
+
+        async def two() -> None:
+            async with held:
+                await settled()
+                async with a:
+                    pass
+
+        ends = await asyncio.gather(one(), two(), return_exceptions=True)
+        assert not any(isinstance(end, WouldDeadlock) for end in ends), ends
+        assert any(isinstance(end, aiolock.AcquireTimeout | aiolock.LeaseLost) for end in ends)
+
+
+@virtual
+async def test_child_of_the_holder() -> None:
+    """A child task that waits for a lock of its parent is told in the log, once, after a second."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign,assignment]  # that is how one listens
+    logger = logging.getLogger("aiolock")
+    logger.addHandler(handler)
+    try:
+        async with aiolock.connect(MemoryServer()) as client:
+            lock = client.lock("a")
+
+            async def enter() -> None:
+                async with lock:
+                    pass
+
+            async with lock:
+                quick = asyncio.create_task(enter(), name="quick")
+                await asyncio.sleep(0.5)
+            await quick
+            assert not records
+            async with lock:
+                child = asyncio.create_task(enter(), name="child")
+                await queued(lock, 1)
+                await asyncio.sleep(0.9)
+                assert not records
+                await asyncio.sleep(5)
+            await child
+    finally:
+        logger.removeHandler(handler)
+    (record,) = records
+    assert record.levelname == "WARNING"
+    for name in ("'child'", "the lock 'a'", "parent task"):
+        assert name in record.getMessage()
+
+
+@virtual
+async def test_stranger_is_no_child() -> None:
+    """A task that waits for one that is not its parent has nothing to be told."""
+    async with aiolock.connect(MemoryServer()) as client:
+        lock = client.lock("a")
+
+        async def enter(seconds: float) -> None:
+            async with lock:
+                await asyncio.sleep(seconds)
+
+        first = asyncio.create_task(enter(5))
+        await settled()
+        second = asyncio.create_task(enter(0))
+        await settled()
+        (waiting,) = client._room._waiters["lock:a"].values()
+        assert waiting.task is second
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("aiolock._deadlock.warn_of_parent", None)  # to call it would raise
+            await asyncio.gather(first, second)

@@ -1,0 +1,135 @@
+"""What errors say: of which lock they speak, for how long it was waited for, and who holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+
+import pytest
+
+import aiolock
+from aiolock import AcquireTimeout, LeaseLost, LimitMismatch, NotHeld, QueueFull, WouldDeadlock
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+from tests.worlds import World, asking, queued, virtual
+
+
+async def test_timeout_says_who_holds_it(world: World) -> None:
+    """It names the lock, the seconds and the holder, and has them as attributes."""
+    async with world.client() as ours, world.client() as theirs:
+        async with theirs.lock("order:42") as held:
+            with pytest.raises(AcquireTimeout) as caught:
+                await ours.lock("order:42", timeout=0.25).acquire()
+        error = caught.value
+        assert (error.kind, error.name) == ("lock", "order:42")
+        assert error.waited >= 0.25
+        (holder,) = error.holders
+        assert (holder.client, holder.fence) == (theirs.id, held.fence)
+        text = str(error)
+        assert text.startswith("the lock 'order:42' did not become free in 0.25 s: process ")
+        assert f"process {os.getpid()} of {socket.gethostname()}" in text
+        assert f"(fence {held.fence})" in text
+        assert str(pickle.loads(pickle.dumps(error))) == text
+
+
+async def test_not_free_says_who_holds_it(world: World) -> None:
+    """Where nobody waits, the answer itself says who holds it: no further round trip."""
+    async with world.client() as ours, world.client() as theirs:
+        async with theirs.lock("a") as held:
+            with pytest.raises(AcquireTimeout, match="the lock 'a' is not free: process") as caught:
+                async with ours.lock("a").acquire(blocking=False):
+                    pass
+        assert caught.value.waited == 0
+        assert [holder.fence for holder in caught.value.holders] == [held.fence]
+
+
+@virtual
+async def test_who_holds_it_costs_no_round_trip() -> None:
+    """It is asked for together with the release; a store that does not say is not waited for."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    loop = asyncio.get_running_loop()
+    async with (
+        aiolock.connect(faulty) as ours,
+        aiolock.connect(server) as theirs,
+        theirs.lock("a"),
+    ):
+        with pytest.raises(AcquireTimeout):
+            await ours.lock("a", timeout=5).acquire()
+        assert (faulty.calls["release"], faulty.calls["status"]) == (1, 1)
+        assert await ours.lock("a").acquire(timeout=5) is None
+        assert faulty.calls["status"] == 1, "who gets None is not told"
+        began = loop.time()
+        faulty.hold("status")
+        with pytest.raises(AcquireTimeout, match=r"free in 5 s$") as caught:
+            await ours.lock("a", timeout=5).acquire()
+        assert caught.value.holders == ()
+        assert loop.time() - began <= 6.1
+        faulty.resume()
+
+
+@virtual
+async def test_each_kind_by_its_name() -> None:
+    """Each error says of which kind and name it speaks, as the user knows it."""
+    async with aiolock.connect(MemoryServer()) as ours:
+        async with ours.semaphore("s", 1):
+            with pytest.raises(AcquireTimeout, match="the semaphore 's'") as timeout:
+                await ours.semaphore("s", 1, timeout=1).acquire()
+            with pytest.raises(LimitMismatch) as mismatch:
+                await ours.semaphore("s", 2).acquire()
+            waiting = asking(ours.semaphore("s", 1)._one)
+            await queued(ours.semaphore("s", 1), 1)
+            with pytest.raises(QueueFull) as full:
+                await ours.semaphore("s", 1, max_waiters=1).acquire()
+            waiting.cancel()
+        with pytest.raises(AcquireTimeout, match="the latch 'l' did not open in 1 s") as latch:
+            await ours.latch("l", 1).wait(timeout=1)
+        with pytest.raises(AcquireTimeout, match="the barrier 'b' was not complete") as barrier:
+            await ours.barrier("b", 2).wait(timeout=1)
+        async with ours.lock("a"):
+            with pytest.raises(WouldDeadlock) as deadlock:
+                await ours.lock("a").acquire()
+        with pytest.raises(NotHeld) as not_held:
+            await ours.lock("a").release()
+        lease = await ours.lock("a").acquire()
+        await ours.lock("a").break_()
+        with pytest.raises(LeaseLost) as lost:
+            await lease.extend(1)
+        assert lost.value.fence == lease.fence
+        errors: list[aiolock.LockError] = [timeout.value, mismatch.value, full.value]
+        for error in errors:
+            assert (error.kind, error.name) == ("semaphore", "s")
+        assert (latch.value.kind, latch.value.name) == ("latch", "l")
+        assert (barrier.value.kind, barrier.value.name) == ("barrier", "b")
+        for other in (deadlock.value, not_held.value, lost.value):
+            assert (other.kind, other.name) == ("lock", "a")
+
+
+@virtual
+async def test_extended_when_released() -> None:
+    """To extend a lease that is released meanwhile is LeaseLost, and says so."""
+    store = MemoryStore(MemoryServer())
+    async with aiolock.connect(store) as client:
+        lease = await client.lock("a").acquire()
+        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "renew", lambda _: answer)
+            extending = asyncio.create_task(lease.extend(5))
+            await asyncio.sleep(0)
+        await lease.release()
+        answer.set_result([False])  # as where it was carried out after the release
+        with pytest.raises(LeaseLost, match="was released"):
+            await extending
+
+
+async def test_under_another_library() -> None:
+    """Where no asyncio loop runs, as under trio, opening says what aiolock needs."""
+    opening = aiolock.connect("memory://").open()
+
+    def step() -> None:
+        opening.send(None)
+
+    with pytest.raises(RuntimeError, match=r"aiolock runs on asyncio.*trio"):
+        await asyncio.to_thread(step)

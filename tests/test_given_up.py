@@ -1,0 +1,200 @@
+"""Between a grant and its being kept nothing may raise; and what fails is not tried for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock import StoreError
+from aiolock._backstop import Line
+from aiolock._hold import Hold
+from aiolock._keeper import Keeper
+from aiolock._lease import Lease, Scope
+from aiolock._waiting import WaitingRoom
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+from tests.worlds import asking, queued, settled, virtual
+
+
+class Broken(Exception):
+    """What a step raises that never raises."""
+
+
+STEPS: list[tuple[type, str]] = [
+    (WaitingRoom, "_leave"),
+    (WaitingRoom, "_kept"),
+    (Line, "leave"),
+    (Line, "_ask_by"),
+    (Hold, "__init__"),
+    (Keeper, "keep"),
+    (Keeper, "_plan"),
+    (Keeper, "_schedule"),
+    (Lease, "__init__"),
+    (Scope, "__init__"),
+]
+
+
+@pytest.mark.parametrize(("kind", "step"), STEPS, ids=[f"{k.__name__}.{s}" for k, s in STEPS])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("entered", [False, True])
+@virtual
+async def test_a_step_that_raises(kind: type, step: str, waits: bool, entered: bool) -> None:
+    """Whichever step after the grant raises: the grant is given back, and the next one gets it."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        lock = ours.semaphore("s", 1)
+        held = await theirs.semaphore("s", 1).acquire() if waits else None
+        others = [asking(lock._one) for _ in range(2)] if waits else []
+
+        async def enter() -> None:
+            async with lock:
+                pass
+
+        async def take() -> None:
+            await (await lock.acquire()).release()
+
+        victim = asyncio.create_task(enter() if entered else take())
+        if waits:
+            await queued(lock, 3)
+            await settled()
+            for other in others:  # so that somebody of our own stands behind it, or did
+                other.cancel()
+            others = [asking(lock._one)]
+            await queued(lock, 2)
+        original: Callable[..., Any] = getattr(kind, step)
+        with pytest.MonkeyPatch.context() as patch:
+            struck = False
+
+            def strike(*args: Any, **kwargs: Any) -> Any:
+                nonlocal struck
+                if not struck:
+                    struck = True
+                    raise Broken
+                return original(*args, **kwargs)
+
+            patch.setattr(kind, step, strike)
+            if held is not None:
+                await held.release()
+            (end,) = await asyncio.gather(victim, return_exceptions=True)
+        # Not all of them are on every way: where one was, its error has come out.
+        assert isinstance(end, Broken) if struck else end is None
+        for other in others:
+            await (await other).release()
+        await settled()
+        assert (await lock.status()).holders == ()
+        room = ours._room
+        left = (room._waiters, room._lines, room.keeper.holds, room.keeper.owned)
+        assert left == ({}, {}, {}, {})
+        assert not len(room.entered)
+        async with theirs.semaphore("s", 1, timeout=0):
+            pass
+
+
+@virtual
+async def test_releases_that_fail_end() -> None:
+    """What was given up and not heard is tried less and less often, and at last no more."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as client:
+        faulty.lose("acquire", sys.maxsize)
+        faulty.refuse("release", sys.maxsize)
+        for _ in range(100):
+            with pytest.raises(StoreError):
+                await client.lock("a", ttl=30).acquire()
+        await settled()
+        assert len(client._room.unreleased) == 100
+        first = faulty.calls["release"]
+        await asyncio.sleep(3600)
+        assert not len(client._room.unreleased)
+        assert faulty.calls["release"] - first <= 100 * 10
+        before = faulty.calls["release"]
+        await asyncio.sleep(3600)
+        assert faulty.calls["release"] == before
+
+
+@virtual
+async def test_nothing_grows_with_failures() -> None:
+    """After 10,000 failures, some each second, nothing is kept of them and little was sent."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
+        faulty.lose("acquire", sys.maxsize)
+        faulty.refuse("release", sys.maxsize)
+        for number in range(10_000):
+            with pytest.raises(StoreError):
+                await client.lock(f"name {number % 7}", ttl=1).acquire()
+            if number % 10 == 0:
+                await asyncio.sleep(1)
+            assert len(client._room.unreleased) <= 10 * 100
+        await asyncio.sleep(120)
+        gc.collect()
+        assert not len(client._room.unreleased)
+        assert faulty.calls["release"] <= 10 * 10_000
+
+
+@virtual
+async def test_what_was_refused_needs_no_release() -> None:
+    """Where the store has certainly done nothing, nothing is sent to undo it."""
+    store = MemoryStore(MemoryServer())
+    faulty = FaultyStore(store)
+
+    class Refusing(StoreError):
+        refused = True
+
+    async with aiolock.connect(faulty) as client:
+
+        def refuse(*_: Any, **__: Any) -> asyncio.Future[Any]:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(Refusing("full"))
+            return future
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "acquire", refuse)
+            for _ in range(100):
+                with pytest.raises(StoreError, match="full"):
+                    await client.lock("a").acquire()
+        assert faulty.calls["release"] == 0
+
+
+@virtual
+async def test_a_waiter_outlives_refusals_that_pass() -> None:
+    """Who stands in the queue is not thrown out by an answer that is missing, or a refusal."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        held = await theirs.lock("a", ttl=5).acquire()
+        first, second = asking(ours.lock("a", ttl=20)), asking(ours.lock("a", ttl=20))
+        await queued(theirs.lock("a"), 2)
+        faulty.refuse("acquire", 12)
+        await asyncio.sleep(15)
+        assert faulty.calls["acquire"] > 14, "they did ask, and ask again"
+        await held.release()
+        lease = await first
+        await lease.release()
+        await (await second).release()
+
+
+@virtual
+async def test_a_waiter_is_told_in_the_end() -> None:
+    """A store that refuses for as long as a holder would believe in its lease is an error."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    loop = asyncio.get_running_loop()
+    async with (
+        aiolock.connect(faulty) as ours,
+        aiolock.connect(server) as theirs,
+        theirs.lock("a", ttl=5),
+    ):
+        began = loop.time()
+        waiting = asking(ours.lock("a", ttl=20))
+        await queued(theirs.lock("a"), 1)
+        faulty.refuse("acquire", sys.maxsize)
+        with pytest.raises(StoreError):
+            await waiting
+        assert 20 <= loop.time() - began <= 30
+        assert faulty.calls["acquire"] < 60
