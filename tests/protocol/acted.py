@@ -12,10 +12,12 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
+from unittest.mock import patch
 
 import aiolock
-from aiolock._waiting import TRY_AGAIN
+from aiolock import _unreleased, _waiting
+from aiolock._unreleased import FIRST_PAUSE
 from aiolock.store import (
     CLAIM,
     WAS_HOLDER,
@@ -37,7 +39,8 @@ from tests.virtual import VirtualLoop
 NAME: Final = "the lock"
 TICK: Final = CLAIM / 1000 + 0.01
 """Seconds to a tick: what is as long as a claim is over after it."""
-SETTING: Final = Setting(tasks=(2, 1), claim=1, ttl=2, faults=0)
+SETTING: Final = Setting(tasks=(2, 1), claim=1, ttl=2, late=1, faults=0)
+"""With a ``late`` of 0 no copies would come late in these plays."""
 LATEST: Final = 5
 """Ticks to a play: before the rare questions that the model does not know (`KEEP_ALIVE`)."""
 
@@ -65,6 +68,8 @@ class ByHand(Relay):
 
     clock: int = 1_000_000_000
     pipe: list[Sent] = field(default_factory=list[Sent])
+    name: str = ""
+    """What the lock is called at the store, once somebody has asked for it."""
     inbox: Inbox = field(init=False)
 
     async def open(self, client: str, inbox: Inbox) -> bool:
@@ -76,9 +81,12 @@ class ByHand(Relay):
     def acquire(
         self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
     ) -> asyncio.Future[Any]:
+        self.name = name
         return self._send("ask", waiter, ticket)
 
-    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[Any]:
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[Any]:
         return self._send("release", waiter, fence)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
@@ -161,9 +169,9 @@ class Actor:
     def read_push(self, push: Push, granted_at: int) -> None:
         inbox, waiter = self.store.inbox, self.store.waiter(push.task)
         if push.what == "granted":
-            inbox.granted(NAME, waiter, push.fence, push.lease * CLAIM, granted_at)
+            inbox.granted(self.store.name, waiter, push.fence, push.lease * CLAIM, granted_at)
         elif push.what == "lost":
-            inbox.lost(NAME, waiter, push.fence, "expired")
+            inbox.lost(self.store.name, waiter, push.fence, "expired")
         else:
             inbox.reconnected()
 
@@ -195,6 +203,14 @@ class Play:
 
     async def play(self, steps: int) -> None:
         """So many steps, and then everything comes to an end."""
+        # The model has no pauses that grow, and where a question has failed, none at all.
+        with (
+            patch.object(_unreleased, "_LONGEST_PAUSE", FIRST_PAUSE),
+            patch.multiple(_waiting, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0),
+        ):
+            await self._play(steps)
+
+    async def _play(self, steps: int) -> None:
         for actor in self.actors:
             await actor.client.open()
         for _ in range(steps):
@@ -220,7 +236,7 @@ class Play:
     def _acts(self, at: int) -> Iterator[Act]:
         """What a client may do that does not come by itself when the time has come."""
         client = self._client(at)
-        for act in acts(client, self.world.guards, ttl=SETTING.ttl, connects_at_once=False):
+        for act in acts(client, self.world.guards, self.world.terms, connects_at_once=False):
             if act.does not in {AtClient.renew, AtClient.try_again, AtClient.ask_after_giving_back}:
                 yield act
 
@@ -234,6 +250,10 @@ class Play:
                 yield from [(at, "carry out")] * 6
             if client.linked and client.pipe:
                 yield at, "cut"
+                if SETTING.late:
+                    yield from [(at, "stray")] * 3
+            if client.strays:
+                yield from [(at, "come late")] * 6
             if client.hears and any(task.phase in WAITING for task in client.tasks):
                 yield at, "deaf"
             elif client.counted and not client.hears:
@@ -285,7 +305,7 @@ class Play:
         # In the order in which one reply calls them: what it brings to another task comes first.
         for does in (AtClient.run, AtClient.ask_after_giving_back):
             client = self._client(at)
-            for act in acts(client, self.world.guards, ttl=SETTING.ttl, connects_at_once=False):
+            for act in acts(client, self.world.guards, self.world.terms, connects_at_once=False):
                 if act.does is does:
                     self._becomes(at, self.world._taken(self._client(at), act))
 
@@ -302,10 +322,14 @@ class Play:
     async def _carry_out(self, at: int) -> None:
         unanswered = next(i for i, c in enumerate(self._client(at).pipe) if c.answer is None)
         store = self.actors[at].store
-        store.pipe[unanswered].carried_out = now = store.now()
+        store.pipe[unanswered].carried_out = store.now()
+        self._serve(at, "")
+
+    def _serve(self, at: int, how: Literal[""] | int) -> None:
         highest = self.world.parts.server(self.state[0]).highest
         listening = tuple(self._client(other).counted for other in range(len(self.actors)))
-        self.state, _, _ = self.world._served(self.state, at, listening, "")
+        self.state, _, _ = self.world._served(self.state, at, listening, how)
+        now = self.actors[at].store.now()
         for fence in range(highest + 1, self.world.parts.server(self.state[0]).highest + 1):
             self.granted_at[fence] = now
 
@@ -313,6 +337,17 @@ class Play:
         client = self._client(at)
         pipe = tuple(command._replace(answer=None) for command in client.pipe)
         self._becomes(at, client._replace(linked=False, pipe=pipe))
+
+    async def _stray(self, at: int) -> None:
+        """As a cut, but the server will get what was on its way: once more, or after all."""
+        faults = self.world._faults(self._client(at))
+        await self._cut(at)
+        for kind, _, after in faults:
+            if kind == "stray":
+                self._becomes(at, after)
+
+    async def _come_late(self, at: int) -> None:
+        self._serve(at, 0)
 
     async def _deaf(self, at: int) -> None:
         self._becomes(at, self._client(at)._replace(hears=False))
@@ -339,7 +374,7 @@ class Play:
 
     async def _second(self, at: int) -> None:
         """Long enough for a release that failed to be tried again, and for nothing else."""
-        await asyncio.sleep(TRY_AGAIN)
+        await asyncio.sleep(FIRST_PAUSE)
         self._try_again()
 
     def _try_again(self) -> None:

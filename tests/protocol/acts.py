@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tests.protocol.client import AtClient
-from tests.protocol.model import WAITING, Client, Command, Phase, Safeguards
+from tests.protocol.model import WAITING, Client, Command, Phase, Safeguards, Terms
 
 
 class Act(NamedTuple):
@@ -21,9 +21,9 @@ class Act(NamedTuple):
     """Whether it is done without delay."""
 
 
-def take(client: Client, act: Act, guards: Safeguards, *, claim: int) -> Client:
+def take(client: Client, act: Act, guards: Safeguards, terms: Terms) -> Client:
     """What the client is after that."""
-    moving = AtClient(client, guards, claim=claim)
+    moving = AtClient(client, guards, terms)
     if act.task is None:
         act.does(moving)
     else:
@@ -31,10 +31,12 @@ def take(client: Client, act: Act, guards: Safeguards, *, claim: int) -> Client:
     return moving.after()
 
 
-def acts(client: Client, guards: Safeguards, *, ttl: int, connects_at_once: bool) -> Iterator[Act]:
+def acts(
+    client: Client, guards: Safeguards, terms: Terms, *, connects_at_once: bool
+) -> Iterator[Act]:
     """What a running client may do."""
     for at in range(len(client.tasks)):
-        yield from _acts_of_task(client, at, ttl)
+        yield from _acts_of_task(client, at, terms)
     if client.pipe and (answer := client.pipe[0].answer) is not None:
         told = f"{tell(client.pipe[0])}: {answer.what}"
         yield Act(f"{{me}} reads the reply to its {told}", AtClient.read_reply)
@@ -52,7 +54,7 @@ def acts(client: Client, guards: Safeguards, *, ttl: int, connects_at_once: bool
         yield Act("{me} subscribes again", AtClient.subscribe, urgent=connects_at_once)
 
 
-def _acts_of_task(client: Client, at: int, ttl: int) -> Iterator[Act]:
+def _acts_of_task(client: Client, at: int, terms: Terms) -> Iterator[Act]:
     task, who = client.tasks[at], _name(client, at)
     if task.phase is Phase.IDLE:
         if at == 0 or client.tasks[at - 1].phase is not Phase.IDLE:  # they are alike
@@ -67,7 +69,8 @@ def _acts_of_task(client: Client, at: int, ttl: int) -> Iterator[Act]:
     elif task.phase is Phase.BODY:
         yield Act(f"{who}'s body ends", AtClient.end, at, urgent=False)
         renews = any(command.what == "renew" and command.task == at for command in client.pipe)
-        if task.left < ttl and not renews:
+        due = task.unconfirmed or (terms.renews and task.left < terms.ttl)
+        if due and not renews:
             yield Act(f"{who} renews", AtClient.renew, at, urgent=task.left == 1)
 
 
@@ -76,8 +79,19 @@ def failures(client: Client) -> Iterator[Act]:
     for at, task in enumerate(client.tasks):
         if task.phase in WAITING:
             yield Act(f"{_name(client, at)} gives up", AtClient.give_up, at)
-    if client.pipe and not client.linked:
+    if client.pipe and not client.linked and not _may_come_late(client, client.pipe[0]):
         yield Act(f"{{me}}'s {tell(client.pipe[0])} fails", AtClient.despair)
+
+
+def _may_come_late(client: Client, command: Command) -> bool:
+    """Whether something may still come that was sent before this command.
+
+    A release fails after 9 s, and what was sent before it is refused after 5.
+    """
+    strays = (stray for link in client.strays for stray in link)
+    return command.what == "release" and any(
+        stray.task == command.task and stray.what != "release" for stray in strays
+    )
 
 
 def _name(client: Client, at: int) -> str:
@@ -87,4 +101,5 @@ def _name(client: Client, at: int) -> str:
 def tell(command: Command) -> str:
     """A command, in words."""
     what = {"ask": "question", "release": "release", "renew": "renewal"}[command.what]
-    return f"{what} of #{command.number}" if command.what != "ask" and command.number else what
+    told = f"{what} of #{command.number}" if command.what != "ask" and command.number else what
+    return f"{told} with a tombstone" if command.what == "release" and command.lasts else told

@@ -13,15 +13,16 @@ from tests.protocol.model import (
     Push,
     Safeguards,
     Task,
+    Terms,
 )
 
 
 class AtClient:
     """A client, taking one step."""
 
-    def __init__(self, client: Client, guards: Safeguards, *, claim: int) -> None:
+    def __init__(self, client: Client, guards: Safeguards, terms: Terms) -> None:
         self.guards = guards
-        self.claim = claim
+        self.ttl, self.claim, self.late, self.renews = terms
         self.client = client
         self.tasks = list(client.tasks)
         self.pipe = list(client.pipe)
@@ -46,8 +47,8 @@ class AtClient:
     def ask(self, at: int) -> None:
         """The task asks, and awaits the answer."""
         task = self.tasks[at]
-        self.tasks[at] = task._replace(phase=Phase.ASKED, fence=0, left=0)
-        self.pipe.append(Command("ask", at, task.ticket, awaited=True))
+        self.tasks[at] = task._replace(phase=Phase.ASKED, fence=0, left=0, unconfirmed=False)
+        self.pipe.append(Command("ask", at, -1 if task.tries else task.ticket, awaited=True))
 
     def ask_after_giving_back(self, at: int) -> None:
         """The release of a grant that came too late is answered."""
@@ -91,7 +92,7 @@ class AtClient:
         assert answer is not None
         if answer.what == "unknown script":
             if self._is_resent(command):
-                self.pipe.append(command._replace(answer=None))
+                self.pipe.append(self._written(command._replace(answer=None)))
         elif command.what == "ask" and not command.dropped:
             self._asked(command, answer)
         elif command.what == "release" and answer.push is not None:
@@ -112,6 +113,13 @@ class AtClient:
         if answer.what == "granted":
             since = command.age if self.guards.counted_from_the_question else 0
             self._called(at, answer.number, answer.ticks - since)
+            unconfirmed = not self.renews and answer.ticks < self.ttl
+            self.tasks[at] = self.tasks[at]._replace(unconfirmed=unconfirmed)
+        elif answer.what == "busy":
+            if command.awaited:
+                self._leave(at, Task(Phase.DONE))
+                if task.loose and self.guards.refused_are_released:
+                    self._release(at, 0)
         else:
             self._queued(at, answer)
 
@@ -121,14 +129,15 @@ class AtClient:
         if self.line[0] == at:
             self.alarm = NEVER  # only what is known of the first may put its question off
         self._ask_in(answer.ticks)
-        task = self.tasks[at]._replace(age=0, ticket=answer.number, lag=answer.lag)
+        task = self.tasks[at]._replace(age=0, ticket=answer.number, lag=answer.lag, failing=NEVER)
         pushed = task.fence != 0  # the push has overtaken this reply
         self.tasks[at] = task._replace(phase=Phase.CALLED if pushed else Phase.QUEUED)
         if task.outdated and not pushed:
             self.ask_again(at)
 
     def _called(self, at: int, fence: int, left: int) -> None:
-        self.tasks[at] = self.tasks[at]._replace(phase=Phase.CALLED, fence=fence, left=max(0, left))
+        task = self.tasks[at]._replace(phase=Phase.CALLED, failing=NEVER)
+        self.tasks[at] = task._replace(fence=fence, left=max(0, left))
 
     def _renewed(self, command: Command, answer: Answer) -> None:
         at, task = command.task, self.tasks[command.task]
@@ -136,7 +145,8 @@ class AtClient:
             return
         if answer.what == "renewed":
             since = command.age if self.guards.counted_from_the_question else 0
-            self.tasks[at] = task._replace(left=max(0, answer.ticks - since))
+            left = max(0, answer.ticks - since)
+            self.tasks[at] = task._replace(left=left, unconfirmed=False)
         else:
             self.end(at, refused=True)
 
@@ -149,15 +159,17 @@ class AtClient:
             self._granted(push)
         elif push.what == "lost":
             self._lost(push)
-        elif self.guards.asks_when_subscribed_again:
-            self.all_ask_again()
+        else:
+            self._all_are_loose()  # it is not said which of the connections is back
+            if self.guards.asks_when_subscribed_again:
+                self.all_ask_again()
 
     def _granted(self, push: Push) -> None:
         at, task = push.task, self.tasks[push.task]
         if task.phase not in WAITING:
             mine = task.phase is Phase.BODY and task.fence == push.fence
             if not mine and self.guards.strangers_are_given_back:
-                self.pipe.append(Command("release", at, push.fence))
+                self._release(at, push.fence)
         elif push.fence > task.void or not self.guards.given_back_is_void:
             # As in Waiter.deadline: min(sent + (granted - answered), now) + lease, seen from now.
             since = task.age if task.lag == UNANSWERED else push.age + task.lag
@@ -166,6 +178,8 @@ class AtClient:
                 self._called(at, push.fence, left)
             elif task.phase is Phase.ASKED:
                 self.tasks[at] = task._replace(fence=push.fence, left=max(0, left))
+            if task.phase in {Phase.QUEUED, Phase.ASKED} and not self.renews:
+                self.tasks[at] = self.tasks[at]._replace(unconfirmed=True)
 
     def _lost(self, push: Push) -> None:
         at, task = push.task, self.tasks[push.task]
@@ -185,13 +199,15 @@ class AtClient:
             self._abandon(at)
         if task.left and task.fence > task.void:
             loose = (task.loose or question is not None) and self.guards.loose_release_takes_all
-            self._leave(at, Task(Phase.BODY, fence=task.fence, left=task.left, loose=loose))
+            unconfirmed = task.unconfirmed
+            body = Task(Phase.BODY, fence=task.fence, left=task.left, loose=loose)
+            self._leave(at, body._replace(unconfirmed=unconfirmed))
         elif not self.guards.late_are_given_back:
             self.tasks[at] = Task(Phase.LATE)
         else:
             void = max(task.void, task.fence) if self.guards.given_back_is_void else task.void
             self.tasks[at] = task._replace(phase=Phase.BACK, left=0, void=void)
-            self.pipe.append(Command("release", at, task.fence, awaited=True))
+            self._release(at, task.fence, awaited=True)
             if not self.guards.asks_after_giving_back:
                 self.ask(at)
 
@@ -204,8 +220,7 @@ class AtClient:
         task = self.tasks[at]
         self.tasks[at] = Task(Phase.DONE)
         if task.loose or not refused:
-            fence = 0 if task.loose else task.fence
-            self.pipe.append(Command("release", at, fence, awaited=True))
+            self._release(at, 0 if task.loose else task.fence, awaited=True)
 
     def give_up(self, at: int) -> None:
         """The waiting ends, whatever has come of it: a cancellation, a timeout, an error."""
@@ -215,12 +230,26 @@ class AtClient:
             place = next(asked, place)
         self._abandon(at)
         self._leave(at, Task(Phase.DONE))
-        self.pipe.insert(place, Command("release", at))
+        self._release(at, 0, place=place)
 
     def try_again(self) -> None:
         """A second after a release has failed, whether or not there is a connection."""
-        self.pipe += [Command("release", at) for at in self.unreleased]
+        for at in self.unreleased:
+            self._release(at, 0)
         self.unreleased = []
+
+    def _release(
+        self, at: int, fence: int, *, awaited: bool = False, place: int | None = None
+    ) -> None:
+        command = self._written(Command("release", at, fence, awaited=awaited))
+        self.pipe.insert(len(self.pipe) if place is None else place, command)
+
+    def _written(self, command: Command) -> Command:
+        """A command as it is sent now: some releases carry a tombstone."""
+        one_grant = command.number and self.guards.given_back_are_not_buried
+        if command.what != "release" or one_grant or not self.guards.given_up_are_buried:
+            return command
+        return command._replace(lasts=self.late if self.client.broken else 0)
 
     def _abandon(self, at: int) -> None:
         """Nobody cares any more for the answers to what this task has sent."""
@@ -246,11 +275,21 @@ class AtClient:
     def link(self) -> None:
         """A new connection: what was not answered is sent again."""
         self.client = self.client._replace(linked=True)
+        self._all_are_loose()
         self.pipe = list(filter(self._is_resent, self.pipe))
+        if self.guards.buried_when_resent:
+            self.pipe = list(map(self._written, self.pipe))
         if not self.guards.resends_in_order:
             self.pipe.reverse()
         if self.guards.asks_when_linked_again:
             self.all_ask_again()
+
+    def _all_are_loose(self) -> None:
+        """What is under way may have been sent before, and come once more."""
+        if self.late and self.guards.resent_are_loose:
+            for at in {command.task for command in self.pipe}:
+                if self.tasks[at].phase in WAITING:
+                    self.tasks[at] = self.tasks[at]._replace(loose=True)
 
     def _is_resent(self, command: Command) -> bool:
         abandoned = command.what == "ask" and command.dropped
@@ -268,7 +307,11 @@ class AtClient:
         if command.dropped or command.what == "renew":
             return
         if command.what == "ask":
-            if task.phase in {Phase.ASKED, Phase.QUEUED}:
+            if task.phase is Phase.QUEUED and task.failing:
+                left = self.ttl if task.failing == NEVER else task.failing
+                self.tasks[at] = task._replace(failing=left)
+                self.ask_again(at)
+            elif task.phase in {Phase.ASKED, Phase.QUEUED}:
                 self.give_up(at)
         elif not command.awaited:
             certain = command.number and self.guards.only_who_gave_up_tries_again

@@ -49,6 +49,14 @@ class Safeguards:
     """… and than every one that was minted before, by the server's clock."""
     fence_above_holder: bool = True
     """… and than that of the holder before."""
+    late_are_refused: bool = True
+    """A question or a renewal that comes too late after it was sent is not carried out."""
+    buried_stay_out: bool = True
+    """A release that carries a tombstone keeps out whatever is still to come of its waiter."""
+    unconfirmed_are_stuck: bool = True
+    """When a claim ends that nobody confirmed, its client is stuck, though it need not renew."""
+    tries_pass_the_dead: bool = True
+    """Who does not wait is granted what nobody holds and nobody who is alive waits for."""
 
     # At the client
     counted_from_the_question: bool = True
@@ -86,8 +94,31 @@ class Safeguards:
     abandoned_are_not_resent: bool = True
     """A question whose answer nobody awaits any more is not sent a second time."""
 
+    # At the client, where a connection that broke may still deliver what was sent on it
+    given_up_are_buried: bool = True
+    """While it may, a release of whatever a waiter is carries a tombstone."""
+    buried_when_resent: bool = True
+    """… also one that was given before the connection broke, when it is sent again."""
+    given_back_are_not_buried: bool = True
+    """… but not the release of one grant: its waiter may ask again."""
+    resent_are_loose: bool = True
+    """Whose question was under way then releases, at the end, whatever a copy has made of it."""
+    refused_are_released: bool = True
+    """… also one that did not wait, and was told that the lock is taken."""
+
 
 # What there is
+
+
+class Terms(NamedTuple):
+    """What all agree upon: how long things last, in ticks, and whether leases are renewed."""
+
+    ttl: int = 2
+    claim: int = 1
+    late: int = 1
+    """For how long after it was sent a question or a renewal is carried out."""
+    renews: bool = True
+    """Without it, a claim is confirmed, and after that a lease is not made longer."""
 
 
 class Phase(StrEnum):
@@ -130,6 +161,12 @@ class Task(NamedTuple):
     """Whether to ask once more when it has an answer."""
     loose: bool = False
     """Whether a question was under way when a push brought the grant."""
+    tries: bool = False
+    """Whether it does not wait where the lock is not free."""
+    unconfirmed: bool = False
+    """Where leases are not renewed: whether its claim is still to be confirmed."""
+    failing: int = NEVER
+    """Where it stands in the queue and a question has failed: how long until one ends the wait."""
 
 
 class Command(NamedTuple):
@@ -138,7 +175,8 @@ class Command(NamedTuple):
     what: Literal["ask", "release", "renew"]
     task: int
     number: int = 0
-    """The ticket of a question; the fence that a release or a renewal means (0: any)."""
+    """The ticket of a question (-1: it does not wait); the fence that a release or a renewal means
+    (0: any)."""
     age: int = 0
     awaited: bool = False
     """Whether the task awaits the answer; not when it asks from the queue, or has given up."""
@@ -146,12 +184,15 @@ class Command(NamedTuple):
     """Whether nobody cares for the answer any more."""
     answer: Answer | None = None
     """What the server has replied; the reply is on its way."""
+    lasts: int = 0
+    """For how long the server still takes it, once its connection has broken; of a release: for how
+    long it keeps out what was sent before."""
 
 
 class Answer(NamedTuple):
     """What the server replies."""
 
-    what: Literal["granted", "queued", "done", "renewed", "refused", "unknown script"]
+    what: Literal["granted", "queued", "busy", "done", "renewed", "refused", "unknown script"]
     number: int = 0
     """The fence or the ticket."""
     ticks: int = 0
@@ -183,8 +224,10 @@ class Client(NamedTuple):
     linked: bool = True
     pipe: tuple[Command, ...] = ()
     """Its commands in order; those that are answered come first."""
-    strays: tuple[Command, ...] = ()
-    """What connections that are broken may still carry to the server."""
+    strays: tuple[tuple[Command, ...], ...] = ()
+    """What each of the connections that are broken may still carry to the server."""
+    broken: int = 0
+    """For how many ticks they may: since the last of them broke."""
     hears: bool = True
     counted: bool = True
     """Whether its subscription works, and whether the server believes that it does."""
@@ -210,6 +253,15 @@ class Holder(NamedTuple):
     who: Who
     fence: int
     left: int
+    unconfirmed: bool = False
+    """Where leases are not renewed: whether it is a claim that was not confirmed."""
+
+
+class Tombstone(NamedTuple):
+    """Who was given up, and for how long copies of what it had sent may still come."""
+
+    who: Who
+    left: int
 
 
 class Place(NamedTuple):
@@ -224,6 +276,7 @@ class Server(NamedTuple):
 
     holders: tuple[Holder, ...] = ()
     queue: tuple[Place, ...] = ()
+    tombstones: tuple[Tombstone, ...] = ()
     last: int = 0
     """The key with the last fence; 0 when it is gone."""
     clock_is_back: bool = False
@@ -232,3 +285,7 @@ class Server(NamedTuple):
     highest: int = 0
     fence_fell: bool = False
     """For the search alone: the highest fence ever, and whether a later one was not higher."""
+    acted_late: bool = False
+    sent_away: bool = False
+    """For the search alone: whether it did something for a waiter that had been given up, and
+    whether it sent one away that would wait, or that found nobody before it."""

@@ -97,6 +97,7 @@ class Parts:
             server._replace(
                 holders=tuple(h._replace(who=renamed(h.who)) for h in server.holders),
                 queue=tuple(p._replace(who=renamed(p.who)) for p in server.queue),
+                tombstones=tuple(sorted(t._replace(who=renamed(t.who)) for t in server.tombstones)),
             )
         )
 
@@ -110,8 +111,8 @@ class Parts:
             fences = {fence for task in part.tasks for fence in (task.fence, task.void)}
             fences |= {push.fence for push in part.inbox}
             tickets = {task.ticket for task in part.tasks}
-            for command in part.pipe + part.strays:
-                (tickets if command.what == "ask" else fences).add(command.number)
+            for command in itertools.chain(part.pipe, *part.strays):
+                (tickets if command.what == "ask" else fences).add(max(0, command.number))
                 if command.answer is not None:
                     queued = command.answer.what == "queued"
                     (tickets if queued else fences).add(command.answer.number)
@@ -137,7 +138,7 @@ class Parts:
                     push = answer.push._replace(fence=fence(answer.push.fence))
                     answer = answer._replace(push=push)
             new = ticket if old.what == "ask" else fence
-            return old._replace(number=new(old.number), answer=answer)
+            return old._replace(number=min(old.number, new(max(0, old.number))), answer=answer)
 
         if isinstance(part, Server):
             return self.number(
@@ -156,7 +157,7 @@ class Parts:
                     for t in part.tasks
                 ),
                 pipe=tuple(map(command, part.pipe)),
-                strays=tuple(map(command, part.strays)),
+                strays=tuple(tuple(map(command, link)) for link in part.strays),
                 inbox=tuple(push._replace(fence=fence(push.fence)) for push in part.inbox),
             )
         )

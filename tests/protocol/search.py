@@ -188,7 +188,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--delays", type=int, default=0, metavar="TICKS", help="for which something is slow")
     add("--claim", type=int, default=1, metavar="TICKS")
     add("--ttl", type=int, default=2, metavar="TICKS")
+    add("--late", type=int, default=1, metavar="TICKS", help="for which what was sent is taken")
+    add("--fixed", action="store_true", help="leases are not renewed")
+    add("--tries", action="store_true", help="the tasks of the last client do not wait")
     add("--begun", action="store_true", help="one is in its body, and the others are queued")
+    add("--first", type=int, default=0, metavar="CLIENT", help="… of this client, from 0 on")
     add("--patience", type=int, metavar="TICKS", help="for which the lock may be idle")
     add(
         "--without", nargs="+", choices=guards, default=[], metavar="SAFEGUARD", help="leave it out"
@@ -202,10 +206,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks=tasks,
         claim=options.claim,
         ttl=options.ttl,
+        late=options.late,
+        renews=not options.fixed,
+        tries=options.tries,
         faults=options.faults,
         kinds=frozenset[Fault](options.kinds or EVERY_FAULT),
         delays=options.delays,
         begun=options.begun,
+        first=options.first,
         patience=options.patience,
     )
     guarded = replace(Safeguards(), **dict.fromkeys(options.without, False))

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.protocol.model import Answer, Holder, Place, Push, Safeguards, Server, Who
+from tests.protocol.model import (
+    Answer,
+    Holder,
+    Place,
+    Push,
+    Safeguards,
+    Server,
+    Terms,
+    Tombstone,
+    Who,
+)
 
 
 class AtServer:
@@ -12,23 +22,24 @@ class AtServer:
         self,
         server: Server,
         guards: Safeguards,
+        terms: Terms,
         *,
-        ttl: int,
-        claim: int,
         listening: tuple[bool, ...],
     ) -> None:
         self.guards = guards
-        self.ttl = ttl
-        self.claim = claim
+        self.ttl, self.claim, _, self.renews = terms
         self.listening = listening
         """By client, whether anybody is subscribed to its channel."""
         self.holders = list(server.holders)
         self.queue = list(server.queue)
+        self.tombstones = list(server.tombstones)
         self.last = server.last
         self.clock_is_back = server.clock_is_back
         self.tickets = server.tickets
         self.highest = server.highest
         self.fence_fell = server.fence_fell
+        self.acted_late = server.acted_late
+        self.sent_away = server.sent_away
         self.floor = 0
         self.pushes: list[tuple[int, Push]] = []
         self.push: Push | None = None
@@ -41,26 +52,29 @@ class AtServer:
         return Server(
             tuple(self.holders),
             tuple(self.queue),
+            tuple(sorted(self.tombstones)),
             self.last,
             self.clock_is_back,
             self.tickets,
             self.highest,
             self.fence_fell,
+            self.acted_late,
+            self.sent_away,
         )
 
     def acquire(self, who: Who, ticket: int, age: int) -> Answer:
         """The lock, or a place in its queue. Asking again is harmless and keeps the place."""
-        if self.holders:
-            holder = self.holders[0]
-            if holder.left:
-                if holder.who == who and self.guards.holders_are_answered_again:
-                    left = holder.left if self.guards.answered_with_what_is_left else self.ttl
-                    return Answer("granted", holder.fence, left)
-            elif self.guards.leases_end:
-                self._reap(holder)
+        known = self._known(who)
+        if known is not None:
+            return known
         displaced = ticket > 0 and all(place.who != who for place in self.queue)
         if not self.holders and not self.queue:
             return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
+        if ticket < 0:
+            free = not self.holders and self._advance(who.client)
+            if not free or not self.guards.tries_pass_the_dead:
+                return Answer("busy")
+            return Answer("granted", self._grant(who, self.ttl), self.ttl)
         ticket = self._enqueue(who, ticket)
         if not self.holders and self._advance(who.client, asking=who):
             return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
@@ -69,8 +83,28 @@ class AtServer:
             until = min(until, self.claim)
         return Answer("queued", ticket, until, age, displaced)
 
-    def release(self, who: Who, fence: int) -> Answer:
-        """Out of the holders or out of the queue, and on to the next."""
+    def _known(self, who: Who) -> Answer | None:
+        """The answer for who was given up, or is the holder. Who held it for too long is gone."""
+        if any(tombstone.who == who for tombstone in self.tombstones):
+            return Answer("busy")  # so it is an old copy: nobody reads this
+        if self.holders:
+            holder = self.holders[0]
+            if holder.left:
+                if holder.who == who and self.guards.holders_are_answered_again:
+                    left = holder.left if self.guards.answered_with_what_is_left else self.ttl
+                    return Answer("granted", holder.fence, left)
+            elif self.guards.leases_end:
+                self._reap(holder)
+        return None
+
+    def release(self, who: Who, fence: int, buried: int = 0) -> Answer:
+        """Out of the holders or out of the queue, and on to the next.
+
+        ``buried``: and nothing that comes within so many ticks makes a waiter of it again.
+        """
+        if buried and self.guards.buried_stay_out:
+            self.tombstones = [t for t in self.tombstones if t.who != who]
+            self.tombstones.append(Tombstone(who, buried))
         if not fence:
             for place in self.queue:
                 if place.who == who:
@@ -92,7 +126,7 @@ class AtServer:
     def renew(self, who: Who, fence: int) -> Answer:
         """A grant that still holds lasts a whole ttl from now."""
         for at, holder in enumerate(self.holders):
-            if (holder.who, holder.fence) == (who, fence) and holder.left:
+            if holder[:2] == (who, fence) and holder.left:
                 self.holders[at] = Holder(who, fence, self.ttl)
                 return Answer("renewed", fence, self.ttl)
         if not self.guards.only_holders_renew:
@@ -123,7 +157,7 @@ class AtServer:
                 return True
             ours = head.client == answered
             if ours or self.listening[head.client] or not self.guards.silent_are_skipped:
-                fence = self._grant(head, self.claim)
+                fence = self._grant(head, self.claim, unconfirmed=not self.renews)
                 push = Push("granted", head.task, fence, self.claim)
                 if ours and with_reply:
                     self.push = push
@@ -137,11 +171,13 @@ class AtServer:
         self.holders.remove(holder)
         self.floor = holder.fence
         stuck = holder.who.client
-        if self.guards.stuck_are_purged:
+        # A lease that is not renewed may just end; but a claim is confirmed by whoever is there.
+        says_nothing = not (holder.unconfirmed and self.guards.unconfirmed_are_stuck)
+        if self.guards.stuck_are_purged and (self.renews or not says_nothing):
             self.queue = [place for place in self.queue if place.who.client != stuck]
         self.pushes.append((stuck, Push("lost", holder.who.task, holder.fence)))
 
-    def _grant(self, who: Who, lease: int) -> int:
+    def _grant(self, who: Who, lease: int, *, unconfirmed: bool = False) -> int:
         """A new holder, under a new fence."""
         fence = 1
         if self.guards.fence_above_clock and not self.clock_is_back:
@@ -153,5 +189,5 @@ class AtServer:
         self.fence_fell |= fence <= self.highest
         self.highest = max(self.highest, fence)
         self.last = fence
-        self.holders.append(Holder(who, fence, lease))
+        self.holders.append(Holder(who, fence, lease, unconfirmed))
         return fence

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Final, NamedTuple
 
-from aiolock.store import CLAIM, Granted, Queued, Renewal, WaiterId
+from aiolock.store import CLAIM, Busy, Granted, Late, Queued, Renewal, WaiterId
 from aiolock.stores.memory import MemoryServer
-from tests.protocol.model import Answer, Safeguards, Server, Who
+from tests.protocol.model import Answer, Safeguards, Server, Terms, Who
 from tests.protocol.server import AtServer
 
 NAME: Final = "the lock"
 WAITERS: Final = (Who(0, 0), Who(0, 1), Who(1, 0))
+TRIES: Final = Who(1, 1)
+"""It never waits."""
 TTL: Final = 2
 """Ticks, of which a claim is one."""
+SAFEGUARDS: Final = Safeguards()
+BURIED: Final = 1
+"""Ticks for which a tombstone stands."""
 
 
 class Op(NamedTuple):
@@ -26,6 +32,7 @@ class Op(NamedTuple):
     what: str
     who: Who
     number: int = 0
+    buried: int = 0
 
 
 class Memory(MemoryServer):
@@ -53,7 +60,8 @@ class Memory(MemoryServer):
 class Twins:
     """Both servers, and everything that has happened to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, renews: bool, late: bool) -> None:
+        self.terms = Terms(TTL, 1, BURIED if late else 0, renews)
         self.server = Server()
         self.listening = [True, True]
         self.memory = Memory()
@@ -74,14 +82,23 @@ class Twins:
             yield Op("ask", who)
             if who in self.known:
                 yield Op("ask", who, self.known[who])
-            yield Op("release", who)
-            for fence in {holder.fence for holder in self.server.holders} | {self.server.last}:
-                if fence:
-                    yield Op("release", who, fence)
-                    yield Op("renew", who, fence)
+            yield from self._ops_of_waiter(who)
+        if self.terms.late:
+            yield Op("ask", TRIES, -1)
+            yield from self._ops_of_waiter(TRIES)
+            for who in (WAITERS[0], WAITERS[-1], TRIES):
+                yield Op("release", who, 0, BURIED)
+            yield Op("late", WAITERS[-1], self.server.last)
         for who in (WAITERS[0], WAITERS[-1]):
             yield Op("hear", who)
         yield Op("wait", WAITERS[0])
+
+    def _ops_of_waiter(self, who: Who) -> Iterator[Op]:
+        yield Op("release", who)
+        for fence in {holder.fence for holder in self.server.holders} | {self.server.last}:
+            if fence:
+                yield Op("release", who, fence)
+                yield Op("renew", who, fence)
 
     def happens(self, op: Op) -> None:
         """It happens to both; the same must come of it."""
@@ -89,27 +106,30 @@ class Twins:
         if op.what == "wait":
             self.memory.micros += CLAIM * 1000
             older = tuple(h._replace(left=max(0, h.left - 1)) for h in self.server.holders)
-            self.server = self.server._replace(holders=older)
+            self.server = self.server._replace(holders=older, tombstones=())
         elif op.what == "hear":
             self._hear(op.who.client)
         else:
-            serving = AtServer(
-                self.server, Safeguards(), ttl=TTL, claim=1, listening=tuple(self.listening)
-            )
-            says = {"ask": self._ask, "release": self._release, "renew": self._renew}[op.what]
-            says(serving, op)
+            listening = tuple(self.listening)
+            serving = AtServer(self.server, SAFEGUARDS, self.terms, listening=listening)
+            says = {
+                "ask": self._ask,
+                "release": self._release,
+                "renew": self._renew,
+                "late": self._come_late,
+            }
+            says[op.what](serving, op)
             pushes = serving.pushes
             if serving.push is not None:  # which is with the reply, so in this very moment
                 pushes = [*pushes, (op.who.client, serving.push)]
             pushed = [
-                (push.what, _waiter(Who(client, push.task)), self._fence(push.fence))
+                (push.what, self._waiter(Who(client, push.task)), self._fence(push.fence))
                 for client, push in pushes
                 if self.listening[client]
             ]
             assert pushed == self.memory.heard, op
             self.memory.heard.clear()
             self.server = serving.after()
-        self._compare()
 
     def _hear(self, client: int) -> None:
         self.listening[client] = not self.listening[client]
@@ -120,15 +140,14 @@ class Twins:
 
     def _ask(self, serving: AtServer, op: Op) -> None:
         answer = serving.acquire(op.who, op.number, 0)
-        ticket = self.tickets[op.number]
-        told = self.memory.acquire(
-            NAME, _waiter(op.who), TTL * CLAIM, ticket=ticket, wait=True, max_waiters=0
-        )
+        told = self._acquire(op, self.tickets[max(0, op.number)])
         if isinstance(told, Granted):
             ticks = round(told.lease / CLAIM)
             fence = self._fence(answer.number)
             assert answer == Answer("granted", answer.number, ticks, 0, told.displaced), op
             assert told.fence == fence
+        elif isinstance(told, Busy):
+            assert answer.what == "busy", op
         else:
             assert isinstance(told, Queued)
             ticks = round((told.until if told.place == 1 else min(told.until, CLAIM)) / CLAIM)
@@ -137,13 +156,39 @@ class Twins:
             self.known[op.who] = answer.number
 
     def _release(self, serving: AtServer, op: Op) -> None:
-        assert serving.release(op.who, op.number).what == "done"
-        self.memory.release(NAME, _waiter(op.who), self._fence(op.number))
+        assert serving.release(op.who, op.number, op.buried).what == "done"
+        # On the millisecond, as the ends of leases are here, so that both end with the same tick.
+        bury = op.buried and self.memory.micros // 1000 * 1000 + op.buried * CLAIM * 1000
+        self.memory.release(NAME, self._waiter(op.who), self._fence(op.number), bury=bury)
 
     def _renew(self, serving: AtServer, op: Op) -> None:
-        renewal = Renewal(NAME, _waiter(op.who), self._fence(op.number), TTL * CLAIM)
-        (still,) = self.memory.renew([renewal])
+        renewal = Renewal(NAME, self._waiter(op.who), self._fence(op.number), TTL * CLAIM)
+        renewed = self.memory.renew([renewal])
+        assert not isinstance(renewed, Late)
+        (still,) = renewed
         assert serving.renew(op.who, op.number).what == ("renewed" if still else "refused"), op
+
+    def _come_late(self, serving: AtServer, op: Op) -> None:
+        """In the model such a command is not there any more."""
+        just_past = self.memory.micros - 1
+        assert isinstance(self._acquire(op, 0, not_after=just_past), Late)
+        renewal = Renewal(NAME, self._waiter(op.who), self._fence(op.number), TTL * CLAIM)
+        assert isinstance(self.memory.renew([renewal], not_after=just_past), Late)
+        assert serving.after() == self.server
+
+    def _acquire(self, op: Op, ticket: int, not_after: int = 0) -> object:
+        return self.memory.acquire(
+            NAME,
+            self._waiter(op.who),
+            TTL * CLAIM,
+            ticket=ticket,
+            wait=op.number >= 0,
+            max_waiters=0,
+            not_after=not_after,
+        )
+
+    def _waiter(self, who: Who) -> str:
+        return _id(who, fixed=not self.terms.renews)
 
     def _fence(self, count: int) -> int:
         """The memory store's fence for one of the model's, which has just been minted at most."""
@@ -152,38 +197,44 @@ class Twins:
             self.fences.append(self.memory._fence)
         return self.fences[count]
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
         line = self.memory._lines.get(NAME)
         holders = [(g.waiter, g.fence) for g in line.holders] if line else []
         queue = [waiter for _, waiter in line.queue] if line else []
-        assert holders == [(_waiter(h.who), self._fence(h.fence)) for h in self.server.holders]
-        assert queue == [_waiter(place.who) for place in self.server.queue]
+        held = [(self._waiter(h.who), self._fence(h.fence)) for h in self.server.holders]
+        assert holders == held
+        assert queue == [self._waiter(place.who) for place in self.server.queue]
 
 
 def _client(number: int) -> str:
     return "AB"[number]
 
 
-def _waiter(who: Who) -> str:
-    return str(WaiterId(False, False, CLAIM, _client(who.client), who.task + 1))
+@cache
+def _id(who: Who, *, fixed: bool) -> str:
+    return str(WaiterId(False, fixed, CLAIM, _client(who.client), who.task + 1))
 
 
-def compare(depth: int) -> int:
-    """Compare the twins after every so many things that may happen; in how many situations."""
-    seen = {Twins().situation()}
+def compare(depth: int, *, renews: bool = True, late: bool = False) -> int:
+    """Compare the twins after every so many things that may happen; in how many situations.
+
+    ``renews``: whether leases are; ``late``: with what comes late, and with one that never waits.
+    """
+    seen = {Twins(renews=renews, late=late).situation()}
     paths: deque[tuple[Op, ...]] = deque([()])
     while paths:
         path = paths.popleft()
-        for op in _after(path).ops():
-            twins = _after((*path, op))
+        for op in _after(path, renews=renews, late=late).ops():
+            twins = _after((*path, op), renews=renews, late=late)
+            twins.compare()
             if twins.situation() not in seen and len(path) + 1 < depth:
                 seen.add(twins.situation())
                 paths.append((*path, op))
     return len(seen)
 
 
-def _after(path: tuple[Op, ...]) -> Twins:
-    twins = Twins()
+def _after(path: tuple[Op, ...], *, renews: bool, late: bool) -> Twins:
+    twins = Twins(renews=renews, late=late)
     for op in path:
         twins.happens(op)
     return twins

@@ -26,6 +26,7 @@ from tests.protocol.model import (
     Safeguards,
     Server,
     Task,
+    Terms,
     Who,
 )
 from tests.protocol.parts import BUDGETS, Parts, State
@@ -40,7 +41,7 @@ Fault = Literal[
     "leave",  # the same, but of one that is queued and has asked nothing meanwhile
     "deaf",  # a subscription breaks; the server notices at once, or later, or never
     "cut",  # a command connection breaks: replies are lost, and commands
-    "stray",  # the same, but commands that were on their way are carried out some time later
+    "stray",  # the same, but what was on its way may come late, whatever has happened since
     "despair",  # a command connection is broken for so long that a question fails
     "unheard",  # the same, and the release of a waiter fails
     "mute",  # the same, and a renewal or the release of a body fails
@@ -51,7 +52,7 @@ Fault = Literal[
 ]
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
 EVERY_FAULT: Final = frozenset(FAULTS) - {"doze", "die", "leave", "stray"}
-"""Less those that others include, and strays: they do leave something behind, for a ttl."""
+"""Less those that others include, and strays, which have searches of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,12 @@ class Setting:
     """How many tasks each client has, most first. Each acquires the lock once, or gives up."""
     claim: int = 1
     ttl: int = 2
+    late: int = 1
+    """For how long after it was sent a question or a renewal is carried out."""
+    renews: bool = True
+    """Whether leases are renewed; without it, a claim is confirmed, and that is all."""
+    tries: bool = False
+    """Whether the tasks of the last client do not wait where the lock is not free."""
     faults: int = 1
     """How many faults there are at most, all in all."""
     kinds: frozenset[Fault] = EVERY_FAULT
@@ -70,8 +77,10 @@ class Setting:
     one tick everything happens in any order. Who is stopped or not connected stays so for as long
     as it takes, and so does a body; none of that is a delay."""
     begun: bool = False
-    """Whether at the beginning the first task is in its body and all the others are queued: saves
-    states on the way to what is looked for."""
+    """Whether at the beginning one task is in its body and all the others are queued: saves states
+    on the way to what is looked for."""
+    first: int = 0
+    """The client whose first task that is; its others are the last in the queue."""
     patience: int | None = None
     """With a number: for how many ticks, all in all, the lock may be idle while somebody waits for
     it. Then who is not connected connects at once, which otherwise takes as long as it takes."""
@@ -86,6 +95,8 @@ class Wrong(StrEnum):
     TWO_HOLDERS = "there are two holders"
     TWICE = "a waiter stands at the server twice"
     FENCE_FELL = "a fence is not higher than the one before"
+    ACTED_LATE = "a late copy did something for a waiter that had been given up"
+    SENT_AWAY = "somebody that waits, or that nobody is before, was told that the lock is taken"
     LEFT_BEHIND = "a waiter that has ended still has a place or a lease at the server"
     IDLE_TOO_LONG = "the lock was idle for too long while somebody waited"
     FORGOTTEN = "somebody waits and, whatever happens, never enters"
@@ -115,7 +126,8 @@ class _OfClient(NamedTuple):
     """It, or the server for it, does something without delay."""
     due: bool
     """It has sent a command that the server has not carried out."""
-    strays: bool
+    strays: int
+    """How many broken connections may still deliver something of it."""
     counted: bool
     waits: bool
     works: bool
@@ -147,6 +159,7 @@ class World:
         self.setting = setting
         self.guards = guards or Safeguards()
         self.looked_for = looked_for
+        self.terms = Terms(setting.ttl, setting.claim, setting.late, setting.renews)
         self._claim = setting.claim if self.guards.claims_are_short else setting.ttl
         self.parts = Parts(setting.tasks)
         self.canonical = self.parts.canonical
@@ -161,18 +174,22 @@ class World:
 
     def initial(self) -> State:
         """Nobody has asked yet, unless it is to have begun."""
-        clients = (Client((Task(),) * tasks) for tasks in self.setting.tasks)
+        clients = [Client((Task(),) * tasks) for tasks in self.setting.tasks]
+        if self.setting.tries:
+            clients[-1] = Client((Task(tries=True),) * self.setting.tasks[-1])
         budgets = (self.setting.faults, self.setting.delays, 0)
         state = (self.parts.number(Server()), *map(self.parts.number, clients), *budgets)
         if not self.setting.begun:
             return state
-        for client, tasks in enumerate(self.setting.tasks):
-            for _ in range(tasks):
-                asked = self._step_of(state, client, " asks")
-                listening = (True,) * len(self.setting.tasks)
-                served, *_ = self._served(asked, client, listening, "")
-                state = self._step_of(served, client, " reads ")
-        return self._step_of(state, 0, " runs")
+        first, tasks = self.setting.first, self.setting.tasks
+        order = [client for client, several in enumerate(tasks) for _ in range(several)]
+        order.remove(first)
+        for client in [first, *order]:
+            asked = self._step_of(state, client, " asks")
+            listening = (True,) * len(tasks)
+            served, *_ = self._served(asked, client, listening, "")
+            state = self._step_of(served, client, " reads ")
+        return self._step_of(state, first, " runs")
 
     def _step_of(self, state: State, client: int, what: str) -> State:
         steps = ((after, at, label) for after, _, (label, at) in self.steps(state))
@@ -193,8 +210,8 @@ class World:
                 steps.append(self._served(state, at, listening, ""))
                 if faults and "flush" in self.setting.kinds:
                     steps.append(self._served(state, at, listening, "flush"))
-            if what.strays:
-                steps.append(self._served(state, at, listening, "stray"))
+            for link in range(what.strays):
+                steps.append(self._served(state, at, listening, link))
         if faults:
             steps += self._server_faults(state)
         if delays or not urgent:
@@ -219,8 +236,10 @@ class World:
     def _holds(self, server: int, client: int) -> bool:
         return any(holder.who.client == client for holder in self._of_server(server).holders)
 
-    def _served(self, state: State, at: int, listening: tuple[bool, ...], how: str) -> Step:
-        """The server carries out a command of this client."""
+    def _served(
+        self, state: State, at: int, listening: tuple[bool, ...], how: Literal["", "flush"] | int
+    ) -> Step:
+        """The server carries out a command of this client: of a broken connection, by a number."""
         server, *clients = state[:-BUDGETS]
         faults, delays, idle = state[-BUDGETS:]
         carried_out = self._carried_out(server, clients[at], at, listening, how)
@@ -231,17 +250,21 @@ class World:
         return (server, *clients, faults - fault, delays, idle), not fault, (label, at)
 
     def _carry_out(
-        self, server: int, client: int, at: int, listening: tuple[bool, ...], how: str
+        self,
+        server: int,
+        client: int,
+        at: int,
+        listening: tuple[bool, ...],
+        how: Literal["", "flush"] | int,
     ) -> tuple[int, int, list[tuple[int, Push]], str]:
         before = self.parts.client(client)
-        queue = before.strays if how == "stray" else before.pipe
+        queue = before.strays[how] if isinstance(how, int) else before.pipe
         place = next(i for i, command in enumerate(queue) if command.answer is None)
         command = queue[place]
         serving = AtServer(
             self.parts.server(server),
             self.guards,
-            ttl=self.setting.ttl,
-            claim=self._claim,
+            self.terms._replace(claim=self._claim),
             listening=listening,
         )
         if how == "flush":
@@ -250,15 +273,21 @@ class World:
             who, age = Who(at, command.task), min(command.age, self._claim)
             answer = serving.acquire(who, command.number, age)
         elif command.what == "release":
-            answer = serving.release(Who(at, command.task), command.number)
+            answer = serving.release(Who(at, command.task), command.number, command.lasts)
         else:
             answer = serving.renew(Who(at, command.task), command.number)
-        if how == "stray":
-            after = before._replace(strays=queue[1:])
+        if isinstance(how, int):
+            acts = answer.what in {"granted", "queued", "renewed"}
+            serving.acted_late |= acts and before.alive and command.task in _given_up(before)
+            after = _less(before, how, queue[1:])
         else:
+            waits = command.number >= 0 and not command.dropped
+            unasked = answer.what == "busy" and (waits or not (serving.holders or serving.queue))
+            serving.sent_away |= unasked
             replied = command._replace(answer=answer)
             after = before._replace(pipe=(*queue[:place], replied, *queue[place + 1 :]))
-        label = f"the server carries out {{me}}'s {tell(command)}: {answer.what}"
+        copy = "late copy of a " if isinstance(how, int) else ""
+        label = f"the server carries out {{me}}'s {copy}{tell(command)}: {answer.what}"
         if answer.what == "granted":
             label += f" #{answer.number} for {answer.ticks}"
         told = [(at, answer.push)] if answer.push is not None else serving.pushes
@@ -291,7 +320,7 @@ class World:
             own = acts(
                 client,
                 self.guards,
-                ttl=self.setting.ttl,
+                self.terms,
                 connects_at_once=self.setting.patience is not None,
             )
             moves += [move(act.label, self._taken(client, act), urgent=act.urgent) for act in own]
@@ -301,9 +330,9 @@ class World:
         if client.counted and not client.hears:
             gone = client._replace(counted=False)
             moves.append(move("the server notices that {me} does not listen", gone))
-        if client.strays:
-            moves.append(move("what {me} had sent is lost", client._replace(strays=())))
-        begun = any(task not in {Task(), Task(Phase.DONE)} for task in client.tasks)
+        for link in range(len(client.strays)):
+            moves.append(move("what {me} had sent is lost", _less(client, link, ())))
+        begun = any(task.phase not in {Phase.IDLE, Phase.DONE} for task in client.tasks)
         if client.alive and (begun or client.pipe):
             for kind, label, after in self._faults(client):
                 if kind in self.setting.kinds:
@@ -311,7 +340,7 @@ class World:
         return moves
 
     def _taken(self, client: Client, act: Act) -> Client:
-        return take(client, act, self.guards, claim=self.setting.claim)
+        return take(client, act, self.guards, self.terms)
 
     # What may break
 
@@ -319,15 +348,21 @@ class World:
         """What may befall a client."""
         quiet = not client.pipe
         sent = tuple(
-            command._replace(age=0, awaited=False, dropped=True)
+            command._replace(
+                age=0,
+                awaited=False,
+                dropped=True,
+                lasts=command.lasts if command.what == "release" else self.setting.late,
+            )
             for command in client.pipe
             if client.linked and command.answer is None
         )
+        strays = (*client.strays, sent) if sent else client.strays
         dead = Client(
             (Task(Phase.DONE),) * len(client.tasks),
             alive=False,
             linked=False,
-            strays=client.strays + sent,
+            strays=strays,
             hears=False,
             counted=False,
         )
@@ -341,7 +376,7 @@ class World:
             cut = client._replace(linked=False, pipe=unanswered)
             yield "cut", "{me}'s connection breaks", cut
             if sent:
-                stray = cut._replace(strays=client.strays + sent)
+                stray = cut._replace(strays=strays, broken=self.setting.late)
                 yield "stray", "{me}'s connection breaks, but not for what is on its way", stray
         if not client.stopped:
             stopped = client._replace(stopped=True)
@@ -398,28 +433,38 @@ class World:
         part = self.parts.part(number)
         if isinstance(part, Server):
             holders = tuple(h._replace(left=max(0, h.left - 1)) for h in part.holders)
-            return self.parts.number(part._replace(holders=holders))
+            buried = tuple(t._replace(left=t.left - 1) for t in part.tombstones if t.left > 1)
+            return self.parts.number(part._replace(holders=holders, tombstones=buried))
         return self.parts.number(
             part._replace(
                 tasks=tuple(map(self._older_task, part.tasks)),
                 pipe=tuple(map(self._older_command, part.pipe)),
                 inbox=tuple(map(_older_push, part.inbox)),
                 alarm=NEVER if part.alarm == NEVER else max(0, part.alarm - 1),
+                strays=tuple(link for link in map(self._older_link, part.strays) if link),
+                broken=max(0, part.broken - 1),
             )
         )
+
+    def _older_link(self, link: tuple[Command, ...]) -> tuple[Command, ...]:
+        if not self.guards.late_are_refused:
+            return link
+        older = (command._replace(lasts=max(0, command.lasts - 1)) for command in link)
+        return tuple(c for c in older if c.what == "release" or c.lasts)  # the others are refused
 
     def _older_task(self, task: Task) -> Task:
         # What is older than any lease might as well be just as old.
         begun = task.phase in WAITING and task.lag == UNANSWERED
         age = min(self._claim, task.age + 1) if begun else 0
-        return task._replace(age=age, left=max(0, task.left - 1))
+        failing = NEVER if task.failing == NEVER else max(0, task.failing - 1)
+        return task._replace(age=age, left=max(0, task.left - 1), failing=failing)
 
     def _older_command(self, command: Command) -> Command:
         answer = command.answer
         if answer is not None and answer.push is not None:
             return command._replace(answer=answer._replace(push=_older_push(answer.push)))
         if command.what == "release" or command.dropped:
-            return command
+            return command._replace(lasts=max(0, command.lasts - 1))
         return command._replace(age=min(self.setting.ttl, command.age + 1))
 
     # Fewer states
@@ -477,8 +522,6 @@ class World:
         client = self.parts.client(number)
         running = client.alive and not client.stopped
         phases = [task.phase for task in client.tasks]
-        over = [task == Task(Phase.DONE) for task in client.tasks]
-        busy = {command.task for command in client.pipe} | set(client.unreleased)
         bodies = tuple(
             (at, task.fence, task.left)
             for at, task in enumerate(client.tasks)
@@ -489,13 +532,15 @@ class World:
         return _OfClient(
             urgent=due or at_once or any(move.urgent for move in self._moves(number)),
             due=due,
-            strays=bool(client.strays),
+            strays=len(client.strays),
             counted=client.counted,
             waits=running and not WAITING.isdisjoint(phases),
             works=running and bool(bodies),
             late=Phase.LATE in phases,
             ended=tuple(
-                at for at, is_over in enumerate(over) if is_over and client.alive and at not in busy
+                at
+                for at in _given_up(client)
+                if client.alive and client.tasks[at].phase is Phase.DONE
             ),
             bodies=bodies,
         )
@@ -510,6 +555,10 @@ class World:
             wrong = Wrong.TWICE
         elif server.fence_fell:
             wrong = Wrong.FENCE_FELL
+        elif server.acted_late:
+            wrong = Wrong.ACTED_LATE
+        elif server.sent_away:
+            wrong = Wrong.SENT_AWAY
         ended = {holder.who for holder in server.holders if not holder.left}
         return _OfServer(wrong, server.holders, frozenset(stand) - ended)
 
@@ -526,6 +575,7 @@ class World:
         of_server = self.parts.server(server)
         held = [f"{self.name(h.who)} #{h.fence} for {h.left}" for h in of_server.holders]
         queue = [f", then {self.name(place.who)}" for place in of_server.queue]
+        queue += [f", {self.name(t.who)} buried for {t.left}" for t in of_server.tombstones]
         told = [f"server: {' and '.join(held) or 'free'}{''.join(queue)}"]
         for at, client in enumerate(map(self.parts.client, clients)):
             how = " (stopped)" if client.stopped else "" if client.alive else " (dead)"
@@ -538,6 +588,20 @@ class World:
         """A, B, C; or A1 and A2 where a client has several tasks."""
         letter = _LETTERS[who.client]
         return letter if self.setting.tasks[who.client] == 1 else f"{letter}{who.task + 1}"
+
+
+def _given_up(client: Client) -> set[int]:
+    """The tasks of a client that are over, and of which nothing is under way."""
+    busy = {command.task for command in client.pipe} | set(client.unreleased)
+    over = {Phase.DONE, Phase.UNCONFIRMED}
+    return {at for at, task in enumerate(client.tasks) if task.phase in over} - busy
+
+
+def _less(client: Client, link: int, left: tuple[Command, ...]) -> Client:
+    """The client, with only this left of what that connection may still deliver."""
+    strays = list(client.strays)
+    strays[link : link + 1] = [left] if left else []
+    return client._replace(strays=tuple(strays))
 
 
 def _older_push(push: Push) -> Push:
