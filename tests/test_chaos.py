@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
+from tests import loops
 from tests.chaos.__main__ import chaos, explain, report
 from tests.chaos.checker import check
 from tests.chaos.history import read
@@ -18,8 +19,8 @@ from tests.chaos.run import Run
 _ROOT = Path(__file__).resolve().parent.parent
 _ON_THE_TREE = Path(aiolock.__file__).is_relative_to(_ROOT)
 
-# On the installed wheel it is only to show that it works there, on another Python.
-RUNS = [("1", 30.0), ("2", 30.0)] if _ON_THE_TREE else [("1", 10.0)]
+# On the installed wheel it is only to show that it works there, on another Python and on uvloop.
+RUNS = [("1", 30.0)] if _ON_THE_TREE else [("2", 10.0)] * (loops.chosen() == "uvloop")
 
 
 @pytest.mark.timeout(180)  # its own limits come first, and say what is stuck

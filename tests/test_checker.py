@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -59,6 +60,7 @@ def asks(t: float, attempt: str, **options: object) -> Event:
         "permits": 0,
         "limit": 0,
         "every": 0,
+        "campaign": False,
     }
     return of(t, attempt, "asked", **(usual | options))
 
@@ -127,6 +129,39 @@ def gone(t: float, who: str) -> Event:
 def wiped(t: float, fence: int) -> Event:
     """The server lost all it knew, and what it had granted until then has a lower fence."""
     return at(t, "conductor", "wiped", since=ns(t - 0.001), fence=fence)
+
+
+W: Final = "x1000:ada:1"
+"""The id of A's waiter at the store."""
+
+
+def waits(t: float, attempt: str) -> list[Event]:
+    """The store is asked for an attempt, as `W`."""
+    who = attempt.rpartition("/")[2]
+    return [at(t, who, "opened", client="ada"), of(t, attempt, "waits", w=W)]
+
+
+def over(t: float) -> Event:
+    """The store has answered the release of `W`."""
+    return at(t, "0.0", "over", w=W)
+
+
+def standing(t: float, fence: int | None = None, *, queued: bool = False) -> Event:
+    """Who is at the server: `W` with this grant, or in the queue, or nobody; their clocks agree."""
+    return at(
+        t,
+        "conductor",
+        "standing",
+        since=ns(t),
+        now=ns(t) // 1000,
+        holders={} if fence is None else {"x:{lock}": [f"{W}:{fence}"]},
+        queues={"x:{lock}": [W]} if queued else {},
+    )
+
+
+def watching(t: float, kind: str, **data: object) -> Event:
+    """Process 2.0 observes the election."""
+    return at(t, "2.0", kind, o="w", **data)
 
 
 def told(story: Story) -> list[Event]:
@@ -394,16 +429,127 @@ RIGHT: dict[str, Story] = {
     "an_election": [
         asks(1.0, A),
         enters(1.1, A, 10, 2.1),
-        at(1.0, "1.0", "watches"),
-        at(1.2, "1.0", "saw", fence=10, value=A),
+        at(1.0, "1.0", "watches", o="w"),
+        at(1.2, "1.0", "saw", o="w", fence=10, value=A),
         leaves(1.5, A),
         gives_back(1.5, A, 10),
         asks(1.55, B),
-        at(1.58, "1.0", "saw", fence=11, value=B),
+        at(1.58, "1.0", "saw", o="w", fence=11, value=B),
         enters(1.6, B, 11, 2.6),
         leaves(1.7, B),
-        at(1.8, "1.0", "watches"),
-        at(1.9, "1.0", "saw", fence=11, value=B),
+        at(1.75, "1.0", "watched", o="w"),
+        at(1.8, "1.0", "watches", o="v"),
+        at(1.9, "1.0", "saw", o="v", fence=11, value=B),
+    ],
+    "ended_by_a_timer_that_was_early": [
+        asks(1.0, A, renew=False),
+        enters(1.1, A, 10, 2.1),
+        of(2.0995, A, "told"),
+        leaves(2.0996, A, "LeaseLost"),
+    ],
+    "a_leader_that_was_deposed_before_its_body": [
+        asks(1.0, A, campaign=True),
+        queued(1.1, A),
+        wiped(2.0, 20),
+        ends(2.5, A, "LeaseLost"),
+    ],
+    "a_leader_that_was_broken_before_its_body": [
+        asks(1.0, A, campaign=True),
+        queued(1.1, A),
+        at(2.0, "2.0", "breaking", n="lock", fences=[10], id=1),
+        at(2.1, "2.0", "broke", n="lock", id=1),
+        ends(2.2, A, "LeaseLost"),
+    ],
+    "a_leader_that_is_seen_when_the_last_one_was": [
+        watching(0.5, "watches"),
+        asks(1.0, A, campaign=True),
+        enters(1.1, A, 10, 2.1),
+        watching(1.3, "saw", fence=10, value=A),
+        leaves(1.5, A),
+        asks(1.5, B, campaign=True),
+        enters(1.6, B, 11, 2.6),
+        renewed(2.0, B, 11, 8.0),
+        watching(5.0, "looks"),  # it was busy
+        watching(5.9, "saw", fence=11, value=B),
+        leaves(7.0, B),
+        asks(7.1, A.replace("1/", "2/", 1), campaign=True),
+        enters(7.2, A.replace("1/", "2/", 1), 12, 8.2),  # too short to be seen
+        leaves(8.0, A.replace("1/", "2/", 1)),
+        watching(9.0, "watched"),
+    ],
+    "a_leader_that_is_not_seen_for_a_reason": [
+        asks(1.0, A, campaign=True),
+        enters(1.1, A, 10, 8.1),
+        watching(0.5, "watches"),
+        fault(1.0, 4.0, "deafen", "2"),
+        stall(6.0, 6.9, "2.0"),
+        killed(6.9, "2.0"),
+        leaves(7.0, A),
+    ],
+    "what_is_given_up_goes": [
+        asks(1.0, A),
+        waits(1.0, A),
+        queued(1.1, A),
+        standing(1.15, queued=True),
+        of(1.2, A, "cancelling"),
+        ends(1.2, A, "cancelled"),
+        standing(1.25, queued=True),
+        over(1.3),
+        standing(1.6, 1_500_000),  # a late copy, and a push, and it is given back
+        standing(1.8),
+        standing(1.9, queued=True),
+        standing(2.2),
+    ],
+    "what_is_given_up_is_forgotten_by_a_wipe": [
+        asks(1.0, A, timeout=0.2),
+        waits(1.0, A),
+        ends(1.2, A, "AcquireTimeout"),
+        over(1.3),
+        wiped(1.4, 1_450_000),
+        standing(1.6, 1_500_000),
+        standing(2.3, 1_500_000),
+    ],
+    "who_is_dead_holds_for_a_while": [
+        asks(1.0, A),
+        waits(1.0, A),
+        queued(1.1, A),
+        killed(1.4, "0.0"),
+        standing(6.0, 5_900_000),
+        standing(9.0, queued=True),
+    ],
+    "a_refusal_of_who_has_no_place": [
+        fault(1.0, 2.0, "refuse_unsaved", "all"),
+        asks(1.5, A),
+        ends(1.6, A, "StoreError"),
+    ],
+    "a_refusal_and_worse": [
+        asks(0.9, A),
+        queued(0.95, A),
+        fault(1.0, 2.0, "refuse_unsaved", "all"),
+        fault(1.0, 2.0, "drop", "0"),
+        ends(11.0, A, "StoreError"),
+    ],
+    "a_timeout_while_nobody_says_who_holds_it": [
+        asks(1.0, A, timeout=1.0),
+        queued(1.1, A),
+        fault(1.5, 4.0, "freeze", "all"),
+        ends(3.9, A, "AcquireTimeout"),
+    ],
+    "a_period_that_somebody_who_was_stopped_has_cost": [
+        standing(0.1),
+        asks(1.0, B, every=2.0),
+        asks(1.0, A, every=2.0),
+        queued(1.1, A),
+        enters(1.9, B, 1_900_000, 2.9),
+        leaves(1.95, B),
+        gives_back(1.95, B, 1_900_000),
+        stall(1.9, 3.9, "2.0"),
+        asks(1.0, C, every=2.0),
+        queued(1.05, C),
+        enters(4.05, A, 4_050_000, 5.0),
+        leaves(4.1, A),
+        enters(6.05, C, 6_050_000, 7.0),
+        leaves(6.1, C),
     ],
     "nobody_knows_so_soon": [asks(1.0, A, timeout=0.001), ends(1.002, A, "StoreError")],
     "nobody_knows": [
@@ -690,6 +836,8 @@ WRONG: dict[str, Story] = {
     ],
     "errors-nobody_cancelled": [asks(1.0, A), queued(1.1, A), ends(1.2, A, "cancelled")],
     "errors-no_timeout": [asks(1.0, A), queued(1.1, A), ends(1.2, A, "AcquireTimeout")],
+    "errors-lost_before_its_body": [asks(1.0, A), wiped(2.0, 20), ends(2.5, A, "LeaseLost")],
+    "errors-nobody_deposed_it": [asks(1.0, A, campaign=True), ends(2.5, A, "LeaseLost")],
     "errors-no_limit": [asks(1.0, A), ends(1.2, A, "QueueFull")],
     "errors-nobody_closed": [asks(1.0, A), ends(1.2, A, "ClientClosed")],
     "errors-undocumented": [asks(1.0, A), ends(1.2, A, "KeyError")],
@@ -812,6 +960,75 @@ WRONG: dict[str, Story] = {
         enters(1.9, B, 3_900_000, 2.9),
         leaves(1.95, B),
     ],
+    "periods-left_out": [
+        standing(0.1),
+        asks(1.0, B, every=2.0),
+        asks(1.0, A, every=2.0),
+        queued(1.1, A),
+        enters(1.9, B, 1_900_000, 2.9),
+        leaves(1.95, B),
+        gives_back(1.95, B, 1_900_000),
+        enters(4.05, A, 4_050_000, 5.0),
+        leaves(4.1, A),
+    ],
+    "observers-nobody_told_it": [
+        watching(0.5, "watches"),
+        asks(1.0, A, campaign=True),
+        enters(1.1, A, 10, 4.0),
+        leaves(3.5, A),
+        watching(5.0, "watched"),
+    ],
+    "observers-another_stood_in_its_way": [
+        watching(0.5, "watches"),
+        asks(1.0, A, campaign=True),
+        enters(1.1, A, 10, 2.1),
+        watching(1.3, "saw", fence=10, value=A),
+        leaves(1.5, A),
+        asks(1.5, B, campaign=True),
+        enters(1.6, B, 11, 2.6),
+        renewed(2.0, B, 11, 8.0),
+        watching(2.0, "looks"),
+        leaves(7.0, B),
+    ],
+    "ghosts-granted_after_it_was_given_up": [
+        asks(1.0, A, timeout=0.2),
+        waits(1.0, A),
+        queued(1.1, A),
+        ends(1.2, A, "AcquireTimeout"),
+        over(1.3),
+        standing(1.6, 1_500_000),
+        standing(2.1, 1_500_000),
+    ],
+    "ghosts-queued_after_it_was_given_up": [
+        asks(1.0, A, timeout=0.2),
+        waits(1.0, A),
+        queued(1.1, A),
+        ends(1.2, A, "AcquireTimeout"),
+        over(1.3),
+        standing(2.0, queued=True),
+        standing(2.6, queued=True),
+    ],
+    "ghosts-a_permit_that_never_came_back": [
+        asks(1.0, A, shared=True, permits=1, limit=3),
+        waits(1.0, A),
+        enters(1.1, A, 1_050_000, 2.1),
+        leaves(1.2, A),
+        standing(4.1, 1_050_000),
+        standing(4.4, 1_050_000),
+    ],
+    "ghosts-the_dead_hold_for_ever": [
+        asks(1.0, A),
+        waits(1.0, A),
+        queued(1.1, A),
+        killed(1.4, "0.0"),
+        standing(8.5, 7_900_000),
+    ],
+    "refusals-thrown_out_of_the_queue": [
+        asks(0.9, A),
+        queued(0.95, A),
+        fault(1.0, 2.0, "refuse_unreplicated", "all"),
+        ends(1.6, A, "StoreError"),
+    ],
     "meetings-alone": [
         of(-1.0, C, "arrives", parties=2),
         of(-0.5, C, "apart"),
@@ -844,16 +1061,16 @@ WRONG: dict[str, Story] = {
         asks(1.3, B),
         enters(1.3, B, 11, 2.3),
         leaves(1.4, B),
-        at(1.0, "1.0", "watches"),
-        at(1.5, "1.0", "saw", fence=11, value=B),
-        at(1.6, "1.0", "saw", fence=10, value=A),
+        at(1.0, "1.0", "watches", o="w"),
+        at(1.5, "1.0", "saw", o="w", fence=11, value=B),
+        at(1.6, "1.0", "saw", o="w", fence=10, value=A),
     ],
     "elections-who_did_not": [
         asks(1.0, A),
         enters(1.1, A, 10, 2.1),
         leaves(1.2, A),
-        at(1.0, "1.0", "watches"),
-        at(1.5, "1.0", "saw", fence=11, value=A),
+        at(1.0, "1.0", "watches", o="w"),
+        at(1.5, "1.0", "saw", o="w", fence=11, value=A),
     ],
     "crashes-an_error": [at(9.0, "0.0", "crash", text="KeyError")],
     "crashes-an_exit": [at(9.0, "conductor", "exited", who="0.0", code=1)],

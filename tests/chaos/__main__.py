@@ -79,6 +79,7 @@ def report(run: Run, violations: Sequence[Violation]) -> str:
         ("losses", f"{lost:,}"),
         ("breaks", f"{sum(event.kind == 'breaking' for event in run.events):,}"),
         ("nobody knows (StoreError)", f"{outcomes['StoreError']:,}"),
+        ("late copies (refused)", _late(run)),
         ("clients closed in use", f"{sum(event.kind == 'closing' for event in run.events):,}"),
         ("waiting p50", share(0.5)),
         ("waiting p99", share(0.99)),
@@ -89,6 +90,12 @@ def report(run: Run, violations: Sequence[Violation]) -> str:
     ]
     width = max(len(row[0]) for row in rows)
     return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
+
+
+def _late(run: Run) -> str:
+    """How often a link's late copies came to the server, and how many of them it refused."""
+    refused = [event["refused"] for event in run.of("late")]
+    return f"{len(refused)} ({sum(refused):,})"
 
 
 def explain(run: Run, violations: Sequence[Violation]) -> str:

@@ -49,8 +49,14 @@ being renewed; or it was broken, wiped, or its client closed. `StoreError` needs
 **The rest of the family.** A job is begun once in each period. Nobody passes a barrier without as
 many others as it takes, or a latch that was not counted down. A message that was handled is not
 handled again. Several locks at once are taken by one, where nothing disturbed it. Who is seen to be
-elected is, and nobody sees an earlier leader after a later one. What a wipe has made the server
-forget is excepted.
+elected is, and nobody sees an earlier leader after a later one; and whoever watches, not busy, sees
+each that stays. What a wipe has made the server forget is excepted. A period of the job is not left
+out where nothing but stopped processes was in the way, each of which may cost a claim.
+
+**No ghosts.** Who has ended does not stand at the server. A grant is younger than the release of
+its waiter only where it is given back at once; a place in the queue, never for long. What was held
+is gone by a ttl and a claim after its attempt has ended, whoever was to give it back. And a refusal
+that passes throws nobody out of the queue.
 
 **Nothing is left.** When all clients are closed no lease is alive, no queue is left, and every key
 has an expiry.
@@ -64,6 +70,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -74,8 +81,11 @@ from tests.chaos.run import (
     CLAIM,
     COMMAND,
     LAG,
+    LATE,
     NS,
     STEP,
+    TICK,
+    WHO_HOLDS,
     Attempt,
     Part,
     Run,
@@ -209,6 +219,9 @@ def timeouts(run: Run) -> Iterator[Violation]:
         else:
             continue
         due = attempt.asked.t + limit
+        asks = attempt.outcome == "AcquireTimeout" and waits
+        if asks and run.disturbed(attempt.who, due, due + WHO_HOLDS):
+            until = max(due, until - WHO_HOLDS)
         if run.late(attempt, due, until):
             text = f"{attempt.id} waited until {(until - due) / NS:.3f} s after its timeout"
             yield run.violation("timeouts", text, attempt)
@@ -299,7 +312,7 @@ def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
     ):
         return True
     max_hold = attempt.asked["max_hold"]
-    return lost >= deadline and (
+    return lost >= deadline - TICK and (
         not attempt.asked["renew"]
         or (max_hold is not None and lost - begin >= 0.9 * max_hold * NS)
         or run.disturbed(attempt.who, deadline - attempt.ttl, deadline)
@@ -316,7 +329,7 @@ def errors(run: Run) -> Iterator[Violation]:
         fair: bool
         match attempt.outcome:
             case "ok" | "Boom" | "LeaseLost" | "NotHeld" | "not ours":
-                fair = attempt.entered is not None
+                fair = attempt.entered is not None or _deposed(run, attempt, ended.t)
             case "none" | "AcquireTimeout" | "TimeoutError":
                 limited = not asked["wait"] or asked["timeout"] is not None
                 fair = limited and attempt.entered is None
@@ -337,6 +350,16 @@ def errors(run: Run) -> Iterator[Violation]:
         if not fair:
             text = f"{attempt.id} ended with {attempt.outcome}, for no reason"
             yield run.violation("errors", text, attempt)
+
+
+def _deposed(run: Run, attempt: Attempt, end: int) -> bool:
+    """Whether it may have lost the lead before its body began: it says first that it leads."""
+    begin = attempt.asked.t
+    return (attempt.outcome == "LeaseLost" and bool(attempt.asked["campaign"])) and (
+        run.clear_since(attempt, end) > begin
+        or run.wiped_between(begin, end)
+        or run.closing(attempt.who, begin, end) is not None
+    )
 
 
 def revivals(run: Run) -> Iterator[Violation]:
@@ -436,7 +459,8 @@ def crashes(run: Run) -> Iterator[Violation]:
 
 
 def periods(run: Run) -> Iterator[Violation]:
-    """In each period a job is begun once, unless the server forgot that it was."""
+    """In each period a job is begun once, unless the server forgot that it was; and not never."""
+    yield from _left_out(run)
     for entries in run.entries.values():
         last: dict[int, Attempt] = {}
         for attempt in sorted(entries, key=lambda attempt: attempt.fence):
@@ -449,6 +473,45 @@ def periods(run: Run) -> Iterator[Violation]:
                 text = f"{attempt.id} ran {attempt.name!r} in the period in which {other.id} had"
                 yield run.violation("periods", text, other, attempt)
             last[period] = attempt
+
+
+def _left_out(run: Run) -> Iterator[Violation]:
+    """The periods in which nobody began, though somebody stood in the queue who could have."""
+    done = {
+        (name, attempt.fence // round(attempt.asked["every"] * 1e6))
+        for name, entries in run.entries.items()
+        for attempt in entries
+        if attempt.asked["every"]
+    }
+    told = set[tuple[str, int]]()
+    for attempt in run.attempts.values():
+        until, every = attempt.waited_until, round(attempt.asked["every"] * NS)
+        if not every or until is None or run.ahead is None:
+            continue
+        for queued in attempt.queued[:1]:
+            for period in range((queued + run.ahead) // every + 1, (until + run.ahead) // every):
+                begin = period * every - run.ahead
+                which = attempt.name, period
+                if which in done | told or not _could_begin(run, attempt, begin, begin + every):
+                    continue
+                told.add(which)
+                text = f"nobody ran {attempt.name!r} for a period, and {attempt.id} could have"
+                yield run.violation("periods", text, attempt)
+
+
+def _could_begin(run: Run, attempt: Attempt, begin: int, end: int) -> bool:
+    """Whether this attempt stood in the queue for a period that was free for it."""
+    index = bisect_left(attempt.queued, run.clear_since(attempt, end))
+    if index == len(attempt.queued) or attempt.queued[index] > begin:
+        return False
+    if run.wiped_between(begin - 2 * (end - begin), end) or not run.all_connected(begin - LAG, end):
+        return False
+    before = [e for e in run.entries.get(attempt.name, ()) if e.entered and e.entered.t < end]
+    free = max((_free_at(run, other) for other in before), default=begin)
+    # Whoever was stopped when its turn came has cost a claim.
+    rivals = [a.ttl for a in run.attempts.values() if a.name == attempt.name and a.asked.t < end]
+    claims = max(rivals) * run.in_trouble(begin, end)
+    return end - max(begin, free) > LAG + claims
 
 
 def meetings(run: Run) -> Iterator[Violation]:
@@ -514,6 +577,75 @@ def messages(run: Run) -> Iterator[Violation]:
                 yield Violation("messages", text, (before, event))
 
 
+def ghosts(run: Run) -> Iterator[Violation]:
+    """Nobody stands at the server who has ended: what was given up does not act."""
+    assert run.ahead is not None or not run.standing
+    stands: dict[tuple[str, str, int], int] = {}  # since when it was seen
+    for event in run.standing:
+        now = {
+            (key, *_waiter(member, held=held))
+            for held, keys in ((True, event["holders"]), (False, event["queues"]))
+            for key, members in keys.items()
+            for member in members
+        }
+        stands = {one: stands.get(one, event["since"]) for one in now}
+        for (key, waiter, fence), first in stands.items():
+            text = _haunts(run, waiter, fence, first, event["since"])
+            if text:
+                attempt = run.attempts.get(run.waiters.get(waiter, ""))
+                text = f"{attempt.id if attempt else waiter} {text} of {key}"
+                if attempt is None:
+                    yield Violation("ghosts", text, (event,))
+                else:
+                    yield run.violation("ghosts", text, attempt)
+
+
+def _waiter(member: str, *, held: bool) -> tuple[str, int]:
+    """A waiter as `Run.waiters` has it, and the fence of its grant: 0 in a queue."""
+    waiter, _, fence = member.rpartition(":") if held else (member, "", "0")
+    return waiter[1:], int(fence)
+
+
+def _haunts(run: Run, waiter: str, fence: int, first: int, seen: int) -> str:
+    """What is wrong with a waiter that was seen at the server from ``first`` to ``seen``, if so."""
+    who = run.who_is(f"x{waiter}")
+    if who is None:
+        return ""  # a client that the history does not know: as of what is done
+    where = "was among the holders" if fence else "stood in the queue"
+    over = run.over.get(waiter)
+    if over is not None and not run.wiped_between(over - COMMAND, seen):
+        assert run.ahead is not None
+        begun = fence * 1000 - run.ahead if fence else first
+        # One that got a grant by a copy gives it back as soon as it hears of it.
+        heard = not fence or not run.disturbed(who, begun, seen)
+        alive = who not in run.killed or seen < run.killed[who]["since"]
+        if seen - max(over, begun) > NS // 2 and heard and alive:
+            return f"{where} {(seen - over) / NS:.3f} s after it was released,"
+    attempt = run.attempts.get(run.waiters.get(waiter, ""))
+    ended = (attempt.ended or run.killed.get(who)) if attempt else None
+    if attempt is None or ended is None:
+        return ""
+    # Of the dead nothing is heard, and what they sent may come late; but no lease outlasts that.
+    undisturbed = attempt.ended is not None and not run.disturbed(who, ended.t, seen)
+    due = ended.t + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
+    if seen > due and (fence or undisturbed):
+        return f"{where} {(seen - ended.t) / NS:.3f} s after it had ended,"
+    return ""
+
+
+def refusals(run: Run) -> Iterator[Violation]:
+    """A refusal that passes throws nobody out of the queue who has time left."""
+    for attempt in run.attempts.values():
+        ended = attempt.ended
+        if ended is None or attempt.outcome != "StoreError" or not attempt.queued:
+            continue
+        if attempt.entered is None and run.refused_only(
+            attempt.who, max(attempt.asked.t, ended.t - COMMAND - LAG), ended.t
+        ):
+            text = f"{attempt.id} was thrown out of the queue by a refusal that passed"
+            yield run.violation("refusals", text, attempt)
+
+
 def accounts(run: Run) -> Iterator[Violation]:
     """Of bodies that nothing disturbed, and that want some lock in common, one runs."""
     bodies: dict[str, list[tuple[int, int, Event]]] = defaultdict(list)
@@ -535,18 +667,59 @@ def accounts(run: Run) -> Iterator[Violation]:
 def elections(run: Run) -> Iterator[Violation]:
     """Who is seen to lead does, and whoever watches sees each leader once, in their order."""
     seen: dict[str, int] = {}
-    for event in run.events:
-        if event.kind == "watches":
-            seen[event.who] = 0
-        elif event.kind == "saw":
-            if event["fence"] <= seen[event.who]:
-                text = f"{event.who} saw {event['value']} lead, after a later one"
-                yield Violation("elections", text, (event,))
-            seen[event.who] = event["fence"]
-            leader = run.attempts.get(event["value"])
-            if leader is None or (leader.entered is not None and leader.fence != event["fence"]):
-                text = f"{event.who} saw {event['value']} lead, who did not"
-                yield Violation("elections", text, (event,))
+    for event in run.of("saw"):
+        watch = event["o"]
+        if event["fence"] <= seen.get(watch, 0):
+            text = f"{watch} saw {event['value']} lead, after a later one"
+            yield Violation("elections", text, (event,))
+        seen[watch] = event["fence"]
+        leader = run.attempts.get(event["value"])
+        if leader is None or (leader.entered is not None and leader.fence != event["fence"]):
+            text = f"{watch} saw {event['value']} lead, who did not"
+            yield Violation("elections", text, (event,))
+
+
+def observers(run: Run) -> Iterator[Violation]:
+    """Whoever watches, and is not busy with another, sees each leader that stays."""
+    reigns = [a for those in run.entries.values() for a in those if a.asked["campaign"]]
+    reigns.sort(key=lambda attempt: attempt.fence)
+    fences_ = [attempt.fence for attempt in reigns]
+    for began, saw, last in _watches(run):
+        for leader in reigns[bisect_right(fences_, last) :]:
+            assert leader.entered is not None
+            since = max(began.t, leader.entered.t)
+            due = since + LAG
+            if leader.entered.t > saw or due > min(saw, run.span(leader)[1]):
+                continue
+            wipe = max((wipe.t for wipe in run.wipes if began.t < wipe.t <= due), default=None)
+            if (
+                run.disturbed(began.who, since, due)
+                or run.closing(began.who, began.t, due) is not None
+                # What it waits by is gone, and it may not know yet.
+                or (wipe is not None and not run.reconnected(began.who, wipe, since))
+            ):
+                continue
+            text = f"{began['o']} did not see {leader.id} lead for {(saw - since) / NS:.3f} s"
+            violation = run.violation("observers", text, leader)
+            yield replace(violation, excerpt=(began, *violation.excerpt))
+            break
+
+
+def _watches(run: Run) -> Iterator[tuple[Event, int, int]]:
+    """Since when somebody waited for the next leader, until when, and the last one it had seen."""
+    waits: dict[str, Event] = {}
+    last: dict[str, int] = {}
+    for event in run.of("watches", "looks", "saw", "watched"):
+        watch = event["o"]
+        if event.kind in {"watches", "looks"}:
+            waits[watch] = event
+        elif watch in waits:
+            yield waits.pop(watch), event.t, last.get(watch, 0)
+        if event.kind == "saw":
+            last[watch] = event["fence"]
+    for watch, began in waits.items():
+        killed = run.killed.get(began.who)
+        yield began, killed["since"] if killed else run.events[-1].t, last.get(watch, 0)
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -573,6 +746,9 @@ RULES: Final[tuple[Rule, ...]] = (
     messages,
     accounts,
     elections,
+    observers,
+    ghosts,
+    refusals,
 )
 
 

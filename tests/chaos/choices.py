@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 Kind = Literal["lock", "rw", "permits", "campaign", "periodic"]
 
 PLACES: Final[dict[str, Kind]] = {
-    "hot": "lock",
-    "warm": "lock",
-    "order:{42}": "lock",
-    "na\u00efve 100%": "lock",
-    "rates": "rw",
+    "lock:hot": "lock",
+    "lock:warm": "lock",
+    "lock:order:{42}": "lock",
+    "lock:na\u00efve 100%": "lock",
+    "lock:rates": "rw",
     "semaphore:api": "permits",
     "election:primary": "campaign",
-    "job": "periodic",
+    "periodic:job": "periodic",
 }
-"""What tasks take: the name, as the store has it, and what it is."""
-_WEIGHTS: Final = (5, 3, 2, 1, 4, 3, 1, 1)
+"""What tasks take: the store's key, which a history calls the name, and what it is."""
+_WEIGHTS: Final = (5, 3, 2, 1, 4, 3, 1, 0)  # the job has a task of its own in each process
 PERMITS: Final = 4
-EVERY: Final = 0.4
-"""Seconds of a period of the job."""
+EVERY: Final = 2.0
+"""Seconds of a period of the job: more than it may be late, so that one that is left out shows."""
+SHARED_TTL: Final = 1.5
+"""Of the semaphore and the read lock that all tasks of a process enter as one object."""
+
+
+def called(name: str) -> str:
+    """What its user calls that which the store has under this name."""
+    return name.partition(":")[2]
+
+
 PARTIES: Final = 3
 """At the barrier, and to open a latch."""
 
@@ -43,7 +52,9 @@ class Choice:
     kind: Kind
     shared: bool
     permits: int
-    style: Literal["with", "acquire with", "await", "wait_for", "break"]
+    style: Literal["with", "acquire with", "await", "wait_for", "break", "entered", "generator"]
+    """``entered``: one object that all tasks of the process enter; ``generator``: in an
+    asynchronous generator that is thrown away half way."""
     options: dict[str, Any]
     timeout: float | None
     wait: bool
@@ -74,13 +85,18 @@ def draw(rng: random.Random) -> Choice:
         ("with", "acquire with", "await", "wait_for", "break"), (55, 15, 15, 14.7, 0.3)
     )[0]
     if kind in {"campaign", "periodic"}:
-        style = "with"
+        style = "break" if style == "break" else "with"
         options = {"ttl": ttl, "renew": True, "on_lost": "cancel"}
-    elif kind == "permits" and style in {"wait_for", "break"}:
+    elif shared and rng.random() < 0.3:
+        # What is thrown away cannot be cancelled by a loss: its body is elsewhere.
+        style = rng.choice(("entered", "generator"))
+        options = {"ttl": SHARED_TTL, "renew": True, "on_lost": "signal"}
+        permits, reentrant = min(permits, 1), False
+    elif kind == "permits" and style == "wait_for":
         style = "acquire with"
     patience = rng.random() if kind != "campaign" else 0.0
     timeout = None if patience < 0.6 else rng.uniform(0, 0.1 if patience < 0.7 else 4.0)
-    if kind == "periodic":
+    if kind == "periodic" or style in {"entered", "generator"}:
         timeout = None
     if style == "wait_for" and timeout is None:
         timeout = rng.uniform(0.05, 4.0)
@@ -98,11 +114,26 @@ def draw(rng: random.Random) -> Choice:
         style=style,
         options=options,
         timeout=timeout,
-        wait=style in {"wait_for", "with"} or rng.random() >= 0.08,
+        wait=style in {"wait_for", "with", "entered", "generator"} or rng.random() >= 0.08,
         steps=tuple(steps),
         linger=rng.uniform(0, 0.5) if rng.random() < 0.3 else 0.0,
         cancel_after=rng.expovariate(3.0) if rng.random() < 0.12 else None,
         pause=rng.expovariate(60.0),
+    )
+
+
+def draw_run(rng: random.Random) -> Choice:
+    """The next run of the job."""
+    steps = [Step("rest", rng.choice((0.0, rng.uniform(0, 0.3))))]
+    if rng.random() < 0.1:
+        steps.append(Step("raise"))
+    return replace(
+        final_choice("periodic:job"),
+        # A short one: a process that is stopped when its turn comes must not cost a whole period.
+        options={"ttl": round(rng.uniform(0.5, 0.8), 3), "on_lost": "cancel"},
+        steps=tuple(steps),
+        cancel_after=rng.expovariate(1 / EVERY) if rng.random() < 0.2 else None,
+        pause=rng.choice((0.0, rng.expovariate(2.0))),
     )
 
 
@@ -118,7 +149,8 @@ def final_choice(name: str) -> Choice:
         options={"ttl": 2.0, "on_lost": "cancel"},
         timeout=None if kind in {"campaign", "periodic"} else 20.0,
         wait=True,
-        steps=(),
+        # For so long that everybody who watches must see it.
+        steps=(Step("rest", 1.5),) if kind == "campaign" else (),
         linger=0.0,
         cancel_after=None,
         pause=0.0,

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from tests.chaos.choices import PLACES
-from tests.chaos.faults import LINKS, PROCESS, Fault, plan
+from tests.chaos.faults import LATE_WITHIN, LINKS, PROCESS, Fault, plan
 from tests.chaos.history import History
 from tests.procs import Worker
 from tests.proxy import Link, Proxy
@@ -28,6 +28,22 @@ QUIET_WITHIN: Final = 40.0
 """Seconds in which all that is under way comes to its end once nothing is broken any more."""
 FINAL_WITHIN: Final = 30.0
 CLOSE_WITHIN: Final = 15.0
+_STANDING: Final = 0.2
+"""Seconds between two looks at who stands at the server."""
+_WHO_STANDS: Final = """
+local clock, standing = redis.call('TIME'), {}
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+for _, key in ipairs(redis.call('KEYS', '*:holders')) do
+  local holders = redis.call('ZRANGEBYSCORE', key, now + 1, '(1e15')
+  if holders[1] then
+    standing[#standing + 1] = {key, holders}
+  end
+end
+for _, key in ipairs(redis.call('KEYS', '*:queue')) do
+  standing[#standing + 1] = {key, redis.call('ZRANGE', key, 0, -1)}
+end
+return {clock[1] .. string.format('%06d', clock[2]), standing}
+"""
 _SLOW: Final = 0.1
 """Seconds in which the server, and this process with its proxies, must have run."""
 
@@ -113,7 +129,8 @@ class Conductor:
         """Do it all; what happened is in the folder then."""
         self.history = History(self.folder, "conductor")
         async with AsyncExitStack() as self.stack:
-            self._server = self.stack.enter_context(RedisServer())
+            # Where nothing can be saved, so that it can be told to refuse what it cannot save.
+            self._server = self.stack.enter_context(RedisServer("--dir", "/proc"))
             self._admin = await self.stack.enter_async_context(
                 redis.asyncio.Redis(
                     unix_socket_path=self._server.socket_path,
@@ -140,9 +157,10 @@ class Conductor:
     async def _conduct(self, progress: Callable[[str], object]) -> None:
         self._began = time.monotonic()
         self._faults = 0
+        self._late: set[asyncio.Task[None]] = set()
         watching = {
             asyncio.create_task(watch)
-            for watch in (self._pulse(), self._look(), self._tell(progress))
+            for watch in (self._pulse(), self._look(), self._stand(), self._tell(progress))
         }
         lanes = plan(self.seed, self._seconds, self._slot_names)
         async with asyncio.TaskGroup() as group:
@@ -151,6 +169,8 @@ class Conductor:
             group.create_task(self._until(self._seconds))
         self.history.note("quiet")
         progress(f"{self._seconds:4.0f} s  nothing is broken any more")
+        if self._late:
+            await asyncio.wait(self._late)
         for what, within in (
             ("quiet", QUIET_WITHIN),
             ("final", FINAL_WITHIN),
@@ -193,6 +213,22 @@ class Conductor:
                     if await self._admin.pttl(key) == -1:
                         self.history.note("key", key=key, ttl=-1, holders=(), waiters=())
             await asyncio.sleep(1.0)
+
+    async def _stand(self) -> None:
+        """Write down, again and again, who stands at the server: as a holder, and in a queue."""
+        while True:
+            since = time.monotonic_ns()
+            with contextlib.suppress(RedisError, OSError):
+                now, standing = await self._admin.eval(_WHO_STANDS, 0)
+                holders: dict[str, Any] = {}
+                queues: dict[str, Any] = {}
+                for key, those in standing:
+                    stem, _, what = key.rpartition(":")
+                    (holders if what == "holders" else queues)[stem] = those
+                self.history.note(
+                    "standing", since=since, now=int(now), holders=holders, queues=queues
+                )
+            await asyncio.sleep(_STANDING)
 
     async def _look_over(self) -> None:
         """Write down what is left at the server, once everybody is gone."""
@@ -246,10 +282,39 @@ class Conductor:
                 link.cut()
         elif kind == "kill":
             await self._kill(links)
+        elif kind == "late":
+            await self._hold_up(slot.links("commands"), fault)
         else:
             mend = self._impair(kind, slot.proxy, links if sort else [], random.Random(fault.dice))
             await asyncio.sleep(fault.seconds)
             mend()
+
+    async def _hold_up(self, links: list[Link], fault: Fault) -> None:
+        """Cut links, and let what was on its way on them arrive when nobody wants it any more."""
+        for link in links:
+            link.withhold()
+        await asyncio.sleep(fault.seconds)
+        dice = random.Random(fault.dice)
+        for link in links:
+            link.cut_client()
+            # All of it, or torn somewhere; most of it while copies of it may still be valid.
+            most = dice.choice((link.withheld, dice.randint(0, link.withheld)))
+            after = dice.choice((dice.uniform(0, 3.0), dice.uniform(0, LATE_WITHIN)))
+            late = asyncio.create_task(self._deliver(link, most, after))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
+
+    async def _deliver(self, link: Link, most: int, after: float) -> None:
+        await asyncio.sleep(after)
+        since = time.monotonic_ns()
+        # A server that was restarted meanwhile has closed it; one that is frozen reads it later.
+        with contextlib.suppress(OSError, AssertionError, TimeoutError):
+            async with asyncio.timeout(10):
+                answers = await link.deliver(most)
+                refused = answers.count(b"-LATE ")
+                self.history.note("late", since=since, bytes=most, refused=refused)
+        if link in link._proxy.late:
+            link.forget()
 
     def _impair(
         self, kind: str, proxy: Proxy, links: list[Link], dice: random.Random
@@ -299,6 +364,16 @@ class Conductor:
                 server.pause()
                 await asyncio.sleep(fault.seconds)
                 server.resume()
+            case "refuse_unreplicated":
+                await admin.config_set("min-replicas-to-write", 1)
+                await asyncio.sleep(fault.seconds)
+                await admin.config_set("min-replicas-to-write", 0)
+            case "refuse_unsaved":
+                await admin.config_set("save", "3600 1")
+                with contextlib.suppress(RedisError):
+                    await admin.bgsave()
+                await asyncio.sleep(fault.seconds)
+                await admin.config_set("save", "")
             case "flush_scripts":
                 await admin.script_flush()
             case "kill_subscriptions":

@@ -36,6 +36,7 @@ LINKS: Final = {
     "drop": Kind(0.1, 2.0, 16.0),  # dead without a word: noticed within 15 seconds
     "kill_commands": Kind(0.0, 0.0, 2.0),
     "kill_subscription": Kind(0.0, 0.0, 2.0),
+    "late": Kind(0.05, 1.0, 2.0),  # cut, and what was held up is delivered up to 9 seconds later
     "refuse": Kind(0.1, 2.0, 2.5),
     "swallow": Kind(0.5, 0.5, 2.0),
     "tear": Kind(0.5, 0.5, 2.0),
@@ -51,7 +52,15 @@ SERVER: Final = {
     "pause": Kind(0.1, 2.0, 1.0),
     "pause_writes": Kind(0.1, 2.0, 1.0),
     "restart": Kind(0.0, 1.5, 3.0),
+    "refuse_unreplicated": Kind(0.5, 2.0, 3.0),  # NOREPLICAS
+    "refuse_unsaved": Kind(0.5, 2.0, 2.0),  # MISCONF
 }
+
+REFUSALS: Final = {"refuse_unreplicated", "refuse_unsaved"}
+"""The server answers, but does not serve anybody for a while."""
+
+LATE_WITHIN: Final = 9.0
+"""Seconds within which what was held up on a link that was cut comes to the server."""
 
 UNPLANNED: Final = {
     "slow": Kind(0.0, 0.0, 0.5),  # the server or the proxies did not run, on a busy machine
@@ -93,7 +102,8 @@ def _lane(seed: str, lane: str, target: str, seconds: float, kinds: dict[str, Ki
     at = rng.uniform(0, _EVERY[lane])
     while True:
         if not deck:
-            deck = list(kinds)
+            # What comes late must find something to do harm to, which it seldom does.
+            deck = [*kinds, *(("late", "late") if "late" in kinds else ())]
             rng.shuffle(deck)
         kind = deck.pop()
         lasts = rng.uniform(kinds[kind].least, kinds[kind].most)

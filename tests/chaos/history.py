@@ -38,8 +38,12 @@ handling    a, message, fence: a message's body has ended in peace
 handled     a, message: and that was confirmed
 has, had    a, names: a body that has these locks begins, and ends
 apart       a: none of these, for an error or a timeout
-watches     it begins to observe the election
-saw         fence, value: and this is who leads
+waits       a, w: the id of the attempt's waiter at the store
+over        w: the store has answered the release after which this waiter is no more
+watches     o: it begins to observe the election (``o`` is this watch)
+saw         o, fence, value: and this is who leads
+looks       o: it has done with that leader, and waits for the next
+watched     o: it observes no more
 crash       text: an error that nobody caught
 ==========  ====================================================================================
 
@@ -51,6 +55,10 @@ fault       kind, target (a slot, or "all"), since: it acted from ``since`` to `
 killed      who, since: the process died between ``since`` and ``t``
 gone        who: the server has noticed that this process is dead
 wiped       since, fence: the server lost all it knew; what it granted until ``t`` is below fence
+standing    since, now, holders, queues: who held each key, and who stood in its queue, as the
+            server has them, at some time since ``since``, when it was ``now`` (µs) at the server
+late        since, bytes, refused: what was held up on a link that is cut has come to the server,
+            which refused so many commands of it for being late
 exited      who, code: the process ended by itself
 key         key, ttl (ms, -1 for ever), holders, waiters (the clients of both): found at the server
             when all was over; or before, when it had no ttl

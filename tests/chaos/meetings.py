@@ -40,11 +40,11 @@ async def _count(client: aiolock.LockClient, history: History, task: str, choice
     # A token that comes twice, now and then: it is to be counted once.
     token = str(hash(task) % 40) if choice.fails else task
     history.note("counts", latch=choice.number, token=token)
-    await client.latch(f"loaded {choice.number}", PARTIES, ttl=60).count_down(token)
+    await client.latch(f"loaded {choice.number}", PARTIES, remember=60).count_down(token)
 
 
 async def _latch(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
-    await client.latch(f"loaded {choice.number}", PARTIES, ttl=60).wait(timeout=choice.seconds)
+    await client.latch(f"loaded {choice.number}", PARTIES, remember=60).wait(timeout=choice.seconds)
     history.note("opens", a=task, latch=choice.number, parties=PARTIES)
 
 
@@ -52,7 +52,7 @@ async def _message(
     client: aiolock.LockClient, history: History, task: str, choice: Meeting
 ) -> None:
     done = False
-    async with client.once(f"message {choice.number}", ttl=3600, lease_ttl=1.0) as lease:
+    async with client.once(f"message {choice.number}", remember=3600, ttl=1.0) as lease:
         if lease is not None:
             await asyncio.sleep(choice.seconds)
             if choice.fails:

@@ -16,6 +16,11 @@ ATTEMPT: ContextVar[str] = ContextVar("attempt", default="")
 """The attempt for which something is done, also in the tasks that are made to do it."""
 
 
+def key(lease: aiolock.Lease) -> str:
+    """Its name at the store, which is the one in a history: kinds of one name are different."""
+    return lease._hold.policy.key
+
+
 class Recorder(Relay):
     """A store that passes everything on, and writes down what only a store can see."""
 
@@ -23,6 +28,7 @@ class Recorder(Relay):
         super().__init__(store)
         self._history = history
         self._attempts: dict[str, str] = {}
+        self._over: set[str] = set()  # waiters whose end is written down
         self._pushed: set[tuple[str, int]] = set()  # attempt, fence
         self._heard: dict[str, int] = {}
         self._leases: dict[tuple[str, int], tuple[aiolock.Lease, int]] = {}
@@ -38,17 +44,17 @@ class Recorder(Relay):
         self._history.note(
             "entered",
             a=attempt,
-            n=lease.name,
+            n=key(lease),
             fence=lease.fence,
             deadline=deadline,
             pushed=(attempt, lease.fence) in self._pushed,
             heard=self._heard.get(attempt),
         )
-        self._leases[lease.name, lease.fence] = lease, deadline
+        self._leases[key(lease), lease.fence] = lease, deadline
 
     def left(self, lease: aiolock.Lease) -> None:
         """A body is over."""
-        del self._leases[lease.name, lease.fence]
+        del self._leases[key(lease), lease.fence]
 
     def _look(self, renewals: Sequence[Renewal]) -> None:
         for renewal in renewals:
@@ -60,7 +66,7 @@ class Recorder(Relay):
                 if abs(deadline - before) > 100_000 and lease.state in ("held", "at_risk"):
                     self._leases[grant] = lease, deadline
                     self._history.note(
-                        "deadline", n=lease.name, fence=lease.fence, deadline=deadline
+                        "deadline", n=key(lease), fence=lease.fence, deadline=deadline
                     )
 
     def _look_soon(self, renewals: Sequence[Renewal], _: object = None) -> None:
@@ -77,7 +83,11 @@ class Recorder(Relay):
         self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
     ) -> asyncio.Future[Answer]:
         # Asked again by a timer, so not in the attempt's own context.
-        attempt = self._attempts.setdefault(waiter, ATTEMPT.get())
+        if waiter not in self._attempts:
+            self._attempts[waiter] = ATTEMPT.get()
+            if ATTEMPT.get():
+                self._history.note("waits", a=ATTEMPT.get(), w=waiter)
+        attempt = self._attempts[waiter]
         asked = self._store.acquire(
             name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
         )
@@ -93,11 +103,21 @@ class Recorder(Relay):
                     "queued", a=attempt, n=name, ticket=answer.ticket, place=answer.place
                 )
 
-    def release(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
         since = time.monotonic_ns()
-        released = self._store.release(name, waiter, fence)
+        released = self._store.release(name, waiter, fence, entered=entered)
         released.add_done_callback(partial(self._given_back, name, fence, since))
+        if entered or not fence:  # else it asks again
+            released.add_done_callback(partial(self._is_over, waiter))
         return released
+
+    def _is_over(self, waiter: str, released: asyncio.Future[int]) -> None:
+        heard = not released.cancelled() and released.exception() is None
+        if heard and waiter not in self._over:
+            self._over.add(waiter)
+            self._history.note("over", w=waiter)
 
     def _given_back(self, name: str, fence: int, since: int, released: asyncio.Future[int]) -> None:
         if fence and not released.cancelled() and released.exception() is None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from aiolock.store import WAS_HOLDER
-from tests.chaos.faults import KINDS, Kind
+from aiolock.store import WAS_HOLDER, WaiterId
+from tests.chaos.faults import KINDS, PROCESS, REFUSALS
 from tests.chaos.history import Event
 
 NS: Final = 1_000_000_000
@@ -21,10 +21,16 @@ AT_ONCE: Final = NS // 20
 """How long a task needs, at most, from what it waited for to going on, if it is not stopped."""
 STEP: Final = NS // 1000
 """How long a task needs, at most, from its last look at the clock to noting that it entered."""
+TICK: Final = NS // 500
+"""By how much a timer may be early: uvloop rounds it to milliseconds, and so is its clock."""
 CLAIM: Final = 2 * NS
 """The longest ttl here, so the longest lease and claim: what a process costs that is stuck."""
 COMMAND: Final = 10 * NS
 """How long a store tries to carry out a command before nobody knows."""
+LATE: Final = 5 * NS
+"""For how long the server may still carry out a copy of what was sent."""
+WHO_HOLDS: Final = 1 * NS
+"""How much longer whoever timed out waits for the name of the holder, where nobody answers."""
 STALLED: Final = NS // 2
 """How long a process that ran again needs to take back its places in the queues."""
 
@@ -160,11 +166,20 @@ class Run:
         self._reconnected: dict[str, list[int]] = defaultdict(list)
         self.wipes: list[Event] = []
         self._clients: dict[str, str] = {}
+        self.waiters: dict[str, str] = {}
+        """A waiter's id, but for its first letter -> its attempt."""
+        self.over: dict[str, int] = {}
+        """The same -> when the store had answered that it is no more."""
+        self.standing: list[Event] = []
         self._breaks: dict[tuple[str, str, int], tuple[Event, Event | None]] = {}
         self._broken: dict[tuple[str, int], tuple[Event, Event | None]] = {}
         self._stalls: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self._faults: dict[str, list[tuple[Kind, tuple[int, int]]]] = defaultdict(list)
+        self._faults: dict[str, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
+        self.ahead: int | None = None
+        """The server's clock less that of the history, where that is known."""
         self._disturbed: dict[str, Windows] = {}
+        self._cut_off: dict[str, Windows] = {}
+        self._unrefused: dict[str, Windows] = {}
         self._hampered: dict[str, Windows] = {}
         for event in self.events:
             note = getattr(self, f"_note_{event.kind}", None)
@@ -254,7 +269,16 @@ class Run:
     def _note_fault(self, event: Event) -> None:
         kind = KINDS[event["kind"]]
         span = event["since"], event.t + int(kind.settle * NS)
-        self._faults[event["target"]].append((kind, span))
+        self._faults[event["target"]].append((event["kind"], span))
+
+    def _note_waits(self, event: Event) -> None:
+        self.waiters[event["w"][1:]] = event["a"]
+
+    def _note_over(self, event: Event) -> None:
+        self.over.setdefault(event["w"][1:], event.t)
+
+    def _note_standing(self, event: Event) -> None:
+        self.standing.append(event)
 
     def _note_killed(self, event: Event) -> None:
         self.killed[event["who"]] = event
@@ -269,7 +293,7 @@ class Run:
 
     def _index(self) -> None:
         processes = {attempt.who for attempt in self.attempts.values()}
-        processes |= {event.who for event in self.of("arrives", "has")}
+        processes |= {event.who for event in self.of("arrives", "has", "watches")}
         for who in processes:
             stalls = self._stalls[who]
             self.stalls[who] = Windows(stalls)
@@ -277,7 +301,15 @@ class Run:
             faults = self._faults[slot] + self._faults["all"]
             after = [(begin, end + STALLED) for begin, end in stalls]
             self._disturbed[who] = Windows(after + [span for _, span in faults])
-            self._hampered[who] = Windows(after + [span for kind, span in faults if kind.most])
+            self._hampered[who] = Windows(
+                after + [span for kind, span in faults if KINDS[kind].most]
+            )
+            self._cut_off[who] = Windows(span for kind, span in faults if kind not in PROCESS)
+            unrefused = [span for kind, span in faults if kind not in REFUSALS]
+            self._unrefused[who] = Windows(after + unrefused)
+        exact = min(self.standing, key=lambda event: event.t - event["since"], default=None)
+        if exact is not None:
+            self.ahead = exact["now"] * 1000 - (exact["since"] + exact.t) // 2
         breaks: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for (_, name, _), (began, over) in self._breaks.items():
             # Without an answer it may be carried out as long as the store tries to.
@@ -307,6 +339,25 @@ class Run:
     def disturbed(self, who: str, begin: int, end: int) -> bool:
         """Whether anything was in the way of this process."""
         return self._disturbed[who].touch(begin, end)
+
+    def refused_only(self, who: str, begin: int, end: int) -> bool:
+        """Whether the server's refusals were in its way, and nothing besides."""
+        disturbed = self._disturbed[who].touch(begin, end)
+        return disturbed and not self._unrefused[who].touch(begin, end)
+
+    def all_connected(self, begin: int, end: int) -> bool:
+        """Whether all the processes could reach the server, and none was killed."""
+        return not any(cut.touch(begin, end) for cut in self._cut_off.values()) and not any(
+            killed["since"] <= end and begin <= killed.t + CLAIM for killed in self.killed.values()
+        )
+
+    def reconnected(self, who: str, begin: int, end: int) -> bool:
+        """Whether a process had its subscription again, within these times."""
+        return any(begin <= at <= end for at in self._reconnected[who])
+
+    def who_is(self, waiter: str) -> str | None:
+        """The process of a waiter."""
+        return self._clients.get(WaiterId.parse(waiter).client)
 
     def in_trouble(self, begin: int, end: int) -> int:
         """How many processes may have been given a lock that they did not hear of, or died with."""

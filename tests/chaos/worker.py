@@ -20,7 +20,19 @@ from typing import Any, Final, Literal
 
 import aiolock
 from aiolock.stores.redis import from_url
-from tests.chaos.choices import EVERY, PERMITS, PLACES, Choice, draw, draw_meeting, final_choice
+from tests import loops
+from tests.chaos.choices import (
+    EVERY,
+    PERMITS,
+    PLACES,
+    SHARED_TTL,
+    Choice,
+    called,
+    draw,
+    draw_meeting,
+    draw_run,
+    final_choice,
+)
 from tests.chaos.history import History
 from tests.chaos.meetings import MEETING, meet
 from tests.chaos.recorder import ATTEMPT, Recorder
@@ -32,6 +44,8 @@ STALL: Final = 0.06
 """Seconds for which the event loop must not have run to be said to have stalled."""
 _PULSE: Final = 0.02
 _SAY_EVERY: Final = 1.0
+_OBSERVERS: Final = 3
+"""Tasks that watch the election; every other one is slow."""
 
 
 class Boom(Exception):
@@ -48,12 +62,22 @@ class Process:
         self.history = history
         self._loop = asyncio.get_running_loop()
         self._quiet: asyncio.Future[None] = self._loop.create_future()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._observers = [
+            asyncio.create_task(self._observe(number)) for number in range(_OBSERVERS)
+        ]
         self.entries = 0
 
     async def open(self) -> None:
         """Connect, however long that takes."""
         self.recorder = Recorder(from_url(self._url, PREFIX), self.history)
         self.client = aiolock.connect(self.recorder, prefix=PREFIX)
+        # What many tasks enter with `async with`, as one object: who leaves, must be found out.
+        shared: dict[str, Any] = {"ttl": SHARED_TTL, "on_lost": "signal"}
+        self.shared: dict[str, AbstractAsyncContextManager[aiolock.Lease]] = {
+            "permits": self.client.semaphore("api", PERMITS, **shared),
+            "rw": self.client.rwlock("rates", **shared).read(),
+        }
         while True:
             try:
                 await self.client.open()
@@ -116,23 +140,49 @@ class Process:
             await meet(self.client, self.history, f"{number}/meets {task}/{self._who}", choice)
             await self.rest(choice.pause)
 
-    async def observe(self) -> None:
-        """Watch who is elected."""
+    async def job(self) -> None:
+        """Take part in the periodic job, one run after another."""
+        rng = random.Random(f"{self._seed} {self._who} job")
+        number = 0
         while not self._quiet.done():
-            watching = asyncio.create_task(self._watch(self.client.election("primary")))
-            await asyncio.wait([watching, self._quiet], return_when=asyncio.FIRST_COMPLETED)
-            watching.cancel()
-            with contextlib.suppress(
-                asyncio.CancelledError, aiolock.StoreError, aiolock.ClientClosed
-            ):
-                await watching
-            await self.rest(0.1)
+            number += 1
+            choice = draw_run(rng)
+            await self._attempt(f"{number}/job/{self._who}", choice, until_quiet=True)
+            await self.rest(choice.pause)
 
-    async def _watch(self, election: aiolock.Election) -> None:
-        self.history.note("watches")
+    async def observed(self) -> None:
+        """Watch the election no more."""
+        self._over.set_result(None)
+        await asyncio.gather(*self._observers)
+
+    async def _observe(self, number: int) -> None:
+        """Watch who is elected, to the very end."""
+        rng = random.Random(f"{self._seed} {self._who} observes {number}")
+        watches = 0
+        while not self._over.done():
+            if hasattr(self, "client"):
+                watches += 1
+                watch = f"{watches}/watch {number}/{self._who}"
+                watching = asyncio.create_task(self._watch(watch, rng, slow=number % 2 == 1))
+                await asyncio.wait([watching, self._over], return_when=asyncio.FIRST_COMPLETED)
+                self.history.note("watched", o=watch)
+                watching.cancel()
+                with contextlib.suppress(
+                    asyncio.CancelledError, aiolock.StoreError, aiolock.ClientClosed
+                ):
+                    await watching
+            await asyncio.wait([self._over], timeout=0.1)
+
+    async def _watch(self, watch: str, rng: random.Random, *, slow: bool) -> None:
+        ATTEMPT.set("")
+        election = self.client.election("primary")
+        self.history.note("watches", o=watch)
         async with aclosing(election.observe()) as leaders:
             async for leader in leaders:
-                self.history.note("saw", fence=leader.fence, value=leader.value)
+                self.history.note("saw", o=watch, fence=leader.fence, value=leader.value)
+                if slow:
+                    await asyncio.sleep(rng.uniform(0.2, 3.0))
+                self.history.note("looks", o=watch)
 
     async def final(self) -> None:
         """Take every lock once; by now nothing is in the way."""
@@ -145,16 +195,35 @@ class Process:
         await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         return not self._quiet.done()
 
-    async def _attempt(self, attempt: str, choice: Choice, *, final: bool = False) -> None:
+    async def _break(self, choice: Choice) -> None:
+        client, name = self.client, called(choice.name)
+        match choice.kind:
+            case "lock":
+                await client.lock(name).break_()
+            case "rw":
+                await client.rwlock(name).break_()
+            case "permits":
+                await client.semaphore(name, PERMITS).break_()
+            case "campaign":
+                await client.election(name).break_()
+            case "periodic":
+                await client.periodic(name, every=EVERY).break_()
+
+    async def _attempt(
+        self, attempt: str, choice: Choice, *, final: bool = False, until_quiet: bool = False
+    ) -> None:
         ATTEMPT.set(attempt)
         if choice.style == "break":
             with contextlib.suppress(aiolock.StoreError, aiolock.ClientClosed):
-                await self.client.lock(choice.name).break_()
+                await self._break(choice)
             return
         tried = asyncio.create_task(_Attempt(self, attempt, choice, final=final).run())
         timer = None
         if choice.cancel_after is not None:
             timer = self._loop.call_later(choice.cancel_after, self._cancel, tried, attempt)
+        if until_quiet:
+            await asyncio.wait([tried, self._quiet], return_when=asyncio.FIRST_COMPLETED)
+            self._cancel(tried, attempt)
         await asyncio.wait([tried])
         if timer is not None:
             timer.cancel()
@@ -176,6 +245,8 @@ class _Attempt:
         self._choice = choice
         self._client = process.client
         self._recorder = process.recorder  # of that client, also when it is replaced
+        self._shared = process.shared.get(choice.kind)
+        self._downgraded = False
         self._final = final
         self._entered = False
         self._told = False
@@ -201,6 +272,7 @@ class _Attempt:
             permits=choice.permits,
             limit=PERMITS if choice.permits else 0,
             every=EVERY if choice.kind == "periodic" else 0,
+            campaign=choice.kind == "campaign",
         )
         outcome = "ok"
         try:
@@ -221,11 +293,12 @@ class _Attempt:
         choice = self._choice
         options |= choice.options
         if choice.kind == "rw":
-            rates = self._client.rwlock(choice.name, **options)
-            return rates.read() if choice.shared else rates.write()
-        return self._client.lock(choice.name, **options)
+            rates = self._client.rwlock(called(choice.name), **options)
+            # Who was downgraded reads, and so it releases.
+            return rates.read() if choice.shared or self._downgraded else rates.write()
+        return self._client.lock(called(choice.name), **options)
 
-    def _acquire(self, **options: Any) -> aiolock.Acquisition:
+    def _acquire(self, **options: Any) -> aiolock.Acquisition[Any]:
         choice = self._choice
         if choice.kind == "permits":
             described = {key: value for key, value in choice.options.items() if key != "reentrant"}
@@ -236,9 +309,12 @@ class _Attempt:
     def _entrance(self) -> AbstractAsyncContextManager[aiolock.Lease]:
         """What is entered at once, with the timeout of its description."""
         choice = self._choice
+        if choice.style == "entered":
+            assert self._shared is not None
+            return self._shared
         ttl = choice.options["ttl"]
         if choice.kind == "periodic":
-            return self._client.periodic(choice.name, every=EVERY, ttl=ttl)
+            return self._client.periodic("job", every=EVERY, ttl=ttl)
         if choice.kind == "campaign":
             return _led(self._client.election("primary", ttl=ttl).campaign(self._id))
         if choice.kind == "permits":
@@ -248,7 +324,13 @@ class _Attempt:
     async def _try(self) -> str:
         choice = self._choice
         timeout = choice.timeout
-        if choice.style == "with":
+        if choice.style == "generator":
+            assert self._shared is not None
+            async for lease in _thrown_away(self._shared):
+                await self._body(lease)
+                break
+            return "ok"
+        if choice.style in {"with", "entered"}:
             async with self._entrance() as lease:
                 await self._body(lease)
             return "ok"
@@ -259,7 +341,7 @@ class _Attempt:
             try:
                 await self._body(lease_or_none)
             finally:
-                released = await lock.release()
+                released = await self._described().release()
             return "ok" if released else "not ours"
         waits: dict[str, Any] = {"timeout": timeout} if choice.wait else {"blocking": False}
         acquisition = self._acquire(**waits)
@@ -352,6 +434,7 @@ class _Attempt:
         """Read on."""
         if self._still_held(lease):
             self._note("downgrading")
+            self._downgraded = True
             try:
                 await lease.downgrade()
             except aiolock.LeaseLost:
@@ -367,6 +450,15 @@ class _Attempt:
         if lease.state is aiolock.LeaseState.LOST:
             self._tell()
         return lease.state in ("held", "at_risk")
+
+
+async def _thrown_away(
+    shared: AbstractAsyncContextManager[aiolock.Lease],
+) -> AsyncGenerator[aiolock.Lease, None]:
+    """What a body is in that nobody leaves: the event loop closes it, in a task of its own."""
+    async with shared as lease:
+        yield lease
+        raise AssertionError("it is thrown away at the first")
 
 
 @asynccontextmanager
@@ -404,7 +496,7 @@ async def main(*arguments: str) -> None:
                 group.create_task(process.repeat(task))
             for task in range(MEETING):
                 group.create_task(process.meet(task))
-            group.create_task(process.observe())
+            group.create_task(process.job())
             group.create_task(process.reopen())
             await _order(orders, "quiet")
             process.quiet()
@@ -413,6 +505,7 @@ async def main(*arguments: str) -> None:
         await process.final()
         say("final")
         await _order(orders, "close")
+        await process.observed()
         await process.close()
         pulse.cancel()
     except BaseException as error:
@@ -426,4 +519,4 @@ async def _order(orders: AsyncIterator[dict[str, Any]], what: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    loops.run(main(*sys.argv[1:]))

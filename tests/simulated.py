@@ -1,0 +1,280 @@
+"""A memory server and links to it on which everything that can go wrong does, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from aiolock.errors import StoreError
+from aiolock.store import (
+    WAS_ABSENT,
+    WAS_UNKNOWN,
+    Answer,
+    Granted,
+    Inbox,
+    Late,
+    Posted,
+    Queued,
+    Renewal,
+    Status,
+)
+from aiolock.stores.memory import MemoryServer, MemoryStore
+
+LATE_AFTER: Final = 5.0
+"""Seconds after which the server refuses a copy."""
+LATE_WITHIN: Final = 9.0
+"""Seconds within which what lay on a link that was dropped comes to the server."""
+NEVER_MIND: Final = 0.2
+"""Seconds for which a copy may act that is undone by the copy of a release behind it."""
+
+
+class Server(MemoryServer):
+    """A memory server that loses pushes, refuses for a while, and looks for ghosts."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        self.dice = dice
+        self.lossy = True
+        self.refuses = False
+        self.broken: set[int] = set()
+        self.over: set[str] = set()  # waiters that are no more, as their clients have been told
+        self.ghosts: list[str] = []
+        self.late = self.refused = 0  # copies that came late, and those that were refused for it
+
+    def now(self) -> int:
+        return 1_800_000_000_000_000 + int(asyncio.get_running_loop().time() * 1e6)
+
+    def push(self, client: str, deliver: Callable[[Inbox], None]) -> int:
+        if self.lossy and client in self._inboxes and self.dice.random() < 0.05:
+            # As when the subscription breaks: heard by the server, not by the client, which
+            # notices and is told that pushes may have been missed.
+            inbox = self._inboxes[client]
+            asyncio.get_running_loop().call_later(self.dice.random(), self._again, client, inbox)
+            return 1
+        return super().push(client, deliver)
+
+    def acquire(self, name: str, waiter: str, ttl: int, **options: Any) -> Answer | Late:
+        answer = super().acquire(name, waiter, ttl, **options)
+        if isinstance(answer, Granted | Queued) and waiter in self.over:
+            asyncio.get_running_loop().call_later(NEVER_MIND, self._look_for, name, waiter)
+        return answer
+
+    def break_(self, name: str, fences: Sequence[int]) -> int:
+        self.broken.update(fences)
+        return super().break_(name, fences)
+
+    def _again(self, client: str, inbox: Inbox) -> None:
+        if self._inboxes.get(client) is inbox:
+            inbox.reconnected()
+
+    def _look_for(self, name: str, waiter: str) -> None:
+        line = self._line(name)
+        if waiter in line.tickets or any(g.as_granted.waiter == waiter for g in line.holders):
+            self.ghosts.append(f"{waiter} at {name}")
+
+
+@dataclass(eq=False)
+class _Command:
+    """One command, from its call to its answer."""
+
+    carry_out: Callable[..., Any]
+    future: asyncio.Future[Any]
+    writes: bool = True
+    sure: bool = True
+    stamped: bool = False
+    """It is refused after its time."""
+    buries: bool = False
+    """With it, what came before is given up."""
+    ends: str = ""
+    """The waiter that is no more when this is answered."""
+    written: int = 0
+
+    @property
+    def wanted(self) -> bool:
+        return self.sure or not self.future.done()
+
+
+class Store(MemoryStore):
+    """A link that is slow, may die with its client, and loses replies (as errors: nobody knows).
+
+    It is dropped now and then, as a connection is: what lay on it comes to the server late, all of
+    it or the first part, while the client has sent the same again on the next one. So it says with
+    each copy when that is to be refused, and with a release what it gives up, as the Redis store
+    does.
+    """
+
+    server: Server
+
+    def __init__(self, server: Server, dice: random.Random) -> None:
+        super().__init__(server)
+        self.dice = dice
+        self.dead = False
+        self._down = False
+        self._on_the_way: list[Callable[[], None]] | None = None
+        self._pending: list[_Command] = []
+        self._copies_until = 0.0
+
+    async def open(self, client: str, inbox: Inbox) -> bool:
+        self._inbox = inbox
+        return await super().open(client, inbox)
+
+    async def aclose(self) -> None:
+        await self._drained()
+        await super().aclose()
+
+    async def _drained(self) -> None:
+        while self._pending and not self.dead:  # noqa: ASYNC110  # in virtual time it costs nothing
+            await asyncio.sleep(0.05)
+
+    # The operations
+
+    def acquire(self, name: str, waiter: str, ttl: int, **options: Any) -> asyncio.Future[Answer]:
+        return self._send(
+            partial(self.server.acquire, name, waiter, ttl, **options),
+            sure=False,
+            stamped=True,
+        )
+
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
+        # Who gives back one grant, which it has not entered, asks again.
+        over = entered or not fence
+        return self._send(
+            partial(self.server.release, name, waiter, fence, entered=entered),
+            buries=over,
+            ends=waiter if over else "",
+        )
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        return self._send(partial(self.server.renew, renewals), stamped=True)
+
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        return self._send(partial(self.server.status, name, waiters=waiters), writes=False)
+
+    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        return self._send(partial(self.server.finish, name, waiter, fence, keep))
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        return self._send(partial(self.server.request, name), stamped=True)
+
+    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+        return self._send(partial(self.server.downgrade, name, waiter, fence))
+
+    def post(self, name: str, count: int, **options: Any) -> asyncio.Future[int]:
+        return self._send(partial(self.server.post, name, count, **options), stamped=True)
+
+    def read(self, name: str) -> asyncio.Future[Posted]:
+        return self._send(partial(self.server.read, name), writes=False)
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        return self._send(partial(self.server.break_, name, fences))
+
+    # The link
+
+    def _send(self, carry_out: Callable[..., Any], **kinds: Any) -> asyncio.Future[Any]:
+        command = _Command(carry_out, self._loop.create_future(), **kinds)
+        if self.dead:
+            return command.future  # never
+        if self._client is None:
+            command.future.set_exception(_refusal("the store is closed"))
+            return command.future
+        if self._on_the_way is None and not self._down:
+            if self.server.lossy and self.dice.random() < 0.03:
+                self._on_the_way = []
+                self._loop.call_later(self.dice.choice([0.0, 0.1, 0.5]), self._drop)
+            else:
+                self._write(command)
+                return command.future
+        self._pending.append(command)
+        if self._on_the_way is not None:
+            command.written = 1
+            self._on_the_way.append(self._copy(command))
+        return command.future
+
+    def _stamps(self, command: _Command) -> dict[str, int]:
+        now = self._loop.time()
+        if command.stamped:
+            self._copies_until = max(self._copies_until, now + LATE_AFTER)
+            return {"not_after": self.server.now() + int(LATE_AFTER * 1e6)}
+        if command.buries and (self._down or now < self._dropped_copies):
+            return {"bury": self.server.now() + int(LATE_AFTER * 1e6)}
+        return {}
+
+    _dropped_copies = 0.0
+    """Until when copies may come that lay on a link that was dropped."""
+
+    def _copy(self, command: _Command) -> Callable[[], None]:
+        """What the server gets, late, of a command that is written now."""
+        stamps = self._stamps(command)
+
+        def arrives() -> None:
+            if command.writes and self.server.refuses:
+                return
+            answer = command.carry_out(**stamps)
+            self.server.late += 1
+            self.server.refused += isinstance(answer, Late)
+            assert isinstance(answer, Late) == (
+                0 < stamps.get("not_after", 0) < self.server.now()
+            ), "it is carried out in time, or not at all"
+
+        return arrives
+
+    def _drop(self) -> None:
+        copies, self._on_the_way, self._down = self._on_the_way, None, True
+        assert copies is not None
+        self._dropped_copies = self._copies_until
+        torn = self.dice.choice([len(copies), self.dice.randint(0, len(copies))])
+        when = self.dice.choice([self.dice.uniform(0, 1), self.dice.uniform(0, LATE_WITHIN)])
+        for copy in copies[:torn]:
+            self._loop.call_later(when, copy)
+            when += self.dice.choice([0.0, 0.001])
+        self._loop.call_later(self.dice.uniform(0.01, 1), self._up)
+
+    def _up(self) -> None:
+        pending, self._pending = self._pending, []
+        if self.dead or self._client is None:
+            return
+        for command in pending:  # before it is up, so that what is released is buried
+            if command.wanted:
+                self._write(command)
+        self._down = False
+        self._inbox.reconnected()
+
+    def _write(self, command: _Command) -> None:
+        if command.writes and self.server.refuses:
+            error = _refusal("MISCONF")
+            error.refused = command.written == 0
+            self._answer(command.future, error)
+            return
+        answer = command.carry_out(**self._stamps(command))
+        assert not isinstance(answer, Late), "it is written just now"
+        command.written += 1
+        if command.written > 1 and command.ends and answer == WAS_ABSENT:
+            answer = WAS_UNKNOWN
+        if command.ends:
+            self.server.over.add(command.ends)
+        if self.server.lossy and self.dice.random() < 0.02:
+            answer = StoreError("the reply was lost")
+        self._answer(command.future, answer)
+
+    def _answer(self, future: asyncio.Future[Any], answer: Any) -> None:
+        def arrive() -> None:
+            if future.done():
+                return
+            if isinstance(answer, StoreError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self._loop.call_later(self.dice.choice([0.0, 0.0, 0.001, 0.05]), arrive)
+
+
+def _refusal(text: str) -> StoreError:
+    error = StoreError(text)
+    error.refused = True
+    return error
