@@ -3,13 +3,16 @@
 
 PYTHON ?= python3
 # Processes that share the tests, and the Pythons that the built wheel is tested on.
-JOBS ?= 3
+JOBS ?= 4
 WHEEL_PYTHONS ?= 3.12 3.13
 # Passed on to what the command runs: make test ARGS="-k cancel".
 ARGS ?=
 
-# `make demo` with a server and a size of your own.
-DEMO = $(if $(URL),--url "$(URL)") $(if $(WORKERS),--workers "$(WORKERS)") $(ARGS)
+# `make demo` with a server and a size of your own; a variable of make may be written either way.
+DEMO_URL = $(or $(URL),$(url))
+DEMO_WORKERS = $(or $(WORKERS),$(workers))
+DEMO = $(if $(DEMO_URL),--url "$(DEMO_URL)") \
+	$(if $(DEMO_WORKERS),--workers "$(DEMO_WORKERS)") $(ARGS)
 SOURCES = $(wildcard aiolock tests examples benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -25,9 +28,10 @@ help: ## list the commands
 demo: .venv/package.stamp ## see it work: make demo [URL=redis://...] [WORKERS=4]
 	@.venv/bin/python -m aiolock demo $(DEMO)
 
+# On the tree on asyncio's own loop; on the wheel on uvloop, and with eager tasks.
 test: .venv/dev.stamp redis-server ## the tests: on the tree, then on the built wheel
-	.venv/bin/python -m pytest -n $(JOBS) $(ARGS)
-	@.ci/test-wheel "$(WHEEL_PYTHONS)" -n $(JOBS) $(ARGS)
+	.venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@.ci/test-wheel "$(WHEEL_PYTHONS)" -n $(JOBS) --dist worksteal $(ARGS)
 
 chaos: .venv/dev.stamp redis-server ## break everything for a while: make chaos [SECONDS=60] [SEED=1]
 	@.venv/bin/python -m tests.chaos --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)
@@ -52,7 +56,7 @@ distclean: clean ## the environments too: back to a fresh clone
 	rm -rf .venv .venv-bench .venv-docs .venv-wheel-*
 
 redis-server:
-	@command -v $@ >/dev/null \
+	@command -v "$${REDIS_SERVER:-$@}" >/dev/null \
 		|| .ci/install-package apt-get:redis-server dnf:redis apk:redis brew:redis \
 		|| { echo "$@ is missing and we may not install it here: please install the package redis-server (or redis)." >&2; exit 1; }
 

@@ -1,18 +1,50 @@
-"""Fixtures that all tests share: servers, a proxy, key prefixes, a check for tasks left behind."""
+"""What all tests share: the option `--loop`, servers, a proxy, a check for tasks left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
 
+from tests import loops
 from tests.failures import Locker, Lockers, Peek, check_nothing_left
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.worlds import KINDS, World
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that says on which loop the tests run."""
+    parser.addoption("--loop", choices=loops.LOOPS, default=loops.chosen(), help="the event loop")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Use that loop, or say why not."""
+    try:
+        loops.choose(config.getoption("--loop"))
+    except (ImportError, ValueError) as error:
+        raise pytest.UsageError(f"--loop {config.getoption('--loop')}: {error}") from error
+
+
+def pytest_report_header() -> str:
+    """Say in the log which loop it is."""
+    return f"event loop: {loops.chosen()}"
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run every async test, and its fixtures, on that loop."""
+    return {loops.chosen(): loops.new_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what does not hold on that loop, and say why."""
+    for item in items:
+        test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+        if reason := loops.elsewhere(test):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""A real `redis-server` for tests, on a free port, to be killed, stopped, paused and restarted."""
+"""A real `redis-server` for tests, on a free port, to be killed, stopped, paused and restarted.
+
+The environment variable `REDIS_SERVER` names another one: ``REDIS_SERVER=valkey-server make test``.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.procs import freeze, tied
+
+BINARY: Final = os.environ.get("REDIS_SERVER", "redis-server")
+"""The server that is tested, which is also a Sentinel: ``BINARY config --sentinel``."""
 
 
 def hold_port() -> socket.socket:
@@ -42,8 +48,8 @@ class RedisServer:
     """
 
     def __init__(self, *args: str, password: str | None = None, tls: bool = False) -> None:
-        if shutil.which("redis-server") is None:
-            raise RuntimeError("these tests need redis-server on PATH (Debian: redis-server)")
+        if shutil.which(BINARY) is None:
+            raise RuntimeError(f"these tests need {BINARY} on PATH (Debian: redis-server)")
         self.password = password
         self._args = args
         self._dir = tempfile.TemporaryDirectory(prefix="aiolock-")
@@ -138,7 +144,7 @@ class RedisServer:
             ]
         with (self._path / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                tied("redis-server", *options, *self._args),
+                tied(BINARY, *options, *self._args),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -196,7 +202,7 @@ class RedisServer:
                 log = (self._path / "log").read_text(errors="replace")[-2000:]
                 self.kill()
                 what = "ended at once" if gone else "did not answer within 10 s"
-                raise RuntimeError(f"redis-server {what}, its log:\n{log}")
+                raise RuntimeError(f"{BINARY} {what}, its log:\n{log}")
             time.sleep(0.002)
 
     def _answers(self) -> bool:

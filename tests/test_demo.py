@@ -30,7 +30,7 @@ from aiolock.demo.table import table
 from tests.servers import RedisServer, hold_port
 
 KEYS = "aiolock-demo-*"
-# From the first kill on, for the ten seconds of a claim: a test can do what it likes meanwhile.
+# From the first kill on, for the seconds of a claim: enough for a test to do what it likes.
 STANDING_STILL = ("--items", "40", "--requests", "40", "--ttl", "60")
 
 
@@ -162,7 +162,7 @@ class TestOnRedis:
         """Killed before the write, in the queue, and after the write; nothing is left behind."""
         said = run_json(
             *("--url", redis_server.url, "--workers", "4"),
-            *("--items", "200", "--requests", "20", "--ttl", "0.6"),
+            *("--items", "200", "--requests", "20", "--ttl", "1.5"),
         )
         under_lock = said["with_lock"]
         assert said["without_lock"]["oversold"] > 0
@@ -173,9 +173,9 @@ class TestOnRedis:
         assert fates == {1: (True, False), 2: (False, False), 3: (True, True)}
         assert [killed[worker]["in_queue"] for worker in (1, 2, 3)] == [4, 5, 4]
         # A guard only: the others waited for the end of the lease, and not for anything longer.
-        assert 0 < killed[1]["cost_seconds"] < 0.6 + 2
-        assert 0 < killed[3]["cost_seconds"] < 0.6 + 2
-        assert 0 < killed[2]["cost_seconds"] < 0.6
+        assert 0 < killed[1]["cost_seconds"] < 1.5 + 2
+        assert 0 < killed[3]["cost_seconds"] < 1.5 + 2
+        assert 0 < killed[2]["cost_seconds"] < 1.5
         assert 0 < under_lock["standstill_seconds"] < under_lock["seconds"]
         assert redis_server.call("KEYS", KEYS) == []
 
@@ -186,7 +186,7 @@ class TestOnRedis:
         """Even where a single item is for sale, so that most find that it is sold out."""
         said = run_json(
             *("--url", redis_server.url, "--workers", str(workers)),
-            *("--items", "1", "--requests", str(workers), "--ttl", "0.3"),
+            *("--items", "1", "--requests", str(workers), "--ttl", "1"),
         )
         assert said["with_lock"]["sold"] == 1
         assert sorted(kill["worker"] for kill in said["with_lock"]["killed"]) == killed
@@ -206,7 +206,7 @@ class TestOnRedis:
         """Each is a line of its own, and its fate is told below the table."""
         done = run(
             *("demo", "--url", redis_server.url, "--workers", "3"),
-            *("--items", "50", "--requests", "9", "--ttl", "0.3"),
+            *("--items", "50", "--requests", "9", "--ttl", "1"),
         )
         assert done.returncode == 0
         assert re.search(
@@ -290,7 +290,8 @@ class TestImpossible:
             address = f"127.0.0.1:{server.port}/0"
             done = run("demo", "--url", f"redis://{login}{address}")
         assert (done.returncode, done.stdout) == (2, "")
-        why = r"(NOAUTH Authentication required|invalid username-password pair).*"
+        # Where the server knows CLIENT SETINFO, it refuses that, and redis-py keeps the code back.
+        why = r".*((NOAUTH )?Authentication required|invalid username-password pair).*"
         assert re.fullmatch(rf"aiolock demo: redis://{address}: {why}\n", done.stderr)
         assert "-one" not in done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import signal
@@ -93,6 +94,23 @@ async def test_shop_says_when_it_is_busy(
         assert reply.headers["Retry-After"] == "1"
         assert prefix in reply.json()["detail"]
         assert (await client.post(f"/items/{prefix}/sales")).status_code == 201
+
+
+async def test_shop_that_shuts_down_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that waits when the client is closed is told that it may try elsewhere: 503."""
+    monkeypatch.delenv("AIOLOCK_URL", raising=False)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    app = importlib.import_module("fastapi_app").app
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+    async with http, app.router.lifespan_context(app), aiolock.connect("memory://") as others:
+        lock = others.lock("stock:pear")
+        async with lock:
+            buying = asyncio.create_task(http.post("/items/pear/sales"))
+            await wait_for(lock)
+            await app.state.locks.aclose()
+            reply = await buying
+    assert reply.status_code == 503
+    assert reply.headers["Retry-After"] == "5"
 
 
 def worker() -> Worker:
@@ -276,7 +294,7 @@ async def test_a_user_whose_consumer_is_killed_is_set_up_by_the_next(
 ) -> None:
     """When a consumer dies over a message, another that has it too does the work."""
     monkeypatch.setenv("AIOLOCK_URL", own_server.url)
-    monkeypatch.setenv("LEASE_SECONDS", "1")
+    monkeypatch.setenv("TTL_SECONDS", "1")
     monkeypatch.setenv("SIGNUP_SECONDS", "60")
     async with consumer() as one:
         await publish(own_server, "ada", to=1)

@@ -21,6 +21,7 @@ import anyio
 import pytest
 import redis.asyncio
 
+from tests import loops
 from tests.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled, steps
 from tests.procs import Worker
 from tests.proxy import Proxy
@@ -99,7 +100,7 @@ def test_server_says_why_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="no-such-option"), RedisServer("--no-such-option", "1"):
         pass
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(RuntimeError, match="need redis-server on PATH"):
+    with pytest.raises(RuntimeError, match=r"need .* on PATH"):
         RedisServer()
 
 
@@ -730,8 +731,9 @@ async def test_scenario_that_awaits_one_that_swallows(kind: Kind) -> None:
 
     for outcome in await collect(kind, scenario):
         assert outcome.delivered == (kind.name != "native-resumed")
-        # Then the other task has not begun yet, or has ended, so it cannot swallow anything.
-        alone = kind.name in ("native-at-once", "native-ready")
+        # Then the other task has ended, or not begun yet, so it cannot swallow anything.
+        not_begun = kind.name == "native-at-once" and loops.chosen() != "eager"
+        alone = kind.name == "native-ready" or not_begun
         assert outcome.end == ("cancelled" if alone else "finished")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
+
+from tests import loops
 
 T = TypeVar("T")
 
@@ -79,9 +81,40 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) = _refused
 
 
+class CoarseLoop(VirtualLoop):
+    """The same with the timers of uvloop: of whole milliseconds, and none for what is nearly due.
+
+    What is due within half a millisecond is called soon, too early, and its handle is no
+    `TimerHandle`. Whoever sets it again then would do so for ever if no time passed: it does.
+    """
+
+    def call_at(  # type: ignore[override]  # uvloop's is as wrong
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        milliseconds = round((when - self.time()) * 1000)
+        if milliseconds <= 0:
+            self._now = max(self._now, min(when, self._now + 0.0001))
+            return self.call_soon(callback, *args, context=context)
+        when = self.time() + milliseconds / 1000
+        return super().call_at(when, callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]  # uvloop's is as wrong
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+
+def new_loop(seed: int | None = None) -> VirtualLoop:
+    """A virtual loop that is like the one the tests run on."""
+    loop = CoarseLoop(seed) if loops.chosen() == "uvloop" else VirtualLoop(seed)
+    if loops.chosen() == "eager":
+        loops.be_eager(loop)
+    return loop
+
+
 def run(coro: Coroutine[Any, Any, T], seed: int | None = None) -> T:
-    """Run a coroutine on a `VirtualLoop` of its own, and check that it leaves no task behind."""
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed)) as runner:
+    """Run a coroutine on a virtual loop of its own, and check that it leaves no task behind."""
+    with asyncio.Runner(loop_factory=lambda: new_loop(seed)) as runner:
         result = runner.run(coro)
         left = asyncio.all_tasks(runner.get_loop())
         assert not left, f"tasks are left running: {left}"

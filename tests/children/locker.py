@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiolock
+from tests import loops
 from tests.procs import commands, say
 
 
@@ -69,4 +70,4 @@ async def main(url: str, prefix: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    loops.run(main(*sys.argv[1:]))
