@@ -169,4 +169,7 @@ async def _ping(server: RedisServer, requests: int) -> float:
     output, _ = await asyncio.wait_for(process.communicate(), 60)
     header, line = (row.replace('"', "").split(",") for row in output.decode().splitlines()[-2:])
     result = dict(zip(header, line, strict=True))
-    return min(1e6 / float(result["rps"]), 1e3 * float(result["p50_latency_ms"]))
+    took = (1e6 / float(result["rps"]), 1e3 * float(result["p50_latency_ms"]))
+    if not any(took):  # over before its clock, which counts milliseconds, has moved
+        return await _ping(server, 10 * requests)
+    return min(each for each in took if each)

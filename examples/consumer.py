@@ -19,7 +19,7 @@ import aiolock
 
 URL = os.environ.get("AIOLOCK_URL", "redis://localhost")
 WORK = float(os.environ.get("SIGNUP_SECONDS", "0.2"))
-LEASE = float(os.environ.get("LEASE_SECONDS", "10"))  # after which a consumer that died is noticed
+TTL = float(os.environ.get("TTL_SECONDS", "10"))  # after which a consumer that died is noticed
 DAY = 86400
 
 
@@ -30,7 +30,7 @@ def say(text: str) -> None:
 
 async def set_up(user: str, locks: aiolock.LockClient) -> None:
     """Set one user up, or wait for whoever does; where that one fails, it is our turn."""
-    async with locks.once(f"set up {user}", ttl=DAY, lease_ttl=LEASE) as lease:
+    async with locks.once(f"set up {user}", remember=DAY, ttl=TTL) as lease:
         if lease is None:
             return say(f"{user} is set up already")
         say(f"{user} is being set up")

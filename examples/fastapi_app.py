@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Protocol
 
@@ -78,7 +78,7 @@ class RedisStock:
 
 
 @asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     """One lock client for the whole process, opened before the first request."""
     async with AsyncExitStack() as stack:
         app.state.locks = await stack.enter_async_context(aiolock.connect(URL))
@@ -141,6 +141,9 @@ async def sell(item: str, shelf: Shelf, locks: Locks) -> dict[str, int]:
     return {"left": left - 1}
 
 
+# What else aiolock raises (WouldDeadlock, LimitMismatch, NotHeld) is a fault of the program: a 500.
+
+
 @app.exception_handler(aiolock.AcquireTimeout)
 @app.exception_handler(aiolock.QueueFull)
 async def busy(_: Request, error: Exception) -> JSONResponse:
@@ -149,7 +152,10 @@ async def busy(_: Request, error: Exception) -> JSONResponse:
 
 
 @app.exception_handler(aiolock.StoreError)
+@app.exception_handler(aiolock.ClientClosed)
 @app.exception_handler(aiolock.LeaseLost)
 async def unavailable(_: Request, error: Exception) -> JSONResponse:
-    """The lock store did not answer, or the lock was lost on the way: look before trying again."""
+    """The lock store did not answer, this process is being shut down, or the lock was lost on the
+    way: then look before trying again.
+    """
     return JSONResponse({"detail": str(error)}, 503, headers={"Retry-After": "5"})

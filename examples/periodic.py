@@ -32,7 +32,7 @@ async def main() -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stopping.set)
     async with aiolock.connect(URL) as client:
-        job = client.periodic("clean up", every=EVERY, ttl=10, at_most_for=60)
+        job = client.periodic("clean up", every=EVERY, ttl=10, max_hold=60)
         busy = asyncio.Lock()
 
         async def once() -> None:

@@ -29,15 +29,18 @@ WRITE = """
 """
 
 
-async def take_part(me: str, redis: Redis, election: aiolock.Election) -> None:
-    """Stand by, lead, and stand by again should that end; for ever."""
+async def take_part(
+    me: str, redis: Redis, election: aiolock.Election, stopping: asyncio.Event
+) -> None:
+    """Stand by, lead, and stand by again should that end, until we are told to stop."""
     write = redis.register_script(WRITE)
-    while True:
+    while not stopping.is_set():
         try:
             async with election.campaign(me) as term:  # its body is cancelled when that is lost
                 print(f"{me} leads", flush=True)
                 accepted = True
-                while accepted:  # what only one may do
+                # Not by cancellation alone: on Python 3.11 redis-py may swallow one.
+                while accepted and not stopping.is_set():  # what only one may do
                     accepted = await write(keys=["work"], args=[term.fence, me])
                     await asyncio.sleep(0.1)
         except aiolock.LockError as error:
@@ -63,7 +66,7 @@ async def main(me: str) -> None:
     async with Redis.from_url(URL, decode_responses=True) as redis, aiolock.connect(redis) as locks:
         election = locks.election("primary", ttl=TTL)
         following = asyncio.create_task(follow(me, election))
-        taking_part = asyncio.create_task(take_part(me, redis, election))
+        taking_part = asyncio.create_task(take_part(me, redis, election, stopping))
         await stopping.wait()
         following.cancel()
         taking_part.cancel()  # safe anywhere; a leader has resigned when the client is closed
