@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import tempfile
@@ -167,8 +168,21 @@ async def test_failover(
         assert fences == sorted(set(fences))
         async with clients[0].lock("new"):
             assert Peek(watched.replica, prefix, "lock:new").holders()
-    assert await caller.ping()
+    await works(caller)
     check_nothing_left(watched.replica, prefix)
+
+
+async def works(caller: redis.asyncio.Redis) -> None:
+    """See that the caller's own client goes on working.
+
+    On a busy machine the sentinel may think for a moment that the new master is down, too.
+    """
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(RedisError):
+                assert await caller.ping()
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_first_sentinel_hangs(watched: Watched, hung: int, prefix: str) -> None:
