@@ -152,15 +152,17 @@ class LockClient:
             room.state, self._closing, self._opening = State.CLOSED, None, None
         if room.state not in _AT_REST:
             room.keeper.check_here()
-            if self._closing is not None:
+            if _runs(self._closing):
                 await self.aclose()  # wait for its end
         if room.is_open:
             return
-        if self._opening is None:
-            room.begin()
-            self._opening = asyncio.create_task(room.open(), name="aiolock open")
-            self._opening.add_done_callback(self._opened)
+        # Asked whether it runs, and not forgotten at its end: an eager task may have ended before
+        # it is known here.
         opening = self._opening
+        if opening is None or opening.done():
+            room.begin()
+            opening = self._opening = asyncio.create_task(room.open(), name="aiolock open")
+            opening.add_done_callback(_seen)
         self._openers += 1
         try:
             await asyncio.shield(opening)
@@ -176,11 +178,6 @@ class LockClient:
             raise
         finally:
             self._openers -= 1
-
-    def _opened(self, opening: asyncio.Task[None]) -> None:
-        self._opening = None
-        if not opening.cancelled():
-            opening.exception()  # whoever waits for it raises it
 
     async def aclose(self) -> None:
         """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.
@@ -198,22 +195,21 @@ class LockClient:
             room.state = State.CLOSED  # nothing is open any more
             return
         room.keeper.check_here()
-        if self._closing is None:
-            closing = self._close(asyncio.current_task())
-            self._closing = asyncio.create_task(closing, name="aiolock close")
+        closing = self._closing
+        if closing is None or closing.done():
+            close = self._close(asyncio.current_task())
+            closing = self._closing = asyncio.create_task(close, name="aiolock close")
         with anyio.CancelScope(shield=True):
-            await asyncio.shield(self._closing)
+            await asyncio.shield(closing)
 
     async def _close(self, caller: asyncio.Task[Any] | None) -> None:
-        try:
-            if self._opening is not None:
-                self._opening.cancel()
-                await asyncio.wait([self._opening])
-                self._room.state = State.CLOSED  # where the opening had not even begun
-            if self._room.state is State.OPEN:
-                await self._room.aclose(caller)
-        finally:
-            self._closing = None
+        opening = self._opening
+        if opening is not None and not opening.done():
+            opening.cancel()
+            await asyncio.wait([opening])
+            self._room.state = State.CLOSED  # where the opening had not even begun
+        if self._room.state is State.OPEN:
+            await self._room.aclose(caller)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -573,6 +569,15 @@ class LockClient:
             return call
 
         return decorate
+
+
+def _runs(task: asyncio.Task[None] | None) -> bool:
+    return task is not None and not task.done()
+
+
+def _seen(opening: asyncio.Task[None]) -> None:
+    if not opening.cancelled():
+        opening.exception()  # whoever waits for it raises it
 
 
 def _check_asyncio() -> None:

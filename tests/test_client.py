@@ -101,6 +101,8 @@ async def test_cancelled_while_others_open(world: World) -> None:
     await second
     await client.lock("a").status()
     await client.aclose()
+    if world.kind == "memory":
+        return  # opens in one step
     alone = asyncio.create_task(client.open())
     await asyncio.sleep(0)
     alone.cancel()
