@@ -118,13 +118,15 @@ class LockClient:
         self._ttl = checked_ttl(ttl)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
+        self._wanted = False
+        """Whether anybody was told that it is open."""
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<LockClient {self.id} of {self._room.store!r}>"
 
     def __del__(self) -> None:
-        if self._room.state is State.OPEN:
+        if self._room.is_open and self._room.keeper.is_here:  # in a fork it is the parent's
             warnings.warn(
                 f"unclosed {self!r}: what it holds is in the way of others until its leases end."
                 " Use `async with`, or await its aclose()",
@@ -155,29 +157,36 @@ class LockClient:
             if _runs(self._closing):
                 await self.aclose()  # wait for its end
         if room.is_open:
+            self._wanted = True
             return
         # Asked whether it runs, and not forgotten at its end: an eager task may have ended before
         # it is known here.
         opening = self._opening
         if opening is None or opening.done():
             room.begin()
+            self._wanted = False
             opening = self._opening = asyncio.create_task(room.open(), name="aiolock open")
             opening.add_done_callback(_seen)
         self._openers += 1
         try:
             await asyncio.shield(opening)
+            self._wanted = True
         except asyncio.CancelledError:
             if opening.cancelled():
                 raise ClientClosed("this client was closed while it was being opened") from None
-            if self._openers == 1 and not opening.done():
-                opening.cancel()
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait([opening])
-            elif self._openers == 1 and room.state is State.OPEN:
-                await self.aclose()
+            if self._openers == 1 and not self._wanted:
+                await self._open_for_nobody(opening)
             raise
         finally:
             self._openers -= 1
+
+    async def _open_for_nobody(self, opening: asyncio.Task[None]) -> None:
+        """The last who waited for it waits no more: end it, or close what it has just opened."""
+        opening.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([opening])
+        if self._room.is_open:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.

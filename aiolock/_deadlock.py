@@ -69,8 +69,10 @@ def check(
             for other in _blocked(waiters.get(key, {}).values(), hold):
                 if other in found or other is task:
                     continue
+                if other not in owned:
+                    continue  # nobody waits for it
                 found[other] = (holder, key)
-                theirs = owned.get(other, {}).get(wanted.key)
+                theirs = owned[other].get(wanted.key)
                 if theirs is not None and _excludes(theirs, wanted):
                     raise wanted.about(WouldDeadlock(_cycle(task, other, wanted, found)))
                 look_at.append(other)

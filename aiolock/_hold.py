@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -76,8 +75,6 @@ class Hold:
     """How many leases speak for it that have not ended."""
     where = ""
     """The line that acquired it, where that was looked up."""
-    watch: Callable[[asyncio.Task[Any]], object] | None = None
-    """Called when its owner has ended."""
     alarm: asyncio.TimerHandle | None = None
     began = 0.0
     """Where it is not renewed: from when on its lease is reckoned, not later than the grant."""

@@ -77,11 +77,17 @@ class Keeper:
         self._slots: dict[int, dict[Hold, None]] = {}
         self._order: list[int] = []
         self._heaped: set[int] = set()
+        self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
         self._jitter = 1.0
         self._left: asyncio.Event | None = None
         self.overdue = Overdue(self.time)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process it was opened in, and no fork of it."""
+        return self._forks == _forks
 
     def check_here(self) -> None:
         """`ClientClosed` unless this is the process and the event loop it was opened in.
@@ -89,14 +95,13 @@ class Keeper:
         After a fork the connections are the parent's: a word from us would end up in the middle
         of its own.
         """
-        if self._forks != _forks:
+        if not self.is_here:
             raise ClientClosed(
                 f"this client was opened in another process, of which this one ({os.getpid()}) is"
                 " a fork: open one in each process, after the fork"
             )
-        if (
-            asyncio._get_running_loop() is not self._loop
-        ):  # where none runs: not an error of its own
+        # This one raises nothing where none runs, as when a generator is closed after its loop.
+        if asyncio._get_running_loop() is not self._loop:
             raise ClientClosed(
                 "this client was opened in another event loop: open one in each event loop"
             )
@@ -143,13 +148,26 @@ class Keeper:
         task = hold.owner[0]
         if task is None:
             self._disown(hold)
-        elif hold.watch is None:
-            hold.watch = partial(self._owner_ended, hold)
-            task.add_done_callback(hold.watch)
+            return
+        watched = self._watched.get(task)
+        if watched is None:
+            task.add_done_callback(self._owner_ended)  # one for all that it holds
+            watched = self._watched[task] = {}
+        watched[hold] = None
 
-    def _owner_ended(self, hold: Hold, _: asyncio.Task[Any]) -> None:
-        hold.watch = None
-        self._disown(hold)
+    def _unwatch(self, hold: Hold) -> None:
+        task = hold.owner[0]
+        watched = self._watched.get(task) if task is not None else None
+        if task is None or watched is None:
+            return
+        watched.pop(hold, None)
+        if not watched:
+            del self._watched[task]
+            task.remove_done_callback(self._owner_ended)
+
+    def _owner_ended(self, task: asyncio.Task[Any]) -> None:
+        for hold in self._watched.pop(task, {}):
+            self._disown(hold)
 
     def _disown(self, hold: Hold) -> None:
         task, key = hold.owner
@@ -165,6 +183,8 @@ class Keeper:
 
         Called by the garbage collector, in whatever thread.
         """
+        if not self.is_here:
+            return  # it is the parent's
         where = f", acquired at {hold.where}" if hold.where else ""
         more = "" if where else " (python -X dev says where it was acquired)"
         warnings.warn(
@@ -174,7 +194,7 @@ class Keeper:
             stacklevel=3,
             source=self,
         )
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to be done
             self._loop.call_soon_threadsafe(self.abandon, hold)
 
     def abandon(self, hold: Hold) -> None:
@@ -294,9 +314,7 @@ class Keeper:
             del owned[key]
             if not owned:
                 del self.owned[task]
-        if hold.watch is not None and task is not None:
-            task.remove_done_callback(hold.watch)
-            hold.watch = None
+        self._unwatch(hold)
         self._unschedule(hold)
 
     def _unschedule(self, hold: Hold) -> None:

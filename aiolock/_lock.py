@@ -84,9 +84,12 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
     async def _await(self) -> Lease | None:
         lease = await self._acquire(raises=self._raises)
         if lease is not None:
-            hold = lease._hold
-            hold.where = hold.where or self._where
-            lease._keeper.watch(hold)
+            try:
+                lease._hold.where = lease._hold.where or self._where
+                lease._keeper.watch(lease._hold)
+            except BaseException:
+                give_back(lease)
+                raise
         return lease
 
     def _begin(
@@ -104,7 +107,11 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
     async def __aenter__(self) -> Lease:
         lease = await self._begin(self._acquire(raises=True))
         assert lease is not None
-        self._scope = Scope(lease, lease._keeper.current_task())
+        try:
+            self._scope = Scope(lease, lease._keeper.current_task())
+        except BaseException:
+            give_back(lease)
+            raise
         return lease
 
     def __aexit__(
@@ -114,7 +121,7 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
         traceback: TracebackType | None,
     ) -> CoroutineType[Any, Any, None]:
         assert self._scope is not None
-        return self._scope.close(error)  # type: ignore[return-value]  # to mypy
+        return self._scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
 
     # A coroutine too, because create_task() takes nothing less.
 
@@ -310,7 +317,7 @@ class Lock:
         return fence is None or broken > 0
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
-        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
 
     async def _enter(self, frame: FrameType) -> Lease:
         """Enter it for an ``async with`` that stands in ``frame``."""
@@ -348,7 +355,7 @@ class Lock:
         """Leave the innermost body that ``frame`` has entered."""
         room = self._room
         scope: Scope = room.entered.take(self, frame, room.keeper.current_task())
-        return scope.close(error)  # type: ignore[return-value]  # to mypy
+        return scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
 
 
 def caller(frame: FrameType) -> str:

@@ -150,7 +150,7 @@ class MultiLock:
         return None
 
     def __aenter__(self) -> CoroutineType[Any, Any, MultiLease]:
-        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
 
     async def _enter(self, frame: FrameType) -> MultiLease:
         left = _Countdown(self._timeout)
@@ -160,8 +160,12 @@ class MultiLock:
                 for lock in self._locks
             ]
             lease = MultiLease(leases)
-            task = self._room.keeper.current_task()
-            self._room.entered.add(self, frame, task, stack.pop_all())
+            entered = stack.pop_all()
+        try:
+            self._room.entered.add(self, frame, self._room.keeper.current_task(), entered)
+        except BaseException:
+            await entered.aclose()
+            raise
         return lease
 
     async def __aexit__(

@@ -73,7 +73,7 @@ class Once:
         return await self._lock.break_(fence)
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease | None]:
-        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
 
     async def _enter(self, frame: FrameType) -> Lease | None:
         acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)

@@ -70,7 +70,7 @@ class Periodic:
         return await self._lock.break_(fence)
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
-        return self._lock._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+        return self._lock._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no such type
 
     def __aexit__(
         self,

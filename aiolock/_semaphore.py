@@ -118,7 +118,7 @@ class Semaphore:
         return await self._one.status()
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
-        return self._one._enter(sys._getframe(1))  # type: ignore[return-value]  # to mypy
+        return self._one._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no such type
 
     def __aexit__(
         self,

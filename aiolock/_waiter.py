@@ -44,12 +44,12 @@ class Waiter:
     """Somebody asks for the grant of this fence, of which we have not heard yet."""
     interrupted: Exception | None = None
     """Why not to wait any longer; kept, for it may come while the task waits for nothing."""
-    questions = 0
-    """How many questions were asked."""
+    known = False
+    """The store has answered once that it has something of it."""
     failing_since: float | None = None
     """When the first of the questions failed that have failed since one was answered."""
-    asks_at = 0.0
-    """When it asks again after a question that failed."""
+    retrying = False
+    """It asks again in a moment, after a question that failed."""
     holder: Party | None = None
     """Who held it when the store said that it is not free."""
     task: asyncio.Task[Any] | None = None

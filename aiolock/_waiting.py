@@ -226,10 +226,12 @@ class WaitingRoom:
         holders: tuple[Party, ...] = () if waiter.holder is None else (waiter.holder,)
         if wait and not policy.passes:
             asked = self.store.status(policy.key, waiters=False)
-            await asyncio.wait([asked], timeout=_WHO_HOLDS)
-            if not asked.done():
-                asked.cancel()
-            elif _heard(asked):
+            asked.add_done_callback(_heard)
+            try:
+                await asyncio.wait([asked], timeout=_WHO_HOLDS)
+            finally:
+                asked.cancel()  # unless it is answered
+            if _heard(asked):
                 holders = asked.result().holders
         text = _NOT_IN_TIME.get(policy.kind, "did not become free") if wait else "is not free"
         in_time = f" in {timeout:g} s" if wait else ""
@@ -305,6 +307,7 @@ class WaitingRoom:
     ) -> Turn | None:
         """What comes of an answer that leaves nothing to wait for."""
         if isinstance(answer, Granted):
+            waiter.known = True
             if answer.displaced:
                 self._was_displaced(waiter)
             return (answer.fence, answer.lease, sent + lasts(answer.lease))
@@ -355,7 +358,6 @@ class WaitingRoom:
 
     def _ask(self, waiter: Waiter, *, wait: bool) -> asyncio.Future[Answer]:
         policy = waiter.policy
-        waiter.questions += 1
         waiter.asked = asked = self.store.acquire(
             policy.key,
             waiter.id,
@@ -377,7 +379,7 @@ class WaitingRoom:
             return waiter.pushed
         if waiter.interrupted is not None:
             raise waiter.interrupted
-        # Of those that are waited for, somebody is of this process, or nobody is to be looked for.
+        # Only where something is held in this process can it be what is waited for.
         warning = self._look_for_deadlock(waiter) if waiter.task and self.keeper.owned else None
         waiter.turn = self._loop.create_future()
         if waiter.outdated:
@@ -391,7 +393,7 @@ class WaitingRoom:
     def _look_for_deadlock(self, waiter: Waiter) -> asyncio.TimerHandle | None:
         """`WouldDeadlock` where it is certain; a warning that is due later where it may be one."""
         assert waiter.task is not None
-        if waiter.task in self.keeper.owned:
+        if len(self.keeper.owned) > 1 and waiter.task in self.keeper.owned:  # and another task
             _deadlock.check(waiter, waiter.task, self.keeper.owned, self._waiters)
         parent = _deadlock.parent()
         if parent is None or waiter.policy.key not in self.keeper.owned.get(parent, {}):
@@ -400,7 +402,7 @@ class WaitingRoom:
         return self._loop.call_later(_deadlock.SUSPICIOUS, warn)
 
     def _placed(self, waiter: Waiter, sent: float, answer: Queued) -> None:
-        waiter.answered = True
+        waiter.answered = waiter.known = True
         waiter.failing_since = None
         waiter.ticket = answer.ticket
         waiter.sent, waiter.store_time = sent, answer.now
@@ -449,10 +451,14 @@ class WaitingRoom:
         failing = now - waiter.failing_since
         if failing >= waiter.ttl / 1000:
             turn.set_exception(error)
-        elif waiter.asks_at <= now:  # or it is to ask again already
+        elif not waiter.retrying:
+            waiter.retrying = True
             pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing))
-            waiter.asks_at = now + pause
-            self._loop.call_later(pause, self._ask_again, waiter)
+            self._loop.call_later(pause, self._retry, waiter)
+
+    def _retry(self, waiter: Waiter) -> None:
+        waiter.retrying = False
+        self._ask_again(waiter)
 
     def _was_displaced(self, found: Waiter) -> None:
         """This waiter's place was gone; whatever took it may have taken those of the others.
@@ -498,7 +504,7 @@ class WaitingRoom:
         waiter.given_up = True
         asked = waiter.asked
         if asked is not None:
-            if waiter.questions == 1 and _was_refused(asked):
+            if not waiter.known and _was_refused(asked):
                 return  # the store knows nothing of it
             asked.cancel()  # or it might be sent again after the release
         _ = self._release(waiter, 0)
@@ -584,14 +590,19 @@ class WaitingRoom:
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
         """Give up what waits, give back what is held, wait for both, disconnect."""
         self.state = State.CLOSING
-        for waiters in list(self._waiters.values()):
-            for waiter in list(waiters.values()):
-                waiter.interrupt(ClientClosed("this client was closed while it waited for a lock"))
-                self._give_up(waiter)
-        self.unreleased.aclose()
-        await self.keeper.aclose(caller)
-        await self.store.aclose()
-        self.state = State.CLOSED
+        try:
+            for waiters in list(self._waiters.values()):
+                for waiter in list(waiters.values()):
+                    closed = "this client was closed while it waited for a lock"
+                    waiter.interrupt(ClientClosed(closed))
+                    self._give_up(waiter)
+            self.unreleased.aclose()
+            await self.keeper.aclose(caller)
+        finally:
+            try:
+                await self.store.aclose()
+            finally:
+                self.state = State.CLOSED
 
 
 _NOT_IN_TIME: Final = {"barrier": "was not complete", "latch": "did not open"}

@@ -39,14 +39,6 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {loops.chosen(): loops.new_loop}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what does not hold on that loop, and say why."""
-    for item in items:
-        test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
-        if reason := loops.elsewhere(test):
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One server for all tests (of this xdist worker), which no test may break."""

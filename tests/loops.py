@@ -18,12 +18,6 @@ LOOPS: Final = ("asyncio", "uvloop", "eager")
 
 _VARIABLE: Final = "AIOLOCK_TEST_LOOP"
 
-_ELSEWHERE: Final[dict[str, dict[str, str]]] = {
-    "uvloop": {},
-    "eager": {},
-}
-"""The tests that do not hold on a loop, ``file::function``, and why not."""
-
 
 def chosen() -> str:
     """The loop that was asked for."""
@@ -63,8 +57,3 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """What `asyncio.run` does, on the loop that was asked for."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
-
-
-def elsewhere(test: str) -> str | None:
-    """Why a test, ``file::function``, does not hold on this loop; None: it does."""
-    return _ELSEWHERE.get(chosen(), {}).get(test)

@@ -114,6 +114,19 @@ async def test_cancelled_while_others_open(world: World) -> None:
         await client.lock("a").status()
 
 
+async def test_cancelled_when_it_was_opened(world: World) -> None:
+    """Whoever is cancelled just when it is open does not close it for the others."""
+    client = world.client()
+    first, second = (asyncio.create_task(client.open()) for _ in range(2))
+    await asyncio.sleep(0)
+    assert client._opening is not None
+    client._opening.add_done_callback(lambda _: second.cancel())  # when both are to hear of it
+    await first
+    await asyncio.wait([second])
+    await client.lock("a").status()
+    await client.aclose()
+
+
 async def test_closed_while_it_opens(world: World) -> None:
     """To close what is being opened ends the opening: nothing is open after it."""
     client = world.client()

@@ -35,16 +35,25 @@ STEPS: list[tuple[type, str]] = [
     (Keeper, "keep"),
     (Keeper, "_plan"),
     (Keeper, "_schedule"),
+    (Keeper, "watch"),
     (Lease, "__init__"),
     (Scope, "__init__"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "step"), STEPS, ids=[f"{k.__name__}.{s}" for k, s in STEPS])
+# Who enters is not watched.
+WAYS = [
+    pytest.param(kind, step, how, id=f"{kind.__name__}.{step}-{how}")
+    for kind, step in STEPS
+    for how in ("with", "acquire with", "await")
+    if step != "watch" or how == "await"
+]
+
+
+@pytest.mark.parametrize(("kind", "step", "how"), WAYS)
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize("entered", [False, True])
 @virtual
-async def test_a_step_that_raises(kind: type, step: str, waits: bool, entered: bool) -> None:
+async def test_a_step_that_raises(kind: type, step: str, how: str, waits: bool) -> None:
     """Whichever step after the grant raises: the grant is given back, and the next one gets it."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -53,13 +62,13 @@ async def test_a_step_that_raises(kind: type, step: str, waits: bool, entered: b
         others = [asking(lock._one) for _ in range(2)] if waits else []
 
         async def enter() -> None:
-            async with lock:
+            async with lock if how == "with" else lock.acquire():
                 pass
 
         async def take() -> None:
             await (await lock.acquire()).release()
 
-        victim = asyncio.create_task(enter() if entered else take())
+        victim = asyncio.create_task(take() if how == "await" else enter())
         if waits:
             await queued(lock, 3)
             await settled()

@@ -85,6 +85,20 @@ async def test_task_is_not_kept_alive(client: aiolock.LockClient) -> None:
     assert await lease.release()
 
 
+async def test_a_task_that_holds_many(client: aiolock.LockClient) -> None:
+    """However many leases a task holds, its end is looked out for once, and no more at last."""
+    task = asyncio.current_task()
+    assert task is not None
+    leases = [await client.lock(f"{number}").acquire() for number in range(100)]
+    assert list(client._room.keeper._watched) == [task]
+    assert task.remove_done_callback(client._room.keeper._owner_ended) == 1
+    task.add_done_callback(client._room.keeper._owner_ended)
+    for lease in leases:
+        await lease.release()
+    assert not client._room.keeper._watched
+    assert task.remove_done_callback(client._room.keeper._owner_ended) == 0
+
+
 def test_where_it_was_acquired() -> None:
     """Under -X dev the warning says in which line."""
     program = """

@@ -529,3 +529,24 @@ def test_busy_after_a_break_is_given_up() -> None:
             assert s.store.verbs == ["acquire"] + ["release"] * breaks
 
     run(play())
+
+
+def test_a_late_grant_whose_release_is_refused_is_released_again() -> None:
+    """That the release was refused does not mean that the store has nothing of the waiter."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        await asyncio.sleep(6.0)
+        s.answer(0, Granted(fence=7, lease=5_000, now=START))
+        await settle()
+        refused = aiolock.StoreError("refused")
+        refused.refused = True
+        s.store.sent[1].future.set_exception(refused)
+        await settle()
+        with pytest.raises(aiolock.StoreError, match="refused"):
+            await task
+        releases = [sent.arguments for sent in s.store.sent if sent.verb == "release"]
+        assert releases == [(s.waiter, 7), (s.waiter, 0)]
+
+    run(play())

@@ -248,7 +248,9 @@ class Pipe:
         self._see_whether_drained()
 
     def _see_whether_drained(self) -> None:
-        if self._drained is not None and not self._drained.done() and not self._pending:
+        if self._drained is None or self._sent or self._queued:
+            return
+        if not self._drained.done():
             self._drained.set_result(None)
 
     @property
