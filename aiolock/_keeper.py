@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import math
 import os
 import random
@@ -16,16 +15,12 @@ from typing import Any, Final
 
 from aiolock._hold import ALIVE, Hold, LeaseState, Owner, lasts
 from aiolock._overdue import Overdue
+from aiolock._wheel import Wheel
 from aiolock.errors import ClientClosed
 from aiolock.store import Renewal, Store
 
-_SLOTS: Final = 20
-"""Renewals due in one slot (a twentieth of a second) go out together."""
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
-_FINE: Final = 64
-"""A slot is chosen as exactly as this part of the time until then. So there are few slots, however
-long the leases are, and a renewal is early by that part at most."""
 _AWAKE: Final = 1.0
 """Seconds after which, while anything is held, to see whether the machine was suspended."""
 
@@ -67,19 +62,14 @@ class Keeper:
         self._store = store
         self._loop = loop = asyncio.get_running_loop()
         self.time = _clock(loop)
-        self._may_sleep = self.time != loop.time
         # Not asked which loop that is: it would ask which process, a system call each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
         self.holds: dict[str, Hold] = {}
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
-        # Slots of holds by when they are due: entering and leaving cost the same for 10,000.
-        self._slots: dict[int, dict[Hold, None]] = {}
-        self._order: list[int] = []
-        self._heaped: set[int] = set()
         self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_slot = 0
+        longest = math.inf if self.time == loop.time else _AWAKE
+        self._wheel = Wheel(self.time, self._due, longest=longest)
         self._jitter = 1.0
         self._left: asyncio.Event | None = None
         self.overdue = Overdue(self.time)
@@ -124,7 +114,7 @@ class Keeper:
             self.owned.setdefault(task, {})[key] = hold
             now = self.time()
             if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
-                self._schedule(hold, now, now)  # noticed so late that it is renewed at once
+                self._wheel.schedule(hold, now, now)  # noticed so late that it is renewed at once
             else:
                 self._plan(hold, lease, now)
         except BaseException:
@@ -139,7 +129,7 @@ class Keeper:
         when = hold.deadline
         if hold.policy.renew or hold.unconfirmed:
             when = now + min(lease / 3000 * self._jitter, (when - now) / 3)
-        self._schedule(hold, when, now)
+        self._wheel.schedule(hold, when, now)
 
     # What nobody can reach any more
 
@@ -295,8 +285,7 @@ class Keeper:
                 while any(hold.bodies for hold in bodies):
                     self._left.clear()
                     await self._left.wait()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._wheel.aclose()
         self.overdue.aclose()
 
     def left(self) -> None:
@@ -304,7 +293,7 @@ class Keeper:
         if self._left is not None:
             self._left.set()
 
-    # The wheel
+    # Renewing
 
     def _forget(self, hold: Hold) -> None:
         self.holds.pop(hold.waiter, None)
@@ -315,80 +304,17 @@ class Keeper:
             if not owned:
                 del self.owned[task]
         self._unwatch(hold)
-        self._unschedule(hold)
+        self._wheel.forget(hold)
 
-    def _unschedule(self, hold: Hold) -> None:
-        if hold.alarm is not None:
-            hold.alarm.cancel()
-            hold.alarm = None
-        due = self._slots.get(hold.slot)
-        if due is not None:
-            due.pop(hold, None)
-            if not due:
-                del self._slots[hold.slot]  # its number stays in the heap until its time has come
-
-    def _schedule(self, hold: Hold, when: float, now: float) -> None:
-        if hold.slot != -1 or hold.alarm is not None:
-            self._unschedule(hold)
-        slot, current = int(when * _SLOTS), int(now * _SLOTS)
-        if slot <= current:
-            # That slot has begun, and with it would be much too soon: an alarm of its own.
-            hold.slot = -1
-            hold.alarm = self._loop.call_later(max(0.0, when - now), self._alarm, hold)
-            return
-        ahead = slot - current
-        if ahead > _FINE:
-            slot -= slot % (1 << (ahead // _FINE).bit_length() - 1)
-        hold.slot = slot
-        due = self._slots.get(slot)
-        if due is None:
-            due = self._slots[slot] = {}
-            if slot not in self._heaped:
-                self._heaped.add(slot)
-                heapq.heappush(self._order, slot)
-            if self._timer is None or slot < self._timer_slot:
-                self._arm(slot, now)
-        due[hold] = None
-
-    def _arm(self, slot: int, now: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_slot = slot
-        ahead = max(0.0, slot / _SLOTS - now)
-        self._timer = self._loop.call_later(
-            min(_AWAKE, ahead) if self._may_sleep else ahead, self._turn
-        )
-
-    def _turn(self) -> None:
-        """Look after every hold that is due."""
-        self._timer = None
+    def _due(self, holds: Sequence[Hold], now: float) -> None:
+        """Look after those that are due."""
         # Or a thousand processes that started together would renew together for ever.
         self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
-        now = self.time()
         renewals: list[tuple[Hold, Renewal]] = []
-        try:
-            while self._order and self._order[0] / _SLOTS <= now:
-                slot = heapq.heappop(self._order)
-                self._heaped.discard(slot)
-                for hold in tuple(self._slots.pop(slot, ())):
-                    hold.slot = -1
-                    self._look_after(hold, now, renewals)
-            for start in range(0, len(renewals), _BATCH):
-                _ = self._renew(renewals[start : start + _BATCH], now)
-        finally:
-            # What was put off during the turn may have set the alarm later than others need it.
-            while self._order and self._order[0] not in self._slots:
-                self._heaped.discard(heapq.heappop(self._order))
-            if self._order:
-                self._arm(self._order[0], now)
-
-    def _alarm(self, hold: Hold) -> None:
-        hold.alarm = None
-        renewals: list[tuple[Hold, Renewal]] = []
-        now = self.time()
-        self._look_after(hold, now, renewals)
-        if renewals:
-            _ = self._renew(renewals, now)
+        for hold in holds:
+            self._look_after(hold, now, renewals)
+        for start in range(0, len(renewals), _BATCH):
+            _ = self._renew(renewals[start : start + _BATCH], now)
 
     def _look_after(self, hold: Hold, now: float, renewals: list[tuple[Hold, Renewal]]) -> None:
         if now >= hold.deadline:
@@ -403,9 +329,9 @@ class Keeper:
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.asking = True
                 renewals.append((hold, Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)))
-                self._schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
+                self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
-        self._schedule(hold, hold.deadline, now)
+        self._wheel.schedule(hold, hold.deadline, now)
 
     def _renew(self, batch: list[tuple[Hold, Renewal]], sent: float) -> asyncio.Future[list[bool]]:
         answer = self._store.renew([renewal for _, renewal in batch])
@@ -430,7 +356,7 @@ class Keeper:
             elif unknown:
                 hold.state = LeaseState.AT_RISK
                 again = max(0.02, min(1.0, (hold.deadline - now) / 5))
-                self._schedule(hold, min(hold.deadline, now + again), now)
+                self._wheel.schedule(hold, min(hold.deadline, now + again), now)
             else:
                 hold.state = LeaseState.HELD
                 if renewal.ttl:

@@ -290,7 +290,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "the alarm is for the first that is due",
-        "_keeper.py",
+        "_wheel.py",
         "            if self._order:\n                self._arm(self._order[0], now)\n",
         "            if self._order and self._timer is None:\n"
         "                self._arm(self._order[0], now)\n",

@@ -17,6 +17,7 @@ from aiolock._hold import Hold
 from aiolock._keeper import Keeper
 from aiolock._lease import Lease, Scope
 from aiolock._waiting import WaitingRoom
+from aiolock._wheel import Wheel
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.worlds import asking, queued, settled, virtual
@@ -34,7 +35,7 @@ STEPS: list[tuple[type, str]] = [
     (Hold, "__init__"),
     (Keeper, "keep"),
     (Keeper, "_plan"),
-    (Keeper, "_schedule"),
+    (Wheel, "schedule"),
     (Keeper, "watch"),
     (Lease, "__init__"),
     (Scope, "__init__"),

@@ -149,13 +149,13 @@ def test_slots_are_few_however_long_the_leases() -> None:
                 for _ in range(2000):
                     async with client.lock("a", ttl=ttl):
                         await asyncio.sleep(0.05)
-                assert not keeper._slots
-                assert len(keeper._order) == len(keeper._heaped) <= 200
+                assert not keeper._wheel._slots
+                assert len(keeper._wheel._order) == len(keeper._wheel._ordered) <= 200
             async with contextlib.AsyncExitStack() as stack:
                 for number in range(2000):
                     await stack.enter_async_context(client.lock(f"{number}", ttl=86400))
                     await asyncio.sleep(1)
-                assert len(keeper._slots) <= 200
+                assert len(keeper._wheel._slots) <= 200
                 await asyncio.sleep(86400)
                 assert len(keeper.holds) == 2000, "and each of them is renewed in time"
 

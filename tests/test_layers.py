@@ -25,6 +25,7 @@ CORE = [
     "aiolock._deadlock",
     "aiolock._unreleased",
     "aiolock._overdue",
+    "aiolock._wheel",
     "aiolock._keeper",
     "aiolock._waiting",
     "aiolock._lease",

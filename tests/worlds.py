@@ -95,8 +95,7 @@ def abandon(client: aiolock.LockClient) -> None:
         hold.state = aiolock.LeaseState.RELEASED
     room.keeper.holds.clear()
     room.keeper.owned.clear()
-    if room.keeper._timer is not None:
-        room.keeper._timer.cancel()
+    room.keeper._wheel.aclose()
 
 
 def asking(lock: aiolock.Lock, timeout: float | None = None) -> asyncio.Task[aiolock.Lease]:
