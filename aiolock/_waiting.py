@@ -13,12 +13,12 @@ import itertools
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 from aiolock import _deadlock
+from aiolock import _refusals as refusals
 from aiolock._backstop import Line
 from aiolock._entered import Entered
 from aiolock._hold import Hold, Owner, lasts
@@ -29,10 +29,7 @@ from aiolock._waiter import Turn, Waiter
 from aiolock.errors import (
     AcquireTimeout,
     ClientClosed,
-    LimitMismatch,
-    QueueFull,
     StoreError,
-    WouldDeadlock,
 )
 from aiolock.store import (
     CLAIM,
@@ -169,7 +166,8 @@ class WaitingRoom:
         except _TimedOut:
             self._give_up(waiter)
             if not waiter.answered:
-                raise _unanswered(policy, timeout) from None
+                assert timeout is not None
+                raise refusals.unanswered(policy, timeout) from None
         except BaseException:
             self._give_up(waiter)
             raise
@@ -180,7 +178,7 @@ class WaitingRoom:
                 self._leave(waiter)
         if not raises:
             return None
-        raise await self._not_acquired(waiter, timeout, wait=wait)
+        raise await self._not_acquired(waiter, timeout if wait else None)
 
     def _new_waiter(self, policy: Policy, owner: Owner, timeout: float | None) -> Waiter:
         ttl = to_ms(policy.ttl if policy.max_hold is None else min(policy.ttl, policy.max_hold))
@@ -215,16 +213,16 @@ class WaitingRoom:
         self.keeper.keep(hold, lease)
         return hold
 
-    async def _not_acquired(
-        self, waiter: Waiter, timeout: float | None, *, wait: bool
-    ) -> AcquireTimeout:
-        """The error that says for how long it was waited for, and who holds it.
+    async def _not_acquired(self, waiter: Waiter, timeout: float | None) -> AcquireTimeout:
+        """The error that says for how long it was waited for (None: it was only tried), and who
+        holds it.
 
         The store is asked for that together with the release, so it is no further round trip.
         """
-        policy = waiter.policy
-        holders: tuple[Party, ...] = () if waiter.holder is None else (waiter.holder,)
-        if wait and not policy.passes:
+        policy, holders = waiter.policy, tuple[Party, ...]()
+        if timeout is None:
+            return refusals.not_free(policy, (waiter.holder,) if waiter.holder else ())
+        if not policy.passes:
             asked = self.store.status(policy.key, waiters=False)
             asked.add_done_callback(_heard)
             try:
@@ -233,12 +231,7 @@ class WaitingRoom:
                 asked.cancel()  # unless it is answered
             if _heard(asked):
                 holders = asked.result().holders
-        text = _NOT_IN_TIME.get(policy.kind, "did not become free") if wait else "is not free"
-        in_time = f" in {timeout:g} s" if wait else ""
-        error = AcquireTimeout(f"{policy.called} {text}{in_time}{_held_by(holders)}")
-        error.waited = self._time() - waiter.began if wait else 0.0
-        error.holders = holders
-        return policy.about(error)
+        return refusals.not_in_time(policy, timeout, self._time() - waiter.began, holders)
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
         """What the owner holds already, where it may have it once more."""
@@ -246,21 +239,9 @@ class WaitingRoom:
         if held is None:
             return None
         if (held.shared or held.policy.shared) and not policy.shared:
-            raise policy.about(
-                WouldDeadlock(
-                    f"this task reads {policy.name!r} and would wait for itself to write. A read"
-                    " lock is not upgraded, for of two readers that both want to write neither"
-                    " could go on: release it and acquire the write lock, or begin with that one"
-                    " and downgrade() it"
-                )
-            )
+            raise refusals.reads_already(policy)
         if not policy.reentrant:
-            raise policy.about(
-                WouldDeadlock(
-                    f"this task holds {policy.called} already and would wait for itself:"
-                    " pass the lease on, or make the lock reentrant=True"
-                )
-            )
+            raise refusals.holds_already(policy)
         return held
 
     def _waiter_stem(self, ttl: int, form: WaiterId) -> str:
@@ -292,12 +273,7 @@ class WaitingRoom:
                 if confirmed is not None:
                     return confirmed
             await self._give_back(waiter, turn[0])
-        raise policy.about(
-            StoreError(
-                f"{policy.called} was granted {_TOO_LATE} times and each time its lease had ended"
-                f" before we knew: ttl={policy.ttl:g} s is too short for this store"
-            )
-        )
+        raise refusals.too_slow(policy, _TOO_LATE)
 
     def _not_queued(
         self,
@@ -312,14 +288,14 @@ class WaitingRoom:
                 self._was_displaced(waiter)
             return (answer.fence, answer.lease, sent + lasts(answer.lease))
         if isinstance(answer, Differs):
-            raise _mismatch(waiter.policy, answer)
+            raise refusals.mismatch(waiter.policy, answer)
         if waiter.loose:
             self._give_up(waiter)  # the question may come once more, and then take what is free
         waiter.given_up = True  # else there is nothing to give up
         if isinstance(answer, Busy):
             waiter.holder = answer.holder
             return None
-        raise AlreadyDone if isinstance(answer, Done) else _full(waiter.policy, answer)
+        raise AlreadyDone if isinstance(answer, Done) else refusals.full(waiter.policy, answer)
 
     async def _confirmed(self, waiter: Waiter, turn: Turn) -> Turn | None:
         """The same grant, for the whole ttl; None where that cannot be had in time.
@@ -438,7 +414,7 @@ class WaitingRoom:
             waiter.given_up = True
             turn.set_exception(AlreadyDone())
         elif isinstance(answer, Differs):
-            turn.set_exception(_mismatch(waiter.policy, answer))
+            turn.set_exception(refusals.mismatch(waiter.policy, answer))
 
     def _ask_later(self, waiter: Waiter, turn: asyncio.Future[Turn], error: Exception) -> None:
         """It stands in the queue, so an answer that did not come, or a refusal, is no news yet.
@@ -603,52 +579,6 @@ class WaitingRoom:
                 await self.store.aclose()
             finally:
                 self.state = State.CLOSED
-
-
-_NOT_IN_TIME: Final = {"barrier": "was not complete", "latch": "did not open"}
-"""What there is to say of those that are not held, by their kind."""
-
-
-def _held_by(holders: tuple[Party, ...]) -> str:
-    if not holders:
-        return ""
-    first = holders[0]
-    where = f"process {first.pid} of {first.host}" if first.pid else f"client {first.client}"
-    others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
-    dead = "" if first.alive else ", which is gone: its lease ends by itself"
-    return f": {where}{others} has held it since {utc(first.since)} (fence {first.fence}){dead}"
-
-
-def utc(stamp: float) -> str:
-    """A moment as people read it."""
-    return f"{datetime.fromtimestamp(stamp, UTC):%H:%M:%S} UTC"
-
-
-def _unanswered(policy: Policy, timeout: float | None) -> StoreError:
-    return policy.about(
-        StoreError(
-            f"the store did not answer within the timeout of {timeout:g} s, so nobody knows who"
-            f" holds {policy.called}"
-        )
-    )
-
-
-def _full(policy: Policy, answer: Full) -> QueueFull:
-    return policy.about(
-        QueueFull(
-            f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
-        )
-    )
-
-
-def _mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
-    return policy.about(
-        LimitMismatch(
-            f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
-            " here: all that use it declare the same number"
-            + (" (a semaphore's resize() changes it for all)" if policy.form.permits else "")
-        )
-    )
 
 
 def _was_refused(asked: asyncio.Future[Any]) -> bool:

@@ -21,6 +21,7 @@ CORE = [
     "aiolock._hold",
     "aiolock._entered",
     "aiolock._waiter",
+    "aiolock._refusals",
     "aiolock._backstop",
     "aiolock._deadlock",
     "aiolock._unreleased",
