@@ -303,7 +303,8 @@ class Keeper:
             del owned[key]
             if not owned:
                 del self.owned[task]
-        self._unwatch(hold)
+        if self._watched:
+            self._unwatch(hold)
         self._wheel.forget(hold)
 
     def _due(self, holds: Sequence[Hold], now: float) -> None:

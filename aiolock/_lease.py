@@ -205,9 +205,8 @@ class Lease:
         if downgraded is None or (downgraded.done() and downgraded.exception() is not None):
             hold.shared = True
             downgraded = hold.downgraded = self._keeper.downgrade(hold)
-        await asyncio.wait(
-            [downgraded]
-        )  # should two await it, one's cancellation is not the other's
+        # Should two tasks await it, the cancellation of one is not the other's.
+        await asyncio.wait([downgraded])
         if downgraded.result() == WAS_ABSENT:
             self._keeper.lose(hold, "refused")
         self._still_ours()

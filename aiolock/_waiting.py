@@ -591,4 +591,5 @@ def _was_refused(asked: asyncio.Future[Any]) -> bool:
 
 def _heard(answered: asyncio.Future[Any]) -> bool:
     """Whether there is an answer; its error, if nobody else will, is taken as seen."""
-    return not answered.cancelled() and answered.exception() is None
+    # A task that was cancelled just now has not ended yet.
+    return answered.done() and not answered.cancelled() and answered.exception() is None
