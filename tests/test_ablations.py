@@ -143,7 +143,7 @@ SAFEGUARDS = (
     Safeguard(
         "the dead do not fill the queue",
         f"{LUA}/acquire.lua",
-        "        bury(ARGV[5])\n",
+        "        made_room = bury(ARGV[5])\n",
         "",
         "test_scripts.py::test_the_dead_do_not_fill_the_queue",
     ),
@@ -451,6 +451,13 @@ SAFEGUARDS = (
         "    due = not client or not listens(client, flags, ARGV[5])\n",
         "",
         "test_contract.py::TestRedis::test_a_dead_writer_holds_nobody_back",
+    ),
+    Safeguard(
+        "who makes room in the queue lets in those behind the dead",
+        f"{LUA}/acquire.lua",
+        "        made_room = bury(ARGV[5])\n",
+        "        bury(ARGV[5])\n",
+        "test_contract.py::TestRedis::test_a_dead_writer_in_a_full_queue_holds_nobody_back",
     ),
     Safeguard(
         "when one has entered, the next asks for the others' leases",

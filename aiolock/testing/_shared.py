@@ -124,6 +124,20 @@ class SharedContract(ABC):
             assert isinstance(await cat.ask(name, cat.waiter(shared=True)), Granted)
             assert (await cat.handed()).waiter == reader.waiter
 
+    async def test_a_dead_writer_in_a_full_queue_holds_nobody_back(self) -> None:
+        """Who makes room in a full queue, by removing the dead, lets in those behind them."""
+        async with self.peers(3) as (ann, bob, cat):
+            if not ann.counted:
+                return  # then nobody is taken for dead
+            name = fresh_name()
+            await self._read(ann, name)
+            await bob.queue(name)
+            reader = await cat.queue(name, cat.waiter(shared=True))
+            await ann.sees_end_of(bob)
+            newcomer = ann.ask(name, ann.waiter(shared=True), max_waiters=2)
+            assert isinstance(await newcomer, Granted)
+            assert (await cat.handed()).waiter == reader.waiter
+
     async def test_reader_asks_again(self) -> None:
         """A reader among others that asks again gets its own grant again, pushed or not."""
         async with self.peers(2) as (ann, bob):

@@ -28,6 +28,7 @@ end
 
 local asker = waiter:match(':([^:]+):')
 local place -- where that is known without asking
+local made_room -- some of those that waited were dead, and those behind them may fit
 local function stand_in_line() -- returns the answer where the line is full
   local most, known = tonumber(ARGV[4]), nil
   if ticket > 0 or most > 0 then
@@ -38,7 +39,7 @@ local function stand_in_line() -- returns the answer where the line is full
       local waiting = redis.call('ZCARD', KEYS[2])
       if waiting >= most then
         --@include bury
-        bury(ARGV[5])
+        made_room = bury(ARGV[5])
         waiting = redis.call('ZCARD', KEYS[2])
       end
       if waiting >= most then

@@ -1,7 +1,8 @@
--- bury(channels): those whose process is gone leave the queue, where it counts how many wait.
--- Its cost grows with the queue, which max_waiters, or the size of the group, bounds.
+-- bury(channels): those whose process is gone leave the queue, where it counts how many wait. Returns
+-- whether there were any. Its cost grows with the queue, which max_waiters or the size of the group
+-- bounds.
 local function bury(channels)
-  local listens = asker and {[asker] = true} or {}
+  local listens, found = asker and {[asker] = true} or {}, false
   for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     local flags, client = other:match('^%a(%a*)%d+[^:]*:([^:]+):')
     if client and listens[client] == nil then
@@ -10,6 +11,8 @@ local function bury(channels)
     end
     if not client or not listens[client] and not flags:find('b', 1, true) then
       redis.call('ZREM', KEYS[2], other)
+      found = true
     end
   end
+  return found
 end
