@@ -113,11 +113,21 @@ class RedisServer:
         return f"rediss://{self._login}127.0.0.1:{self.tls_port}/0?ssl_ca_certs={self.ca_path}"
 
     @property
+    def dump(self) -> Path:
+        """The file in which the server saves, where it is told to, and which it loads."""
+        return self._path / "dump.rdb"
+
+    @property
     def _login(self) -> str:
         return f":{self.password}@" if self.password else ""
 
     def start(self) -> None:
         """Start the server, which must not be running, and wait until it answers."""
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start the server, which must not be running; it does not answer yet."""
         if self._process is not None:
             raise RuntimeError("the server is running already")
         options = [
@@ -150,7 +160,6 @@ class RedisServer:
                 stderr=log,
                 start_new_session=True,
             )
-        self.wait_ready()
 
     def stop(self) -> None:
         """Ask the server to end (SIGTERM), even if it is paused, and wait until it has."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any, Final
 
@@ -32,6 +33,14 @@ NEVER_MIND: Final = 0.2
 """Seconds for which a copy may act that is undone by the copy of a release behind it."""
 
 
+class Refuses(Enum):
+    """What a server refuses for a while, by the word that it says."""
+
+    NOTHING = ""
+    WRITES = "MISCONF"
+    EVERYTHING = "LOADING"
+
+
 class Server(MemoryServer):
     """A memory server that loses pushes, refuses for a while, and looks for ghosts."""
 
@@ -39,7 +48,7 @@ class Server(MemoryServer):
         super().__init__()
         self.dice = dice
         self.lossy = True
-        self.refuses = False
+        self.refuses = Refuses.NOTHING
         self.broken: set[int] = set()
         self.over: set[str] = set()  # waiters that are no more, as their clients have been told
         self.ghosts: list[str] = []
@@ -47,6 +56,11 @@ class Server(MemoryServer):
 
     def now(self) -> int:
         return 1_800_000_000_000_000 + int(asyncio.get_running_loop().time() * 1e6)
+
+    def refuses_to(self, command: _Command) -> bool:
+        return self.refuses is Refuses.EVERYTHING or (
+            self.refuses is Refuses.WRITES and command.writes
+        )
 
     def push(self, client: str, deliver: Callable[[Inbox], None]) -> int:
         if self.lossy and client in self._inboxes and self.dice.random() < 0.05:
@@ -213,7 +227,7 @@ class Store(MemoryStore):
         stamps = self._stamps(command)
 
         def arrives() -> None:
-            if command.writes and self.server.refuses:
+            if self.server.refuses_to(command):
                 return
             answer = command.carry_out(**stamps)
             self.server.late += 1
@@ -246,8 +260,8 @@ class Store(MemoryStore):
         self._inbox.reconnected()
 
     def _write(self, command: _Command) -> None:
-        if command.writes and self.server.refuses:
-            error = _refusal("MISCONF")
+        if self.server.refuses_to(command):
+            error = _refusal(self.server.refuses.value)
             error.refused = command.written == 0
             self._answer(command.future, error)
             return

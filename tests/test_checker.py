@@ -411,6 +411,12 @@ RIGHT: dict[str, Story] = {
         of(4.0, A, "handling", message=2, fence=4),
         of(4.1, A, "handled", message=2),
     ],
+    "closed_while_the_server_loads": [
+        at(0.5, "0.0", "opened", client="ada"),
+        fault(1.0, 2.0, "load", "all"),
+        at(1.5, "0.0", "closing"),
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
+    ],
     "killed_at_a_latch": [
         at(1.0, "0.0", "opened", client="ada"),
         killed(2.0, "0.0"),
@@ -911,6 +917,12 @@ WRONG: dict[str, Story] = {
     "final-stuck": [at(9.0, "conductor", "stuck", who="0.0", what="quiet within 40 s")],
     "left_over-a_holder": [
         at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada",), waiters=())
+    ],
+    "left_over-closed_before_the_server_loads": [
+        at(0.5, "0.0", "opened", client="ada"),
+        at(1.0, "0.0", "closing"),
+        fault(8.0, 2.0, "load", "all"),
+        at(12.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
     ],
     "left_over-a_waiter": [
         at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",))

@@ -22,7 +22,7 @@ import aiolock
 from aiolock import LockClient
 from aiolock.errors import LockError, QueueFull, StoreError
 from tests import virtual
-from tests.simulated import LATE_WITHIN, Server, Store
+from tests.simulated import LATE_WITHIN, Refuses, Server, Store
 from tests.worlds import abandon
 
 NAMES = ("stock", "user", "pool", "boss", "job")
@@ -176,9 +176,9 @@ class World:
         """The server answers nobody as he wants, for a while."""
         if self.dice.random() < 0.3:
             await asyncio.sleep(self.dice.uniform(0, 2))
-            self.server.refuses = True
+            self.server.refuses = self.dice.choice([Refuses.WRITES, Refuses.EVERYTHING])
             await asyncio.sleep(self.dice.uniform(0, 2))
-            self.server.refuses = False
+            self.server.refuses = Refuses.NOTHING
 
     def start(
         self, client: LockClient, pool: aiolock.Semaphore, mine: list[asyncio.Task[None]]

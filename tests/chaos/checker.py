@@ -443,8 +443,8 @@ def left_over(run: Run) -> Iterator[Violation]:
         if event.kind != "key":
             continue
         # Who was killed at a barrier stands there until its lease ends, or the queue is forgotten;
-        # and what is closed, or done, is nobody's.
-        of_whom = {*event["holders"], *event["waiters"]} - run.dead - {NOBODY}
+        # and what is closed, or done, is nobody's. So does who was closed while the server refused.
+        of_whom = {*event["holders"], *event["waiters"]} - run.dead - run.unheard - {NOBODY}
         if event["ttl"] < 0 or of_whom:
             yield Violation("left_over", f"{event['key']!r} was left", (event,))
 

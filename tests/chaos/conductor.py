@@ -44,6 +44,14 @@ for _, key in ipairs(redis.call('KEYS', '*:queue')) do
 end
 return {clock[1] .. string.format('%06d', clock[2]), standing}
 """
+_LOAD_KEY: Final = 4_000
+"""Microseconds that the server takes to load one key."""
+_FILL: Final = """
+for i = 1, ARGV[1] do
+  redis.call('SET', 'filler' .. i, ('x'):rep(100000), 'PX', 5000)
+end
+"""
+"""Something to load; the server has an ear for others after every two megabytes of it."""
 _SLOW: Final = 0.1
 """Seconds in which the server, and this process with its proxies, must have run."""
 
@@ -129,8 +137,9 @@ class Conductor:
         """Do it all; what happened is in the folder then."""
         self.history = History(self.folder, "conductor")
         async with AsyncExitStack() as self.stack:
-            # Where nothing can be saved, so that it can be told to refuse what it cannot save.
-            self._server = self.stack.enter_context(RedisServer("--dir", "/proc"))
+            self._server = self.stack.enter_context(
+                RedisServer("--key-load-delay", str(_LOAD_KEY), "--rdbcompression", "no")
+            )
             self._admin = await self.stack.enter_async_context(
                 redis.asyncio.Redis(
                     unix_socket_path=self._server.socket_path,
@@ -369,11 +378,9 @@ class Conductor:
                 await asyncio.sleep(fault.seconds)
                 await admin.config_set("min-replicas-to-write", 0)
             case "refuse_unsaved":
-                await admin.config_set("save", "3600 1")
-                with contextlib.suppress(RedisError):
-                    await admin.bgsave()
-                await asyncio.sleep(fault.seconds)
-                await admin.config_set("save", "")
+                await self._save_in_vain(fault.seconds)
+            case "load":
+                await self._load(fault.seconds)
             case "flush_scripts":
                 await admin.script_flush()
             case "kill_subscriptions":
@@ -381,15 +388,43 @@ class Conductor:
             case "kill_connections":
                 await admin.client_kill_filter(_type="normal")
             case "flush" | "restart":
-                since = time.monotonic_ns()
-                if fault.kind == "flush":
-                    await admin.flushall()
-                else:
-                    server.kill()
-                    await asyncio.sleep(fault.seconds)
-                    server.start()
-                seconds, micros = await admin.time()
-                self.history.note("wiped", since=since, fence=seconds * 1_000_000 + micros)
+                await self._wipe(fault)
+
+    async def _wipe(self, fault: Fault) -> None:
+        """Have the server forget everything."""
+        since = time.monotonic_ns()
+        if fault.kind == "flush":
+            await self._admin.flushall()
+        else:
+            self._server.kill()
+            await asyncio.sleep(fault.seconds)
+            self._server.start()
+        seconds, micros = await self._admin.time()
+        self.history.note("wiped", since=since, fence=seconds * 1_000_000 + micros)
+
+    async def _save_in_vain(self, seconds: float) -> None:
+        """Let the server fail to save, so that it refuses whatever it could not save."""
+        self._server.dump.mkdir()  # in the way of its file
+        await self._admin.config_set("save", "3600 1")
+        with contextlib.suppress(RedisError):
+            await self._admin.bgsave()
+        await asyncio.sleep(seconds)
+        await self._admin.config_set("save", "")
+        self._server.dump.rmdir()
+
+    async def _load(self, seconds: float) -> None:
+        """Restart the server with all that it knows, which it takes so many seconds to load."""
+        await self._admin.eval(_FILL, 0, int(seconds * 1e6 / _LOAD_KEY))
+        with contextlib.suppress(RedisError):
+            await self._admin.shutdown(save=True)
+        self._server.kill()  # it has ended
+        self._server.launch()
+        while True:
+            with contextlib.suppress(RedisError, OSError):
+                if await self._admin.ping():
+                    break
+            await asyncio.sleep(0.02)
+        self._server.dump.unlink()
 
 
 def _ports(links: list[Link]) -> set[int]:

@@ -49,6 +49,7 @@ SERVER: Final = {
     "freeze_long": Kind(4.5, 5.5, 2.5),  # longer than a command waits for its reply
     "kill_connections": Kind(0.0, 0.0, 2.0),
     "kill_subscriptions": Kind(0.0, 0.0, 2.0),
+    "load": Kind(0.3, 2.0, 3.0),  # restarted with what it has saved, which takes so long: LOADING
     "pause": Kind(0.1, 2.0, 1.0),
     "pause_writes": Kind(0.1, 2.0, 1.0),
     "restart": Kind(0.0, 1.5, 3.0),
@@ -56,7 +57,7 @@ SERVER: Final = {
     "refuse_unsaved": Kind(0.5, 2.0, 2.0),  # MISCONF
 }
 
-REFUSALS: Final = {"refuse_unreplicated", "refuse_unsaved"}
+REFUSALS: Final = {"load", "refuse_unreplicated", "refuse_unsaved"}
 """The server answers, but does not serve anybody for a while."""
 
 LATE_WITHIN: Final = 9.0

@@ -25,6 +25,8 @@ TICK: Final = NS // 500
 """By how much a timer may be early: uvloop rounds it to milliseconds, and so is its clock."""
 CLAIM: Final = 2 * NS
 """The longest ttl here, so the longest lease and claim: what a process costs that is stuck."""
+CLOSE: Final = 5 * NS
+"""In which a client that is closed may give back what it has."""
 COMMAND: Final = 10 * NS
 """How long a store tries to carry out a command before nobody knows."""
 LATE: Final = 5 * NS
@@ -166,6 +168,9 @@ class Run:
         self._reconnected: dict[str, list[int]] = defaultdict(list)
         self.wipes: list[Event] = []
         self._clients: dict[str, str] = {}
+        self._client: dict[str, str] = {}
+        """The one that each process has opened last."""
+        self._closed: dict[str, int] = {}
         self.waiters: dict[str, str] = {}
         """A waiter's id, but for its first letter -> its attempt."""
         self.over: dict[str, int] = {}
@@ -179,6 +184,7 @@ class Run:
         """The server's clock less that of the history, where that is known."""
         self._disturbed: dict[str, Windows] = {}
         self._cut_off: dict[str, Windows] = {}
+        self._refused: dict[str, Windows] = {}
         self._unrefused: dict[str, Windows] = {}
         self._hampered: dict[str, Windows] = {}
         for event in self.events:
@@ -259,12 +265,15 @@ class Run:
 
     def _note_opened(self, event: Event) -> None:
         self._clients[event["client"]] = event.who
+        self._client[event.who] = event["client"]
 
     def _note_reconnected(self, event: Event) -> None:
         self._reconnected[event.who].append(event.t)
 
     def _note_closing(self, event: Event) -> None:
         self._closings[event.who].append(event.t)
+        if event.who in self._client:
+            self._closed[self._client[event.who]] = event.t
 
     def _note_fault(self, event: Event) -> None:
         kind = KINDS[event["kind"]]
@@ -293,7 +302,7 @@ class Run:
 
     def _index(self) -> None:
         processes = {attempt.who for attempt in self.attempts.values()}
-        processes |= {event.who for event in self.of("arrives", "has", "watches")}
+        processes |= {event.who for event in self.of("arrives", "has", "watches", "closing")}
         for who in processes:
             stalls = self._stalls[who]
             self.stalls[who] = Windows(stalls)
@@ -305,6 +314,7 @@ class Run:
                 after + [span for kind, span in faults if KINDS[kind].most]
             )
             self._cut_off[who] = Windows(span for kind, span in faults if kind not in PROCESS)
+            self._refused[who] = Windows(span for kind, span in faults if kind in REFUSALS)
             unrefused = [span for kind, span in faults if kind not in REFUSALS]
             self._unrefused[who] = Windows(after + unrefused)
         exact = min(self.standing, key=lambda event: event.t - event["since"], default=None)
@@ -324,6 +334,15 @@ class Run:
     def dead(self) -> set[str]:
         """The clients of the processes that were killed."""
         return {client for client, who in self._clients.items() if who in self.killed}
+
+    @property
+    def unheard(self) -> set[str]:
+        """The clients that were closed while the server refused, and could give back nothing."""
+        return {
+            client
+            for client, at in self._closed.items()
+            if self._refused[self._clients[client]].touch(at, at + CLOSE)
+        }
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """All that was written down of these kinds."""
