@@ -54,6 +54,10 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
 """Seconds until a question is asked again that the store did not answer, or refused."""
 
+_PATIENCE: Final = 10.0
+"""Seconds, at least, of nothing but that until it is an error: as long as a store tries what it is
+asked first."""
+
 _WHO_HOLDS: Final = 0.25
 """Seconds to wait for the name of the holder, for the text of an error."""
 
@@ -419,13 +423,14 @@ class WaitingRoom:
     def _ask_later(self, waiter: Waiter, turn: asyncio.Future[Turn], error: Exception) -> None:
         """It stands in the queue, so an answer that did not come, or a refusal, is no news yet.
 
-        It is one after as long as a holder would believe in its lease without one.
+        It is one after as long as a holder would believe in its lease without one, or a newcomer
+        would have waited for its first.
         """
         now = self._time()
         if waiter.failing_since is None:
             waiter.failing_since = now
         failing = now - waiter.failing_since
-        if failing >= waiter.ttl / 1000:
+        if failing >= max(_PATIENCE, waiter.ttl / 1000):
             turn.set_exception(error)
         elif not waiter.retrying:
             waiter.retrying = True
