@@ -85,7 +85,7 @@ class Keeper:
         After a fork the connections are the parent's: a word from us would end up in the middle
         of its own.
         """
-        if not self.is_here:
+        if self._forks != _forks:
             raise ClientClosed(
                 f"this client was opened in another process, of which this one ({os.getpid()}) is"
                 " a fork: open one in each process, after the fork"

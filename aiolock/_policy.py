@@ -111,6 +111,8 @@ class Policy:
     """Its name at the store: the kind, which ends with the first colon, and the name."""
     passes: bool = field(init=False)
     """Whoever gets it goes on without it, so it does not matter whether it has ended."""
+    lease: int = field(init=False)
+    """For how many ms to ask for it: its ``ttl``, or its ``max_hold`` if that is less."""
     form: WaiterId = field(init=False)
     """What the store must know of it: the id of its waiters, but for the client and the number."""
 
@@ -151,7 +153,9 @@ class Policy:
             downgrades=self.downgrades,
             rule=self.rule,
         )
-        object.__setattr__(self, "form", form)  # frozen
+        lease = to_ms(self.ttl if self.max_hold is None else min(self.ttl, self.max_hold))
+        object.__setattr__(self, "lease", lease)  # frozen
+        object.__setattr__(self, "form", form)
         object.__setattr__(self, "key", f"{self.kind}:{self.name}")
         object.__setattr__(self, "passes", self.rule[:1] in ("&", "^"))
 

@@ -52,6 +52,8 @@ class Waiter:
     """It asks again in a moment, after a question that failed."""
     holder: Party | None = None
     """Who held it when the store said that it is not free."""
+    patient: asyncio.Task[Any] | None = None
+    """Its owner, where it waits for as long as it takes."""
     task: asyncio.Task[Any] | None = None
     """The task that waits in the queue, where it waits for itself and for as long as it takes."""
 

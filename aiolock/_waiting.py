@@ -23,7 +23,7 @@ from aiolock._backstop import Line
 from aiolock._entered import Entered
 from aiolock._hold import Hold, Owner, lasts
 from aiolock._keeper import Keeper
-from aiolock._policy import Policy, to_ms
+from aiolock._policy import Policy
 from aiolock._unreleased import Unreleased
 from aiolock._waiter import Turn, Waiter
 from aiolock.errors import (
@@ -185,11 +185,10 @@ class WaitingRoom:
         raise await self._not_acquired(waiter, timeout if wait else None)
 
     def _new_waiter(self, policy: Policy, owner: Owner, timeout: float | None) -> Waiter:
-        ttl = to_ms(policy.ttl if policy.max_hold is None else min(policy.ttl, policy.max_hold))
-        waiter_id = f"{self._stem(ttl, policy.form)}{next(self._seq)}"
-        waiter = Waiter(waiter_id, policy, ttl, self._time())
-        if timeout is None and self.keeper.current_task() is owner[0]:
-            waiter.task = owner[0]  # else nobody knows what the owner does meanwhile
+        waiter_id = f"{self._stem(policy.lease, policy.form)}{next(self._seq)}"
+        waiter = Waiter(waiter_id, policy, policy.lease, self._time())
+        if timeout is None:
+            waiter.patient = owner[0]
         self._waiters.setdefault(policy.key, {})[waiter_id] = waiter
         return waiter
 
@@ -359,6 +358,8 @@ class WaitingRoom:
             return waiter.pushed
         if waiter.interrupted is not None:
             raise waiter.interrupted
+        if waiter.patient is not None and waiter.patient is self.keeper.current_task():
+            waiter.task = waiter.patient  # else nobody knows what the owner does meanwhile
         # Only where something is held in this process can it be what is waited for.
         warning = self._look_for_deadlock(waiter) if waiter.task and self.keeper.owned else None
         waiter.turn = self._loop.create_future()

@@ -11,6 +11,8 @@ from aiolock._hold import Hold
 
 _SLOTS: Final = 20
 """What is due in one slot (a twentieth of a second) is looked after together."""
+_YOUNG: Final = 0.1
+"""Seconds after which a hold gets a slot, if it has not ended by then: most have."""
 _FINE: Final = 64
 """A slot is chosen as exactly as this part of the time until then. So there are few slots, however
 long the leases are, and a renewal is early by that part at most."""
@@ -40,11 +42,31 @@ class Wheel:
         self._ordered: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
+        # Those that were planned just now, with the time for which. Most are forgotten at once.
+        self._young: dict[Hold, float] = {}
+        self._young_timer: asyncio.TimerHandle | None = None
 
     def schedule(self, hold: Hold, when: float, now: float) -> None:
         """Look after it then, or somewhat earlier; and not when that was planned before."""
         if hold.slot != -1 or hold.alarm is not None:
             self.forget(hold)
+        if when - now > 2 * _YOUNG:
+            self._young[hold] = when
+            if self._young_timer is None:
+                self._young_timer = self._call_later(_YOUNG, self._grown_up)
+        else:
+            self._young.pop(hold, None)
+            self._place(hold, when, now)
+
+    def _grown_up(self) -> None:
+        """Give a slot to those that are still held."""
+        self._young_timer = None
+        young, self._young = self._young, {}
+        now = self._time()
+        for hold, when in young.items():
+            self._place(hold, when, now)
+
+    def _place(self, hold: Hold, when: float, now: float) -> None:
         slot, current = int(when * _SLOTS), int(now * _SLOTS)
         if slot <= current:
             # That slot has begun, and with it would be much too soon: an alarm of its own.
@@ -66,6 +88,9 @@ class Wheel:
 
     def forget(self, hold: Hold) -> None:
         """It is not to be looked after any more."""
+        if hold in self._young:
+            del self._young[hold]
+            return
         if hold.alarm is not None:
             hold.alarm.cancel()
             hold.alarm = None
@@ -78,8 +103,9 @@ class Wheel:
 
     def aclose(self) -> None:
         """Look after nothing any more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._young_timer):
+            if timer is not None:
+                timer.cancel()
 
     def _arm(self, slot: int, now: float) -> None:
         if self._timer is not None:

@@ -59,6 +59,31 @@ def test_own_protocol_on_redis_pys_transport(kind: str, loop: Any, prefix: str) 
             runner.run(main(urls.get(kind) or server.tls_url))
 
 
+async def test_a_crowds_commands_leave_in_chunks(redis_server: RedisServer, prefix: str) -> None:
+    """What 200 tasks send in one turn is a few packets, and the server begins before the last."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        wire: Any = wires(client)[0]
+        sizes = list[int]()
+        transport = wire._transport
+
+        class Counting:
+            def write(self, data: bytes) -> None:
+                sizes.append(data.count(b"EVAL"))
+                transport.write(data)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(transport, name)
+
+        wire._transport = Counting()
+        acquisitions = (client.lock(f"lock {number}").acquire() for number in range(200))
+        leases = await asyncio.gather(*acquisitions)
+        wire._transport = transport
+        assert sum(sizes) == 200
+        assert max(sizes) == 32
+        assert len(sizes) <= 10
+        await asyncio.gather(*(lease.release() for lease in leases))
+
+
 async def test_public_methods_for_what_has_no_transport(prefix: str) -> None:
     """A fakeredis has no sockets: there the public methods of its connection do."""
     driver = FakeAsyncRedis()

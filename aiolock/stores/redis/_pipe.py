@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -50,29 +50,44 @@ _ONLY_PATIENT: Final = ("READONLY", "NOREPLICAS")
 """Those that may stay so for ever: waited for by a client that has been served before."""
 
 
+def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this loop's clock is asyncio's own."""
+    return getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
+
+
 def _number(number: int) -> bytes:
     data = b"%d" % number
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-@dataclass(slots=True, eq=False)
 class _Command:
     """One call of a script, from being asked for to being answered."""
 
-    script: Script
-    count: int
-    arguments: bytes
-    future: asyncio.Future[Any]
-    born: float
-    sent: float
-    sure: bool
+    # Defaults on the class: most commands are answered before any of these is written to.
     stamp: Callable[[float], bytes] | None = None
     """One argument more, computed whenever it is written."""
     waiter: str | None = None
-    again: int = 0
+    again = 0
     """How often it was written once more on the same connection."""
-    times: int = 0
+    times = 0
     """On how many connections it was written that may have carried it out."""
+
+    def __init__(
+        self,
+        script: Script,
+        count: int,
+        arguments: bytes,
+        future: asyncio.Future[Any],
+        now: float,
+        *,
+        sure: bool,
+    ) -> None:
+        self.script = script
+        self.count = count
+        self.arguments = arguments
+        self.future = future
+        self.born = self.sent = now
+        self.sure = sure
 
 
 class Pipe:
@@ -102,7 +117,9 @@ class Pipe:
         self._probe_arguments = probe
         self._told = told
         self._back = back
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        # Asyncio's own is that clock behind a method of Python's, once for each command.
+        self._time = time.monotonic if _is_plain(loop) else loop.time
         self._wire: Wire | None = None
         """The connection, while it is known to serve us."""
         self._probe: _Command | None = None
@@ -123,7 +140,7 @@ class Pipe:
         self._burying = False
         """Whether copies may be about of what was written before."""
         self._lost_at = 0.0
-        self.clock_read = self.quiet_since = self._loop.time()
+        self.clock_read = self.quiet_since = self._time()
         self.patient = False
         """Whether a replica may yet become the master: while the client is open, not before."""
 
@@ -150,7 +167,7 @@ class Pipe:
         the store's time (µs) after which it is to refuse it; with ``buries``: what `bury` says
         then. ``waiter``: whose first question this is, see `forget`.
         """
-        now = self._loop.time()
+        now = self._time()
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed:
             error = StoreError("the client was closed")
@@ -158,9 +175,12 @@ class Pipe:
             future.set_exception(error)
             return future
         stamp = self._not_after if late else self._buried if buries else None
-        command = _Command(script, count, arguments, future, now, now, sure, stamp, waiter)
+        command = _Command(script, count, arguments, future, now, sure=sure)
+        if stamp is not None:
+            command.stamp = stamp
         wire = self._wire
         if wire is None:
+            command.waiter = waiter
             self._queue(command)
             if waiter:
                 self._first.setdefault(waiter, []).append(command)
@@ -201,7 +221,7 @@ class Pipe:
         """
         if self._ahead is None:
             return 0
-        now = self._loop.time()
+        now = self._time()
         most, least = self._ahead
         if self._wire is not None:
             lost = now - self._lost_at < _FORGOTTEN and self._lost_stamp > now * 1e6 + least
@@ -224,7 +244,7 @@ class Pipe:
 
     def _read_clock(self, sent: float, stamp: int) -> None:
         """The server's clock was ``stamp`` at some time since ``sent``."""
-        now = self.clock_read = self._loop.time()
+        now = self.clock_read = self._time()
         self._ahead = stamp - int(sent * 1e6), stamp - int(now * 1e6)
         self._stamp_until = 0.0
 
@@ -270,31 +290,30 @@ class Pipe:
         elif isinstance(reply, Refusal):
             self._refused(command, reply)
         else:
-            script = command.script
-            self.quiet_since = command.sent
-            self._known.add(script)
-            self._link.proved()
-            try:
-                if script is RELEASE and isinstance(reply, bytes):
-                    # First: whoever is next need not wait for who was last.
-                    self._told(reply.decode("utf-8", "replace"))
-            finally:
-                if not command.future.done():
-                    self._answered(command, reply)
+            self._answered(command, reply)
         if self._drained is not None:
             self._see_whether_drained()
 
     def _answered(self, command: _Command, reply: Any) -> None:
-        script = command.script
-        decode = script.decode if command.times == 1 else script.decode_again
+        script, future = command.script, command.future
+        self.quiet_since = command.sent
+        self._known.add(script)
+        self._link.proved()
         try:
-            answer = decode(reply)
-        except (TypeError, ValueError, IndexError):
-            self._fail(command, InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
-        else:
-            if script is PRESENCE or script is OPEN:
-                self._read_clock(command.sent, answer.now)
-            command.future.set_result(answer)
+            if script is RELEASE and isinstance(reply, bytes):
+                # First: whoever is next need not wait for who was last.
+                self._told(reply.decode("utf-8", "replace"))
+        finally:
+            if not future.done():
+                try:
+                    decode = script.decode if command.times == 1 else script.decode_again
+                    answer = decode(reply)
+                except (TypeError, ValueError, IndexError):
+                    self._fail(command, InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
+                else:
+                    if script is PRESENCE or script is OPEN:
+                        self._read_clock(command.sent, answer.now)
+                    future.set_result(answer)
 
     def _refused(self, command: _Command, refusal: Refusal) -> None:
         code = code_of(refusal)
@@ -319,7 +338,7 @@ class Pipe:
 
     def _once_more(self, command: _Command, refusal: Refusal) -> None:
         """Write a command again that the server has refused, and would not a second time."""
-        now = self._loop.time()
+        now = self._time()
         wire = self._wire
         command.again += 1
         if wire is None or command.again > _AGAIN:
@@ -344,8 +363,8 @@ class Pipe:
         assert self._link.wire is not None
         nobody: asyncio.Future[Any] = self._loop.create_future()
         nobody.cancel()
-        now = self._loop.time()
-        self._probe = _Command(PRESENCE, 5, self._probe_arguments, nobody, now, now, sure=False)
+        now = self._time()
+        self._probe = _Command(PRESENCE, 5, self._probe_arguments, nobody, now, sure=False)
         self._sent.append(self._probe)
         self._write(self._link.wire, self._probe, at_once=True)
         if self._watch is None:
@@ -377,7 +396,7 @@ class Pipe:
         self._wire = wire = self._link.wire
         assert wire is not None
         queued, self._queued = self._queued, {}
-        now = self._loop.time()
+        now = self._time()
         for command in queued:
             if command.future.done() and not command.sure:
                 continue
@@ -392,7 +411,7 @@ class Pipe:
         """Queue again what has no answer, in the order in which it was asked for."""
         if self._wire is not None:
             self._wire = None
-            self._lost_at, self._lost_stamp = self._loop.time(), self._last_stamp
+            self._lost_at, self._lost_stamp = self._time(), self._last_stamp
             self._burying = True
         again = [c for c in self._sent if c is not self._probe and (c.sure or not c.future.done())]
         self._probe = None
@@ -405,7 +424,7 @@ class Pipe:
     def _look(self) -> None:
         """See, while anything is under way, whether the link is dead or a command has run out."""
         self._watch = None
-        now = self._loop.time()
+        now = self._time()
         for command in self._sent:
             if now - command.born >= COMMAND_TIMEOUT:
                 self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))

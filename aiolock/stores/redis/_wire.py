@@ -39,6 +39,8 @@ CONNECT_TIMEOUT: Final = 5.0
 FEW: Final = 2
 """Up to so many commands at a time are sent each at once: so the server has begun with the first,
 a release for which somebody waits perhaps, while we prepare the second. More are sent together."""
+_MANY: Final = 32
+"""So many are not kept back for the rest of the turn: the server works on them meanwhile."""
 
 _NO_LINGER: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
@@ -180,10 +182,16 @@ class _TransportWire(asyncio.Protocol):
                 self._corked = True
                 self._soon(self._flush)
             self._held_back.append(data)
+            if len(self._held_back) == _MANY:
+                self._send()
 
     def _flush(self) -> None:
         self._corked = False
-        if self._held_back and not self._closed:
+        if self._held_back:
+            self._send()
+
+    def _send(self) -> None:
+        if not self._closed:
             self._transport.write(b"".join(self._held_back))
         self._held_back.clear()
 
