@@ -116,20 +116,19 @@ class Keeper:
             if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
                 self._wheel.schedule(hold, now, now)  # noticed so late that it is renewed at once
             else:
-                self._plan(hold, lease, now)
+                self._wheel.take_in(hold, self._due_at(hold, lease, now), now)
         except BaseException:
             self._forget(hold)
             raise
 
-    def _plan(self, hold: Hold, lease: int, now: float) -> None:
-        """Look after it at a third of its lease, or at its very end.
+    def _due_at(self, hold: Hold, lease: int, now: float) -> float:
+        """When to look after it: at a third of its lease, or at its very end.
 
         A grant that we noticed late has less than its lease left, and is renewed the sooner.
         """
-        when = hold.deadline
         if hold.policy.renew or hold.unconfirmed:
-            when = now + min(lease / 3000 * self._jitter, (when - now) / 3)
-        self._wheel.schedule(hold, when, now)
+            return now + min(lease / 3000 * self._jitter, (hold.deadline - now) / 3)
+        return hold.deadline
 
     # What nobody can reach any more
 
@@ -256,7 +255,7 @@ class Keeper:
             # one that a renewal under way is still to confirm.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
             hold.ceiling = (now + lasts(ttl), now)
-            self._plan(hold, ttl, now)
+            self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
         renewal = Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)
         return self._renew([(hold, renewal)], now)
 
@@ -367,7 +366,7 @@ class Keeper:
                         ceiling, asked = hold.ceiling
                         hold.deadline = min(hold.deadline, ceiling if sent < asked else math.inf)
                         hold.ceiling = hold.ceiling if sent < asked else None
-                    self._plan(hold, renewal.ttl, now)
+                    self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
 
 
 def retrieve(answer: asyncio.Future[Any]) -> None:

@@ -42,31 +42,13 @@ class Wheel:
         self._ordered: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
-        # Those that were planned just now, with the time for which. Most are forgotten at once.
+        # Those that have just begun, and when to look after them. Most are forgotten before that.
         self._young: dict[Hold, float] = {}
         self._young_timer: asyncio.TimerHandle | None = None
 
     def schedule(self, hold: Hold, when: float, now: float) -> None:
         """Look after it then, or somewhat earlier; and not when that was planned before."""
-        if hold.slot != -1 or hold.alarm is not None:
-            self.forget(hold)
-        if when - now > 2 * _YOUNG:
-            self._young[hold] = when
-            if self._young_timer is None:
-                self._young_timer = self._call_later(_YOUNG, self._grown_up)
-        else:
-            self._young.pop(hold, None)
-            self._place(hold, when, now)
-
-    def _grown_up(self) -> None:
-        """Give a slot to those that are still held."""
-        self._young_timer = None
-        young, self._young = self._young, {}
-        now = self._time()
-        for hold, when in young.items():
-            self._place(hold, when, now)
-
-    def _place(self, hold: Hold, when: float, now: float) -> None:
+        self.forget(hold)
         slot, current = int(when * _SLOTS), int(now * _SLOTS)
         if slot <= current:
             # That slot has begun, and with it would be much too soon: an alarm of its own.
@@ -85,6 +67,23 @@ class Wheel:
             if self._timer is None or slot < self._timer_slot:
                 self._arm(slot, now)
         due[hold] = None
+
+    def take_in(self, hold: Hold, when: float, now: float) -> None:
+        """`schedule` for one that has just begun."""
+        if when - now < 2 * _YOUNG:
+            self.schedule(hold, when, now)
+            return
+        self._young[hold] = when
+        if self._young_timer is None:
+            self._young_timer = self._call_later(_YOUNG, self._grown_up)
+
+    def _grown_up(self) -> None:
+        """Give a slot to those that are still held."""
+        self._young_timer = None
+        young, self._young = self._young, {}
+        now = self._time()
+        for hold, when in young.items():
+            self.schedule(hold, when, now)
 
     def forget(self, hold: Hold) -> None:
         """It is not to be looked after any more."""

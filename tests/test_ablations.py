@@ -64,6 +64,27 @@ SAFEGUARDS = (
         "test_scripts.py::test_whoever_is_not_counted_is_skipped_and_hears_nothing",
     ),
     Safeguard(
+        "… and where one lock is handed over",
+        f"{LUA}/release.lua",
+        "client and redis.pcall('PUBSUB', 'NUMSUB', ARGV[3] .. client)[2] ~= 0 then\n",
+        "client then\n",
+        "test_scripts.py::test_whoever_is_not_counted_is_skipped_and_hears_nothing",
+    ),
+    Safeguard(
+        "the fence of the holder before, where one lock is handed over",
+        f"{LUA}/release.lua",
+        "    floor = tonumber(ARGV[2])\n",
+        "",
+        "test_scripts.py::test_fences_grow_when_the_clock_was_set_back[the_holder]",
+    ),
+    Safeguard(
+        "… and where a reader is next",
+        f"{LUA}/release.lua",
+        "floor = was == 1 and tonumber(member:match('%d+$')) or 0\n",
+        "",
+        "test_scripts.py::test_fences_grow_when_the_clock_was_set_back[the_holder_before_a_reader]",
+    ),
+    Safeguard(
         "counted before spoken to",
         f"{LUA}/shared.lua",
         "redis.pcall('PUBSUB', 'NUMSUB', channels .. client)[2] ~= 0",
@@ -72,9 +93,9 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "the claim",
-        f"{LUA}/advance.lua",
-        "        local fence = grant(who, claim, UNCONFIRMED)\n",
-        "        claim = '600000'\n        local fence = grant(who, claim, UNCONFIRMED)\n",
+        f"{LUA}/mint.lua",
+        "  local fence = grant(who, claim, UNCONFIRMED)\n",
+        "  claim = '600000'\n  local fence = grant(who, claim, UNCONFIRMED)\n",
         "test_contract.py::TestRedis::test_claim_ends",
     ),
     Safeguard(
@@ -122,15 +143,15 @@ SAFEGUARDS = (
     Safeguard(
         "fence above the last",
         f"{LUA}/mint.lua",
-        "  last = math.max(last and tonumber(last) or 0, floor)\n",
+        "  last = math.max(tonumber(last or 0), floor)\n",
         "  last = floor\n",
         "test_scripts.py::test_fences_grow_when_the_clock_was_set_back[the_key]",
     ),
     Safeguard(
         "fence floor",
         f"{LUA}/mint.lua",
-        "  last = math.max(last and tonumber(last) or 0, floor)\n",
-        "  last = last and tonumber(last) or 0\n",
+        "  last = math.max(tonumber(last or 0), floor)\n",
+        "  last = tonumber(last or 0)\n",
         "test_scripts.py::test_fences_grow_when_the_clock_was_set_back[the_holder]",
     ),
     Safeguard(

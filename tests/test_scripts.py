@@ -38,7 +38,7 @@ FAR_AHEAD = 4_000_000_000_000_000  # µs: the year 2096
 SCRIPTS = [s for s in vars(scripts).values() if isinstance(s, scripts.Script)]
 
 
-@pytest.mark.parametrize("where", ["the_key", "the_holder"])
+@pytest.mark.parametrize("where", ["the_key", "the_holder", "the_holder_before_a_reader"])
 async def test_fences_grow_when_the_clock_was_set_back(
     redis_server: RedisServer, prefix: str, where: str
 ) -> None:
@@ -56,7 +56,9 @@ async def test_fences_grow_when_the_clock_was_set_back(
             redis_server.call("ZADD", holders, "4000000000000", f"{hold.waiter}:{FAR_AHEAD}")
             hold.fence = FAR_AHEAD
         async with aiolock.connect(redis_server.url, prefix=prefix) as other:
-            queued = asyncio.create_task(other.lock("n", ttl=60).acquire(timeout=20))
+            reads = where.endswith("reader")
+            theirs = other.rwlock("n", ttl=60).read() if reads else other.lock("n", ttl=60)
+            queued = asyncio.create_task(theirs.acquire(timeout=20))
             while not (await lock.status()).waiters:
                 pass
             await lease.release()

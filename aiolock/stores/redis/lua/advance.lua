@@ -32,8 +32,7 @@ local function advance(channels, head, free, asking, ttl, ours, counted)
       if who == asking then
         fence_of_asking, claim = grant(who, ttl), ttl
       else
-        local fence = grant(who, claim, UNCONFIRMED)
-        local push = 'g ' .. who .. ' ' .. fence .. ' ' .. claim .. ' ' .. stamp .. ' ' .. KEYS[1]
+        local push = hand_over(who, claim)
         if client == ours then
           push_to_ours, ours = push, nil
         else

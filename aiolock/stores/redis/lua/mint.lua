@@ -9,11 +9,12 @@ local floor = 0
 local share -- for what is shared, from `shared`
 local function grant(who, lease, mark)
   local fence = stamp
-  local last = redis.call('SET', KEYS[3], fence, 'PX', 600000, 'GET')
-  last = math.max(last and tonumber(last) or 0, floor)
-  if last >= tonumber(fence) then
+  -- Numbers as text: those that Lua turns into text cost the server as much as a command.
+  local last = redis.call('SET', KEYS[3], fence, 'PX', '600000', 'GET')
+  last = math.max(tonumber(last or 0), floor)
+  if last - fence >= 0 then
     fence = string.format('%.0f', last + 1)
-    redis.call('SET', KEYS[3], fence, 'PX', 600000)
+    redis.call('SET', KEYS[3], fence, 'PX', '600000')
   end
   -- Kept longer than the lease, so that it is reaped, and its client told, rather than forgotten.
   local ends = now + lease + (mark or 0)
@@ -24,4 +25,11 @@ local function grant(who, lease, mark)
     share(who, lease, fence, ends)
   end
   return fence
+end
+
+-- hand_over(who, claim): the same for one that waits, who gets the claim first. Returns what it is to be
+-- told.
+local function hand_over(who, claim)
+  local fence = grant(who, claim, UNCONFIRMED)
+  return 'g ' .. who .. ' ' .. fence .. ' ' .. claim .. ' ' .. stamp .. ' ' .. KEYS[1]
 end

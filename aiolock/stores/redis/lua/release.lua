@@ -22,6 +22,21 @@ end
 local asker = ARGV[1]:match(':([^:]+):')
 --@include clock
 --@include mint
+-- And then: the next holds it alone as well, and listens (see `advance`). Nothing else is needed for it.
+if head and ARGV[5] == '0' then
+  local claim, client = head[1]:match('^x%a*(%d+)[^:]*:([^:]+):')
+  local ours = client == asker
+  if ours or client and redis.pcall('PUBSUB', 'NUMSUB', ARGV[3] .. client)[2] ~= 0 then
+    floor = tonumber(ARGV[2])
+    local push = hand_over(head[1], claim)
+    if ours then
+      return push
+    end
+    redis.pcall('PUBLISH', ARGV[3] .. client, push)
+    return 1
+  end
+end
+
 --@include shared
 if ARGV[5] ~= '0' then
   --@include tombstone
