@@ -122,6 +122,8 @@ class Pipe:
         self._time = time.monotonic if _is_plain(loop) else loop.time
         self._wire: Wire | None = None
         """The connection, while it is known to serve us."""
+        self._proved = False
+        """Whether a command was answered on this connection."""
         self._probe: _Command | None = None
         self._opened = False
         # What was written to the connection, in order; what is to be written to the next one.
@@ -297,8 +299,10 @@ class Pipe:
     def _answered(self, command: _Command, reply: Any) -> None:
         script, future = command.script, command.future
         self.quiet_since = command.sent
-        self._known.add(script)
-        self._link.proved()
+        if script not in self._known:
+            self._known.add(script)
+        if not self._proved:
+            self._is_proved()
         try:
             if script is RELEASE and isinstance(reply, bytes):
                 # First: whoever is next need not wait for who was last.
@@ -322,7 +326,7 @@ class Pipe:
             self._sent.appendleft(command)
             self._link.drop(refusal)
             return
-        self._link.proved()
+        self._is_proved()
         if code == "NOSCRIPT":
             self._known.discard(command.script)
             self._once_more(command, refusal)
@@ -332,6 +336,10 @@ class Pipe:
             self._once_more(command, refusal)
         else:
             self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
+
+    def _is_proved(self) -> None:
+        self._proved = True
+        self._link.proved()
 
     def _is_elsewhere(self, code: str) -> bool:
         return code in _ELSEWHERE and (self.patient or code not in _ONLY_PATIENT)
@@ -356,6 +364,7 @@ class Pipe:
 
     def _up(self) -> None:
         self._known.clear()
+        self._proved = False
         if not self._opened:  # what is to be told first is who we are, in full
             self._opened = True
             self._go_on()
