@@ -286,10 +286,7 @@ class WaitingRoom:
     ) -> Turn | None:
         """What comes of an answer that leaves nothing to wait for."""
         if isinstance(answer, Granted):
-            waiter.known = True
-            if answer.displaced:
-                self._was_displaced(waiter)
-            return (answer.fence, answer.lease, sent + lasts(answer.lease))
+            return self._by_answer(waiter, sent, answer)
         if isinstance(answer, Differs):
             raise refusals.mismatch(waiter.policy, answer)
         if waiter.loose:
@@ -299,6 +296,15 @@ class WaitingRoom:
             waiter.holder = answer.holder
             return None
         raise AlreadyDone if isinstance(answer, Done) else refusals.full(waiter.policy, answer)
+
+    def _by_answer(self, waiter: Waiter, sent: float, answer: Granted) -> Turn:
+        """The grant that an answer tells of, which may have been made before, by a push."""
+        waiter.known = True
+        if answer.displaced:
+            self._was_displaced(waiter)
+        if answer.claim:
+            waiter.claim = answer.fence
+        return answer.fence, answer.lease, sent + lasts(answer.lease)
 
     async def _confirmed(self, waiter: Waiter, turn: Turn) -> Turn | None:
         """The same grant, for the whole ttl; None where that cannot be had in time.
@@ -406,12 +412,11 @@ class WaitingRoom:
                 self._ask_later(waiter, turn, cast(Exception, answered.exception()))
         elif turn is None or turn.done():
             waiter.loose = True  # a push was quicker
-        elif isinstance(answer := answered.result(), Granted | Queued):
+        elif isinstance(answer := answered.result(), Granted):
+            turn.set_result(self._by_answer(waiter, sent, answer))
+        elif isinstance(answer, Queued):
             if answer.displaced:
                 self._was_displaced(waiter)
-            if isinstance(answer, Granted):
-                turn.set_result((answer.fence, answer.lease, sent + lasts(answer.lease)))
-                return
             self._placed(waiter, sent, answer)
             if waiter.outdated:
                 self._ask_again(waiter)

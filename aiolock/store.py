@@ -142,13 +142,15 @@ class Granted(NamedTuple):
     """The lock is the waiter's: for ``lease`` ms from ``now`` (µs, the store's clock) on.
 
     ``displaced``: it asked with a ticket, but stood in the queue no more. What took it out may
-    have taken out its client's other waiters for this name.
+    have taken out its client's other waiters for this name. ``claim``: it was granted before, by a
+    push, and its lease is a claim that nobody has confirmed yet.
     """
 
     fence: int
     lease: int
     now: int
     displaced: bool = False
+    claim: bool = False
 
 
 class Queued(NamedTuple):

@@ -467,6 +467,20 @@ SAFEGUARDS = (
         "test_contract.py::TestRedis::test_count",
     ),
     Safeguard(
+        "an answer tells of a claim that it is one",
+        f"{LUA}/acquire.lua",
+        "  return ends % 1 == UNCONFIRMED and 1 or 0\n",
+        "  return 0\n",
+        "test_contract.py::TestRedis::test_a_claim_that_is_asked_for",
+    ),
+    Safeguard(
+        "… and its waiter takes it for one",
+        "_waiting.py",
+        "        if answer.claim:\n            waiter.claim = answer.fence\n",
+        "",
+        "test_waiting.py::test_a_claim_that_an_answer_tells_of_is_confirmed[True]",
+    ),
+    Safeguard(
         "whoever comes looks who holds them back",
         f"{LUA}/beside.lua",
         "    due = not client or not listens(client, flags, ARGV[5])\n",

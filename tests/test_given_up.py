@@ -34,7 +34,7 @@ STEPS: list[tuple[type, str]] = [
     (Line, "_ask_by"),
     (Hold, "__init__"),
     (Keeper, "keep"),
-    (Keeper, "_plan"),
+    (Keeper, "_due_at"),
     (Wheel, "schedule"),
     (Keeper, "watch"),
     (Lease, "__init__"),

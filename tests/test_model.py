@@ -417,7 +417,7 @@ class Differential(RuleBasedStateMachine):
             ours, theirs = self.real_fences.rank(real.fence), self.model_fences.rank(model.fence)
             assert ours == theirs
             assert near(real.lease, model.lease)
-            assert real.displaced == model.displaced
+            assert (real.displaced, real.claim) == (model.displaced, model.claim)
         elif isinstance(real, Queued) and isinstance(model, Queued):
             assert real.place == model.place
             assert near(real.until, model.until)

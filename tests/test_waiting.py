@@ -187,6 +187,36 @@ def test_a_push_that_overtakes_the_answer_to_an_earlier_question(answered: bool)
     run(play())
 
 
+@pytest.mark.parametrize("queued_before", [False, True])
+def test_a_claim_that_an_answer_tells_of_is_confirmed(queued_before: bool) -> None:
+    """A run of a job begins on no claim, also where that is as long as the ttl and no push came."""
+
+    async def play() -> None:
+        s = await scene()
+
+        async def run_once() -> None:
+            async with s.client.periodic("n", every=60, ttl=1) as lease:
+                s.entered.append(lease)
+
+        running = asyncio.create_task(run_once())
+        await settle()
+        if queued_before:
+            s.answer(0, queued(0.0))
+            await settle()
+            s.store.inbox.reconnected()  # asks again
+            await settle()
+        s.store.sent[-1].future.set_result(Granted(fence=7, lease=1_000, now=START, claim=True))
+        await settle()
+        assert s.store.verbs[-1] == "renew"
+        assert not s.entered
+        s.store.sent[-1].future.set_result([True])
+        await settle()
+        assert [lease.fence for lease in s.entered] == [7]
+        assert not running.done(), "its release is not answered"
+
+    run(play())
+
+
 def test_without_a_question_under_way_the_release_names_its_grant() -> None:
     """The ordinary release speaks of one grant alone."""
 

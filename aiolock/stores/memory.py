@@ -276,7 +276,7 @@ class MemoryServer:
         for grant, end in line.holders.items():
             left = end - now // 1000
             if grant.waiter == waiter:
-                return Granted(grant.fence, left, now)
+                return Granted(grant.fence, left, now, claim=grant in line.claims)
             if grant.waiter == _DONE and who.once:
                 return Done(left)
         return None

@@ -471,6 +471,27 @@ class StoreContract(SharedContract):
             assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
             assert not (await cat.store.status(name)).waiters
 
+    async def test_a_claim_that_is_asked_for(self) -> None:
+        """Who asks again learns whether the grant that it has is a claim still: of any mode."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            for shared in (False, True):
+                grant = await ann.take(name)
+                again = await ann.ask(name, grant.waiter)
+                assert isinstance(again, Granted)
+                assert not again.claim
+                await bob.queue(name, waiter := bob.waiter(shared=shared))
+                await ann.release(name, grant)
+                handed = await bob.handed()
+                again = await bob.ask(name, waiter)
+                assert isinstance(again, Granted)
+                assert again.claim
+                grant = await bob.confirm(name, handed)
+                again = await bob.ask(name, waiter)
+                assert isinstance(again, Granted)
+                assert not again.claim
+                await bob.release(name, grant)
+
     async def test_a_claim_that_was_confirmed(self) -> None:
         """A fixed lease that was confirmed may end, and its client is not stuck."""
         async with self.peers(2) as (ann, bob):

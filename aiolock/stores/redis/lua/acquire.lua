@@ -3,7 +3,7 @@
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  3 ttl (ms)
 --       4 how many may wait (0: any number)  5 prefix of the clients' channels  6 not after (µs)
--- returns  {1, fence, lease (ms), now (µs), displaced}                              granted
+-- returns  {1, fence, lease (ms), now (µs), displaced, claim}                       granted
 --          {2, ticket, place, until the first lease ends (ms), now (µs), displaced} queued
 --          {0, until the first lease ends (ms), that grant, its process}            busy
 --          {0, 0}                                                given up before: this is a late copy
@@ -11,6 +11,7 @@
 --          {4, for how long that is remembered (ms)}                                done, see `finish`
 --          {5, the number that is known}                  another was declared for it, see `shared`
 --          displaced: 1 when it had a place, by its ticket, and has it no more
+--          claim: 1 when it was granted before, by a push, and has not confirmed that; 0 or nothing else
 
 local waiter, ticket = ARGV[1], tonumber(ARGV[2])
 local displaced, shared = ticket > 0 and 1 or 0, waiter:byte() == 115
@@ -72,6 +73,10 @@ local function gave_up(score)
   return score and score - FIRST > now
 end
 
+local function is_claim(ends)
+  return ends % 1 == UNCONFIRMED and 1 or 0
+end
+
 local first = redis.call('ZRANGE', KEYS[1], 0, shared and 0 or 1, 'WITHSCORES')
 local holder, until_end = first[1], first[2] and tonumber(first[2]) - now
 local taken = not shared and holder and until_end > 0 and holder:byte() == 120 -- x, by one alone
@@ -79,7 +84,7 @@ if taken then
   if first[3] and gave_up(redis.call('ZSCORE', KEYS[1], '!' .. waiter)) then
     return {0, 0}
   elseif holder:sub(1, #waiter + 1) == waiter .. ':' then
-    return {1, tonumber(holder:match('%d+$')), until_end, tonumber(stamp), 0}
+    return {1, tonumber(holder:match('%d+$')), until_end, tonumber(stamp), 0, is_claim(first[2])}
   elseif holder:sub(1, 7) == 'xfo0:-:' and waiter:find('^x%a*o') then
     return {4, until_end}
   end

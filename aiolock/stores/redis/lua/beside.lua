@@ -32,7 +32,7 @@ local function beside()
   if fence then
     fence = string.format('%.0f', fence)
     local ends = redis.call('ZSCORE', KEYS[1], waiter .. ':' .. fence)
-    return {1, tonumber(fence), ends - now, tonumber(stamp), 0}
+    return {1, tonumber(fence), ends - now, tonumber(stamp), 0, is_claim(ends)}
   end
 
   local open = not holder or holder:byte() == 115 -- s: whoever holds it may share it
