@@ -199,8 +199,8 @@ SAFEGUARDS = (
     Safeguard(
         "deadline from before the send",
         "_waiting.py",
-        "            return (answer.fence, answer.lease, sent + lasts(answer.lease))\n",
-        "            return (answer.fence, answer.lease, self._time() + lasts(answer.lease))\n",
+        "        return answer.fence, answer.lease, sent + lasts(answer.lease)\n",
+        "        return answer.fence, answer.lease, self._time() + lasts(answer.lease)\n",
         "test_waiting.py::test_a_store_too_slow_for_the_ttl_is_an_error",
     ),
     Safeguard(
