@@ -15,7 +15,7 @@ import aiolock
 from aiolock.store import Granted
 from aiolock.stores.redis import RedisStore, from_url
 from aiolock.stores.redis._pipe import LATE_AFTER, Pipe, _Command
-from aiolock.stores.redis._scripts import READ, RELEASE, bulk
+from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, bulk
 from tests.failures import command_link, until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -327,3 +327,39 @@ async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy:
     sent = b"".join(proxy.requests)
     (stamp,) = re.findall(rb"\r\n\$1\r\n1\r\n\$16\r\n(\d+)\r\n", sent)
     assert int(stamp) >= store._pipe._lost_stamp > 0
+
+
+async def test_a_crowd_sends_a_script_once(
+    redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first of many questions brings the script along: the others come behind it."""
+    in_full = list[int]()
+    call_in_full = ACQUIRE.call_in_full
+
+    def counted(count: int) -> bytes:
+        in_full.append(count)
+        return call_in_full(count)
+
+    monkeypatch.setattr(ACQUIRE, "call_in_full", counted)
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        locks = [client.lock(f"lock {number}") for number in range(100)]
+        leases = await asyncio.gather(*(lock.acquire() for lock in locks))
+        assert len(in_full) == 1
+        await asyncio.gather(*(lease.release() for lease in leases))
+
+
+async def test_a_link_that_is_slow_is_not_dead(redis_server: RedisServer, prefix: str) -> None:
+    """As long as replies come, however long ago what they answer was sent, it is not given up."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        store: Any = client._room.store
+        pipe = store._pipe
+        wire = pipe._wire
+        await client.lock("a").status()
+        pending = store.read("lock:a")
+        pipe._sent[0].sent -= 100
+        pipe._look()
+        assert pipe._wire is wire, "it has just been heard"
+        pipe._heard_at -= 100
+        pipe._look()
+        assert pipe._wire is None
+        await pending

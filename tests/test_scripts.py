@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import resources
 
 import pytest
+import redis
 
 import aiolock
 from aiolock.store import (
@@ -85,7 +86,7 @@ def test_every_lua_file_begins_by_saying_what_it_is() -> None:
     """A name and what it does; a script also its KEYS or ARGV and what it returns."""
     folder = resources.files("aiolock.stores.redis").joinpath("lua")
     files = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir()}
-    assert len(files) == len(SCRIPTS) + 10, "scripts, and the parts that they include"
+    assert len(files) == len(SCRIPTS) + 11, "scripts, and the parts that they include"
     for name, text in files.items():
         assert text.startswith("-- "), name
     for script in SCRIPTS:
@@ -146,6 +147,34 @@ def test_the_holders_live_as_long_as_the_longest_of_them(lua: Scripts) -> None:
     short = next(grant for grant in lua.holders() if grant[0] == "s9000:ada:2")
     assert lua.renew([Renewal("", *short, 2_000)]) == [True]
     assert lua.redis.pttl(lua.keys[0]) > 3_600_000
+
+
+@pytest.mark.parametrize("mode", ["x", "s"])
+@pytest.mark.parametrize("terms", ["~300000", "+300000", "@86400000"])
+def test_what_closes_the_lock_outlives_the_lease(lua: Scripts, mode: str, terms: str) -> None:
+    """Should a holder die, it is closed for as long as it said, also if nobody asks before that."""
+    lua.acquire(f"{mode}1000{terms}:ada:1", 1_000, 0, 0)
+    closed = int(terms[1:])
+    assert lua.redis.pttl(lua.keys[0]) > closed
+    (held,) = lua.holders()
+    assert lua.renew([Renewal("", *held, 1_000)]) == [True]
+    assert lua.redis.pttl(lua.keys[0]) > closed
+
+
+def test_nobody_is_dead_where_it_may_not_be_asked(redis_server: RedisServer) -> None:
+    """A right that was taken away does not stop a script in the middle, with a waiter taken out."""
+    lua = Scripts(redis_server)
+    try:
+        rights = ("on", ">pw", "~*", "&*", "+@all", "-pubsub")
+        lua.redis.execute_command("ACL", "SETUSER", "nosy", *rights)
+        lua.raw = redis.Redis(port=redis_server.port, username="nosy", password="pw")
+        for client in ("ada", "bob"):
+            assert isinstance(lua.acquire(f"sf9000&3/3:{client}:1", 60_000, 0, 0), Queued)
+        assert isinstance(lua.acquire("sf9000&3/3:cyd:1", 60_000, 0, 0), Granted)
+        assert len(lua.holders()) == 3, "the group is full, whoever listens"
+    finally:
+        lua.redis.acl_deluser("nosy")
+        lua.close()
 
 
 def test_what_is_kept_beside_the_grants_goes_with_them(lua: Scripts) -> None:

@@ -239,7 +239,10 @@ class MemoryServer:
                 self._advance(name, line, now, asker=who.client)
             return Granted(self._grant(line, waiter, ttl, now), ttl, now, displaced)
         if wait and not self._enqueue(line, waiter, ticket, max_waiters, now):
-            return Full(len(line.queue))
+            full = Full(len(line.queue))
+            if line.open and not who.counts:  # dead ones have left: who was behind them may fit
+                self._advance(name, line, now, asker=who.client)
+            return full
         fence = 0
         if line.open and not who.counts:
             fence = self._advance(name, line, now, asking=waiter, ttl=ttl, asker=who.client)
@@ -467,9 +470,9 @@ class MemoryServer:
         past = self.now() // 1000
         for name, line in list(self._lines.items()):
             if line.until <= past and all(end <= past for end in line.holders.values()):
-                line.forget()
-                line.holders.clear()
-                line.claims.clear()
+                self._reap(name, line, self.now())
+                if line.until <= past:  # else it is closed now, and its numbers are kept for that
+                    line.forget()
                 self._done(name, line, None)
         self._sweep_at = max(1024, 2 * len(self._lines))
 
@@ -578,6 +581,7 @@ class MemoryServer:
             rule=who.rule,
         )
         line.holders[Grant(str(nobody), grant.fence)] = opens
+        line.keep(opens + _A_MINUTE)
         if line.queue:
             self.push(_parse(line.queue[0][1]).client, lambda inbox: inbox.done(name))
         return True

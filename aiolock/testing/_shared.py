@@ -15,6 +15,7 @@ from aiolock.store import (
     WAS_QUEUED,
     Busy,
     Differs,
+    Full,
     Granted,
     Posted,
     Queued,
@@ -445,6 +446,20 @@ class SharedContract(ABC):
             assert not (await cat.store.status(name)).waiters
 
     # Counts
+
+    async def test_the_dead_in_a_queue_that_stays_full(self) -> None:
+        """Also who may not join lets in those who stood behind the dead that it removes."""
+        async with self.peers(4) as (ann, bob, cat, dan):
+            if not ann.counted:
+                return  # then nobody is taken for dead
+            name = fresh_name()
+            assert isinstance(await ann.ask(name, ann.waiter(rule="*1/2")), Granted)
+            await bob.queue(name, bob.waiter(rule="*2/2"))
+            first = await cat.queue(name, cat.waiter(rule="*1/2"))
+            await cat.queue(name, cat.waiter(rule="*1/2"))
+            await ann.sees_end_of(bob)
+            assert isinstance(await dan.ask(name, dan.waiter(rule="*1/2"), max_waiters=2), Full)
+            assert (await cat.handed()).waiter == first.waiter
 
     async def test_counts_are_in_nobodys_way(self) -> None:
         """Who waits for less enters past one who waits for more, and does not have to wait."""

@@ -124,6 +124,7 @@ class Pipe:
         """The connection, while it is known to serve us."""
         self._proved = False
         """Whether a command was answered on this connection."""
+        self._heard, self._heard_at = False, 0.0
         self._probe: _Command | None = None
         self._opened = False
         # What was written to the connection, in order; what is to be written to the next one.
@@ -198,7 +199,7 @@ class Pipe:
                 else:
                     arguments += stamp(now) if self._burying else _NONE
             known = script in self._known and not in_full
-            head = script.call(count) if known else script.call_in_full(count)
+            head = script.call(count) if known else self._in_full(script, count)
             wire.write(head + arguments, at_once=len(self._sent) <= FEW)
         if self._watch is None:
             self._watch = self._loop.call_later(_LOOK, self._look)
@@ -254,10 +255,17 @@ class Pipe:
         script, count, arguments = command.script, command.count, command.arguments
         if command.stamp is not None:
             count, arguments = count + 1, arguments + command.stamp(command.sent)
-        # In full until the server has answered to it once: a NOSCRIPT costs the command its place
-        # among those that were sent after it.
-        head = script.call(count) if script in self._known else script.call_in_full(count)
+        head = script.call(count) if script in self._known else self._in_full(script, count)
         wire.write(head + arguments, at_once=at_once)
+
+    def _in_full(self, script: Script, count: int) -> bytes:
+        """The first call of a script on this connection, by which the server learns it.
+
+        Not left to a NOSCRIPT, which costs a command its place among those that were sent after it.
+        And only the first: a crowd's questions in full would be megabytes.
+        """
+        self._known.add(script)
+        return script.call_in_full(count)
 
     def _queue(self, command: _Command) -> None:
         """Keep it for the next connection, for as long as it is wanted."""
@@ -287,6 +295,7 @@ class Pipe:
             self._link.drop(InvalidResponse(f"nobody asked for {reply!r}"))
             return
         command = self._sent.popleft()
+        self._heard = True
         if command is self._probe:
             self._probed(command, reply)
         elif isinstance(reply, Refusal):
@@ -299,8 +308,6 @@ class Pipe:
     def _answered(self, command: _Command, reply: Any) -> None:
         script, future = command.script, command.future
         self.quiet_since = command.sent
-        if script not in self._known:
-            self._known.add(script)
         if not self._proved:
             self._is_proved()
         try:
@@ -394,7 +401,6 @@ class Pipe:
                 self._link.drop(InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
                 return
             self._read_clock(probe.sent, now)
-            self._known.add(PRESENCE)
         self.quiet_since = probe.sent
         # The link is proved when a command is answered: else a server that grants the probe, and
         # nothing besides, would be dialled again and again without a pause.
@@ -437,7 +443,9 @@ class Pipe:
         for command in self._sent:
             if now - command.born >= COMMAND_TIMEOUT:
                 self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))
-        if self._sent and now - self._sent[0].sent >= REPLY_TIMEOUT:
+        if self._heard:  # since we have looked: behind what is slow the link is not dead
+            self._heard, self._heard_at = False, now
+        if self._sent and now - max(self._sent[0].sent, self._heard_at) >= REPLY_TIMEOUT:
             self._link.drop(TimeoutError(f"no reply for {REPLY_TIMEOUT:.0f} s"))
         self._drop_old(now)
         if self._sent or self._queued or self._first:

@@ -56,9 +56,6 @@ local function beside()
     return granted(grant(waiter, ARGV[3]))
   end
   local full = ticket >= 0 and stand_in_line()
-  if full then
-    return full
-  end
 
   -- Others may fit since a lease has ended, or dead ones left, or the group is full. Else whoever is
   -- first has not fitted when it was last looked at, and holds the others back, unless its process is
@@ -86,6 +83,9 @@ local function beside()
       end
       holder = ends and redis.call('ZRANGE', KEYS[1], 0, 0)[1] or holder
     end
+  end
+  if full then
+    return full
   end
   until_end = math.min(until_end or ends or 60000, ends or until_end or 60000)
 end

@@ -6,8 +6,8 @@ local function bury(channels)
   for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     local flags, client = other:match('^%a(%a*)%d+[^:]*:([^:]+):')
     if client and listens[client] == nil then
-      local heard = redis.call('PUBSUB', 'NUMSUB', channels .. client)[2]
-      listens[client] = tonumber(heard) > 0
+      -- pcall: an ACL may forbid to ask by now, and then nobody is taken for dead.
+      listens[client] = redis.pcall('PUBSUB', 'NUMSUB', channels .. client)[2] ~= 0
     end
     if not client or not listens[client] and not flags:find('b', 1, true) then
       redis.call('ZREM', KEYS[2], other)

@@ -7,6 +7,7 @@ local FIRST = 1e15 -- from here on no score is the end of a lease, see `shared`
 local UNCONFIRMED = 0.5
 local floor = 0
 local share -- for what is shared, from `shared`
+--@include outlives
 local function grant(who, lease, mark)
   local fence = stamp
   -- Numbers as text: those that Lua turns into text cost the server as much as a command.
@@ -20,7 +21,7 @@ local function grant(who, lease, mark)
   local ends = now + lease + (mark or 0)
   if who:byte() ~= 115 then -- not s
     redis.call('ZADD', KEYS[1], ends, who .. ':' .. fence)
-    redis.call('PEXPIRE', KEYS[1], lease + 60000)
+    redis.call('PEXPIRE', KEYS[1], lease + 60000 + outlives(who))
   else
     share(who, lease, fence, ends)
   end

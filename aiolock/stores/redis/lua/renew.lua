@@ -7,6 +7,7 @@
 
 --@include clock
 --@include late
+--@include outlives
 local held = {}
 for i, holders in ipairs(KEYS) do
   local grant, ttl = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
@@ -20,7 +21,7 @@ for i, holders in ipairs(KEYS) do
   else
     held[i] = 1
     if ttl > 0 then
-      local keep = ttl + 60000
+      local keep = ttl + 60000 + outlives(grant)
       if grant:byte() == 115 then -- s: others may hold it for longer
         keep = math.max(keep, redis.call('PTTL', holders))
       end

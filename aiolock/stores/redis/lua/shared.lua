@@ -31,7 +31,7 @@ end
 -- What is written of a grant that is shared (see `mint`).
 share = function(who, lease, fence, ends)
   redis.call('ZADD', KEYS[1], ends, who .. ':' .. fence, fence, who)
-  keep(lease + 60000, 1000)
+  keep(lease + 60000 + outlives(who), 1000)
   count_permits(who, 1)
 end
 
