@@ -162,17 +162,23 @@ class LockClient:
         # Asked whether it runs, and not forgotten at its end: an eager task may have ended before
         # it is known here.
         opening = self._opening
+        if opening is not None and not opening.done() and opening.cancelling():
+            await asyncio.wait([opening])  # whoever wanted it does not any more
+            await self.open()
+            return
         if opening is None or opening.done():
             room.begin()
             self._wanted = False
             opening = self._opening = asyncio.create_task(room.open(), name="aiolock open")
             opening.add_done_callback(_seen)
         self._openers += 1
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
         try:
             await asyncio.shield(opening)
             self._wanted = True
         except asyncio.CancelledError:
-            if opening.cancelled():
+            if opening.cancelled() and (task is None or task.cancelling() == before):
                 raise ClientClosed("this client was closed while it was being opened") from None
             if self._openers == 1 and not self._wanted:
                 await self._open_for_nobody(opening)

@@ -176,6 +176,9 @@ class Keeper:
             return  # it is the parent's
         where = f", acquired at {hold.where}" if hold.where else ""
         more = "" if where else " (python -X dev says where it was acquired)"
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to be done
+            self._loop.call_soon_threadsafe(self.abandon, hold)
+        # Last, for with -W error it raises.
         warnings.warn(
             f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"
             f" any more{where}, so it is released: use `async with`, or call release(){more}",
@@ -183,8 +186,6 @@ class Keeper:
             stacklevel=3,
             source=self,
         )
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to be done
-            self._loop.call_soon_threadsafe(self.abandon, hold)
 
     def abandon(self, hold: Hold) -> None:
         """Release without waiting: should nobody hear of it, its end takes care of it."""
@@ -322,7 +323,9 @@ class Keeper:
             return
         if hold.asking:
             hold.state = LeaseState.AT_RISK
-        elif hold.policy.renew or hold.unconfirmed:
+            self._wheel.schedule(hold, hold.deadline, now)
+            return
+        if hold.policy.renew or hold.unconfirmed:
             ttl = self.affordable(hold, hold.ttl)
             if not hold.policy.renew:  # confirmed for as long as was asked for, from its grant on
                 ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
@@ -331,6 +334,7 @@ class Keeper:
                 renewals.append((hold, Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)))
                 self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
+        hold.state = LeaseState.HELD  # no answer that is missing makes a difference to it
         self._wheel.schedule(hold, hold.deadline, now)
 
     def _renew(self, batch: list[tuple[Hold, Renewal]], sent: float) -> asyncio.Future[list[bool]]:
@@ -353,6 +357,8 @@ class Keeper:
                 continue
             if not still:
                 self.lose(hold, "refused")
+            elif unknown and not renewal.ttl:
+                pass  # it was only asked whether it is ours
             elif unknown:
                 hold.state = LeaseState.AT_RISK
                 again = max(0.02, min(1.0, (hold.deadline - now) / 5))

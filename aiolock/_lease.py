@@ -225,7 +225,9 @@ class Lease:
         """The error that says how this lease was lost, or that it was released."""
         what = f"{self._hold.policy.called} (fence {self.fence})"
         if self._hold.state is LeaseState.LOST:
-            text = f"{what} was lost: {_REASONS[self._hold.reason]}"
+            # A reason that we do not know is a later version's.
+            reason = _REASONS.get(self._hold.reason, f"the store said {self._hold.reason!r}")
+            text = f"{what} was lost: {reason}"
         else:
             text = f"the lease of {what} was released"
         error = self._hold.policy.about(LeaseLost(text))

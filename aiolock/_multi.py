@@ -37,9 +37,9 @@ class MultiLease:
         self._lost = LostEvent()
         for lease in self._leases.values():
             hold = lease._hold
-            if hold.state is LeaseState.LOST:
-                self._lost.set()
             hold.lost = _Relay(self._lost)
+            if hold.state is LeaseState.LOST:
+                hold.lost.set()
 
     def __repr__(self) -> str:
         return f"<MultiLease {' '.join(self._leases)} {self.state} {self.remaining():.3f} s>"

@@ -62,6 +62,9 @@ _WHO_HOLDS: Final = 0.25
 """Seconds to wait for the name of the holder, for the text of an error."""
 
 
+_CLOSED_MEANWHILE: Final = "this client was closed while it waited for a lock"
+
+
 class _TimedOut(Exception):
     """The caller's timeout ended the waiting."""
 
@@ -105,6 +108,7 @@ class WaitingRoom:
         """By key, and then by the waiter's id."""
         self._lines: dict[str, Line] = {}
         self._displaced: dict[str, float] = {}
+        self.on_reconnect.clear()
 
     def begin(self) -> None:
         """Belong to the event loop that runs; `open` comes next."""
@@ -195,8 +199,9 @@ class WaitingRoom:
     def _kept(self, waiter: Waiter, owner: Owner, turn: Turn) -> Hold:
         """What the waiter was granted, from now on renewed. Where this raises it is given back."""
         self._leave(waiter)
-        if self.state is not State.OPEN:  # closed since the grant
+        if self.state is not State.OPEN or waiter.given_up:  # closed since, and open again perhaps
             self.check()
+            raise ClientClosed(_CLOSED_MEANWHILE)
         policy = waiter.policy
         fence, lease, deadline = turn
         # A claim is confirmed once, even where nothing is renewed.
@@ -458,7 +463,7 @@ class WaitingRoom:
         self._displaced[key] = max(self._displaced.get(key, 0.0), found.last_asked)
 
     def _ask_for_displaced(self, key: str) -> None:
-        found = self._displaced.pop(key)
+        found = self._displaced.pop(key, 0.0)
         for waiter in list(self._waiters.get(key, {}).values()):
             if waiter.last_asked < found:
                 self._ask_again(waiter)
@@ -473,7 +478,6 @@ class WaitingRoom:
         if waiter.left:
             return
         key = waiter.policy.key
-        waiters = self._waiters[key]
         if waiter.asking and waiter.asked is not None:
             waiter.loose = True
             waiter.asked.cancel()  # or it might be sent again after the release
@@ -481,8 +485,9 @@ class WaitingRoom:
         if line is not None and line.leave(waiter):
             del self._lines[key]
         waiter.left = True  # here: where something above raises, it is tried again
-        del waiters[waiter.id]
-        if not waiters:
+        # It may not be there, where the client is open again since.
+        waiters = self._waiters.get(key)
+        if waiters is not None and waiters.pop(waiter.id, None) is not None and not waiters:
             del self._waiters[key]
 
     def _give_up(self, waiter: Waiter) -> None:
@@ -538,8 +543,10 @@ class WaitingRoom:
         if hold is not None and hold.fence == fence:
             self.keeper.lose(hold, reason)
         elif waiting is not None:
-            # Its grant is on its way to the task.
+            # Its grant is on its way, to the task or, by the other connection, to us. Then it has
+            # no place in the queue any more, and nobody else would tell it.
             waiting.void = max(waiting.void, fence)
+            self._ask_again(waiting)
         if reason == "expired":
             # We were taken for stuck, so our waiters have left the queue.
             for other in list(self._waiters.get(name, {}).values()):
@@ -580,8 +587,7 @@ class WaitingRoom:
         try:
             for waiters in list(self._waiters.values()):
                 for waiter in list(waiters.values()):
-                    closed = "this client was closed while it waited for a lock"
-                    waiter.interrupt(ClientClosed(closed))
+                    waiter.interrupt(ClientClosed(_CLOSED_MEANWHILE))
                     self._give_up(waiter)
             self.unreleased.aclose()
             await self.keeper.aclose(caller)

@@ -19,6 +19,7 @@ import redis.asyncio
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, StoreError
 from aiolock._waiting import State
+from aiolock.store import Inbox
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.servers import RedisServer, hold_port
@@ -142,6 +143,78 @@ async def test_closed_while_it_opens(world: World) -> None:
         await client.lock("a").status()
     async with client:
         await client.lock("a").status()
+
+
+class _SlowToOpen(MemoryStore):
+    """A store that takes its time to connect, and some to wind up where that is given up."""
+
+    async def open(self, client: str, inbox: Inbox) -> bool:
+        try:
+            await asyncio.sleep(2)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+            raise
+        return await super().open(client, inbox)
+
+
+@virtual
+async def test_opens_after_another_gave_up_opening() -> None:
+    """An opening that nobody wanted any more is not that of who comes while it ends."""
+    client = aiolock.connect(_SlowToOpen(MemoryServer()))
+    first = asyncio.create_task(client.open())
+    await asyncio.sleep(0.5)
+    first.cancel()
+    await asyncio.sleep(0.5)
+    await client.open()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    async with client.lock("a"):
+        pass
+    await client.aclose()
+
+
+@virtual
+@pytest.mark.parametrize("turns", range(6))
+async def test_cancelled_while_another_closes_what_it_opens(turns: int) -> None:
+    """A cancellation that was taken is not replaced by the news that the client was closed."""
+    client = aiolock.connect(_SlowToOpen(MemoryServer()))
+    opening = asyncio.create_task(client.open())
+    await asyncio.sleep(0.5)
+    closing = asyncio.create_task(client.aclose())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    taken = opening.cancel()
+    await asyncio.wait([opening, closing])
+    assert opening.cancelled() == taken
+
+
+@virtual
+async def test_waiter_of_a_client_that_is_open_again_at_once() -> None:
+    """Who waited when it was closed is told so, though it is open when the task wakes up."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as theirs, theirs.lock("a"):
+        client = aiolock.connect(server)
+        await client.open()
+        waiting = asking(client.lock("a"))
+        await queued(theirs.lock("a"), 1)
+        closing = asyncio.create_task(client.aclose())
+        while client._room.state is not State.CLOSED:  # noqa: ASYNC110  # in that very turn
+            await asyncio.sleep(0)
+        await client.open()
+        with pytest.raises(ClientClosed):
+            await waiting
+        await closing
+        await client.aclose()
+
+
+@virtual
+async def test_who_closes_has_no_say_in_the_next_opening() -> None:
+    """What is to be called at a reconnection belongs to one opening."""
+    client = aiolock.connect(MemoryServer())
+    async with client:
+        client._room.on_reconnect.add(pytest.fail)
+    async with client:
+        client._room.reconnected()
 
 
 def test_opens_in_another_loop(world: World) -> None:

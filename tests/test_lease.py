@@ -1163,3 +1163,35 @@ async def _struck(on: Scene, lost_at: int | None, cancelled_at: int | None, clea
         task.result()
     assert task.cancelling() == int(asked)
     return "early" if cancelled_at is not None and not asked else end
+
+
+@virtual
+async def test_lost_for_a_reason_of_a_later_version() -> None:
+    """The body's own exception stays, and the loss says what the store said."""
+    async with aiolock.connect(MemoryServer()) as client:
+
+        async def body(error: Exception | None) -> None:
+            async with client.lock("a") as lease:
+                client._room.lost("lock:a", lease._hold.waiter, lease.fence, "evicted")
+                if error is not None:
+                    raise error
+                await asyncio.sleep(1)
+
+        with pytest.raises(ValueError, match="its own") as caught:
+            await asyncio.create_task(body(ValueError("its own")))
+        assert "evicted" in caught.value.__notes__[0]
+        await asyncio.sleep(60)
+        with pytest.raises(LeaseLost, match="evicted"):
+            await asyncio.create_task(body(None))
+
+
+@virtual
+async def test_a_question_that_was_not_answered_changes_nothing() -> None:
+    """A lease that nobody renews is not at risk because `verify` was cancelled."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client, client.lock("a", ttl=10, renew=False) as lease:
+        faulty.hold("renew")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lease.verify(), 0.1)
+        assert lease.state == "held"
+        faulty.resume()

@@ -191,6 +191,26 @@ async def test_signal() -> None:
 
 
 @virtual
+async def test_signal_of_one_that_was_lost_while_another_was_waited_for() -> None:
+    """Its own event is set as well as that of them all."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+
+        async def enter() -> None:
+            async with ours.multilock("a", "b", on_lost="signal") as lease:
+                assert lease.lost.is_set()
+                assert lease.leases["a"].lost.is_set()
+                assert not lease.leases["b"].lost.is_set()
+
+        async with theirs.lock("b"):
+            entering = asyncio.create_task(enter())
+            await queued(theirs.lock("b"), 1)
+            await theirs.lock("a").break_()
+            await asyncio.sleep(0.1)
+        await entering
+
+
+@virtual
 async def test_a_release_that_fails() -> None:
     """All of them are sent, whatever becomes of the first answer."""
     server = MemoryServer()

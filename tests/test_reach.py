@@ -50,6 +50,26 @@ async def test_lease_that_was_thrown_away(client: aiolock.LockClient) -> None:
     assert not client._room.keeper.owned
 
 
+async def test_lease_that_was_thrown_away_where_warnings_are_errors(
+    client: aiolock.LockClient, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends, whatever becomes of the warning."""
+    unraisable = list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    async def forget() -> None:
+        await client.lock("forgotten").acquire()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await asyncio.create_task(forget())
+        await _collected()
+    assert len(unraisable) == 1
+    assert not recwarn
+    assert not client._room.keeper.holds
+    assert not await client.lock("forgotten").locked()
+
+
 async def test_lease_of_a_living_task(client: aiolock.LockClient) -> None:
     """While its task lives a lease may be thrown away: the task releases it by the lock."""
     lock = client.lock("a")

@@ -217,6 +217,24 @@ def test_a_claim_that_an_answer_tells_of_is_confirmed(queued_before: bool) -> No
     run(play())
 
 
+def test_a_break_that_overtakes_the_push_of_the_grant() -> None:
+    """What was granted is gone, and so is the place in the queue: it asks again at once."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.store.inbox.lost("lock:n", s.waiter, 7, "broken")
+        await settle()
+        s.push(7, 0.1)
+        await settle()
+        assert not s.entered
+        assert s.store.verbs == ["acquire", "acquire"]
+
+    run(play())
+
+
 def test_without_a_question_under_way_the_release_names_its_grant() -> None:
     """The ordinary release speaks of one grant alone."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -88,6 +89,10 @@ class CoarseLoop(VirtualLoop):
     `TimerHandle`. Whoever sets it again then would do so for ever if no time passed: it does.
     """
 
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self._ties: dict[float, float] = {}
+
     def call_at(  # type: ignore[override]  # uvloop's is as wrong
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.Handle:
@@ -96,7 +101,13 @@ class CoarseLoop(VirtualLoop):
             self._now = max(self._now, min(when, self._now + 0.0001))
             return self.call_soon(callback, *args, context=context)
         when = self.time() + milliseconds / 1000
-        return super().call_at(when, callback, *args, context=context)
+        # Of timers of the same millisecond, the one that was set first comes first.
+        if when in self._ties:
+            self._ties[when] = tie = math.nextafter(self._ties[when], math.inf)
+        else:
+            self._ties = {each: tie for each, tie in self._ties.items() if each > self._now}
+            self._ties[when] = tie = when
+        return super().call_at(tie, callback, *args, context=context)
 
     def call_later(  # type: ignore[override]  # uvloop's is as wrong
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
