@@ -98,7 +98,6 @@ def run(folder: Path, *command: str) -> str:
         env=os.environ | {"PYTHONPATH": place, "MYPYPATH": place},
         capture_output=True,
         text=True,
-        timeout=50,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,8 +12,10 @@ import pytest
 from redis.exceptions import BusyLoadingError, RedisError
 
 import aiolock
+from aiolock._waiting import _TimedOut
 from aiolock.stores.redis import _scripts
 from aiolock.stores.redis._errors import ACL_RULE
+from aiolock.stores.redis._pipe import REPLY_TIMEOUT
 from tests.failures import Locker, Peek, check_nothing_left, take, until
 from tests.servers import RedisServer
 
@@ -213,17 +215,20 @@ async def test_timeouts_while_the_server_hangs(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
 ) -> None:
     """A waiter's timeout holds while the server hangs, and nothing of it is left on the server."""
-    lease = await take(client.lock("lock"))
-    queued = asyncio.create_task(enter(other.lock("lock", timeout=0.3)))
-    await peek.queued(1)
+    lease = await take(client.lock("lock", ttl=30))
+    queued = asyncio.create_task(enter(other.lock("lock", ttl=30, timeout=1)))
+    await until(lambda: other._room._lines)  # it knows its place, so its time may run out
     server.pause()
-    start = time.monotonic()
-    with pytest.raises(aiolock.StoreError, match="nobody knows"):
-        await other.lock("lock").acquire(timeout=0.2)
-    with pytest.raises(aiolock.AcquireTimeout):
-        await queued
-    assert time.monotonic() < start + 0.8
-    server.resume()
+    try:
+        start = time.monotonic()
+        with pytest.raises(aiolock.StoreError, match="nobody knows"):
+            await other.lock("lock", ttl=30).acquire(timeout=0.2)
+        with pytest.raises(aiolock.AcquireTimeout):
+            await queued
+        # Else it would be the server's time limit that ends them.
+        assert time.monotonic() < start + REPLY_TIMEOUT
+    finally:
+        server.resume()
     await lease.release()
     await until(lambda: not peek.queue() and not peek.holders())
 
@@ -439,7 +444,7 @@ async def test_server_full(
     await peek.queued(1)
     given_up = asyncio.create_task(take(client.lock("lock", ttl=10)))
     await peek.queued(2)
-    timed_out = asyncio.create_task(enter(client.lock("lock", ttl=10, timeout=0.3)))
+    timed_out = asyncio.create_task(enter(client.lock("lock", ttl=10, timeout=60)))
     await peek.queued(3)
     server.call("CONFIG", "SET", "maxmemory", 1)
     with pytest.raises(aiolock.StoreError, match=r"out of memory.*maxmemory"):
@@ -450,6 +455,8 @@ async def test_server_full(
     assert peek.ends() > time.monotonic() + 15
     given_up.cancel()
     await peek.queued(2)
+    (last,) = client._room._waiters["lock:lock"].values()
+    last.interrupt(_TimedOut())  # as its timer would, but not before all of the above
     with pytest.raises(aiolock.AcquireTimeout):
         await timed_out
     await peek.queued(1)

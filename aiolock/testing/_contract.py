@@ -153,7 +153,7 @@ class StoreContract(SharedContract):
     async def test_not_waiting_is_told_who_holds_it(self) -> None:
         """Who does not wait for a taken lock learns whose it is, with the same answer."""
         async with self.peers(2) as (ann, bob):
-            grant = await ann.take(name := fresh_name(), ann.waiter(terms="~200"))
+            grant = await ann.take(name := fresh_name(), ann.waiter(terms=f"~{LONG}"))
             busy = await bob.ask(name, wait=False)
             assert isinstance(busy, Busy)
             if busy.holder is not None:
