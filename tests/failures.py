@@ -78,6 +78,14 @@ def subscription_link(proxy: Proxy) -> Link:
     return link
 
 
+async def linked(proxy: Proxy) -> None:
+    """Wait until the one client behind a proxy has both its links, and no third.
+
+    Where time limits are short, a moment's pause is enough for one to be replaced.
+    """
+    await until(lambda: sorted(link.is_subscription for link in proxy.links) == [False, True])
+
+
 class Peek:
     """What a server has of one lock, read without aiolock."""
 

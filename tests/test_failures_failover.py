@@ -29,7 +29,7 @@ bind 127.0.0.1
 port {port}
 dir {directory}
 sentinel monitor locks 127.0.0.1 {master} 1
-sentinel down-after-milliseconds locks 300
+sentinel down-after-milliseconds locks 60000
 sentinel failover-timeout locks 3000
 """
 
@@ -77,16 +77,23 @@ class Watched:
         """Make the replica the master, and return when no other server takes writes."""
         if kill:
             self.master.kill()
+            await self._patience(300)
         else:
             await self._until_answer("FAILOVER", lambda answer: answer == "OK")
         now = str(self.replica.port)
         await self._until_answer("GET-MASTER-ADDR-BY-NAME", lambda answer: now in answer)
+        if kill:
+            await self._patience(60_000)
         if not kill:
             # A sentinel would do this in 10 s, and then kill all connections; others do not.
             self.master.call("REPLICAOF", "127.0.0.1", now)
             await until(
                 lambda: self.master.call("INFO", "replication")["master_link_status"] == "up"
             )
+
+    async def _patience(self, milliseconds: int) -> None:
+        """Have a server be taken for down when silent for so long: soon only if one was killed."""
+        await self.call("SET", "locks", "down-after-milliseconds", str(milliseconds))
 
     async def _until_answer(self, command: str, accepts: Callable[[Any], bool]) -> None:
         async with asyncio.timeout(20):

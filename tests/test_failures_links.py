@@ -11,9 +11,11 @@ from dataclasses import replace
 import pytest
 
 import aiolock
+from aiolock.stores.redis import RedisStore
 from tests.failures import (
     Peek,
     command_link,
+    linked,
     subscription_link,
     take,
     until,
@@ -322,8 +324,9 @@ async def test_command_cut_in_two(
 # --- Dead without a reset
 
 
-def dead(proxy: Proxy, which: str) -> list[Link]:
+async def dead(proxy: Proxy, which: str) -> list[Link]:
     """Make links dead without a reset: what was sent and what will be is lost."""
+    await linked(proxy)
     links = {"commands": [command_link(proxy)], "subscription": [subscription_link(proxy)]}
     chosen = links.get(which, proxy.links)
     for link in chosen:
@@ -340,7 +343,7 @@ async def test_dead_link_noticed_while_waiting(
     lease = await take(client.lock("lock"))
     waiting = asyncio.create_task(take(victim.lock("lock")))
     await peek.queued(1)
-    links = dead(proxy, which)
+    links = await dead(proxy, which)
     await until(lambda: len(set(proxy.links) - set(links)) == 2)
     assert not waiting.done()
     await lease.release()
@@ -356,7 +359,7 @@ async def test_dead_link_at_the_hand_off(
     lease = await take(client.lock("lock"))
     waiting = asyncio.create_task(take(victim.lock("lock")))
     await peek.queued(1)
-    dead(proxy, which)
+    await dead(proxy, which)
     await lease.release()
     (grant,) = peek.holders()
     lease = await asyncio.wait_for(waiting, 5)
@@ -364,21 +367,18 @@ async def test_dead_link_at_the_hand_off(
     await ends(lease)
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_dead_link_of_a_holder(
     victim: aiolock.LockClient, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A holder whose link died is at risk until that is noticed, and then goes on."""
     # Asks at a third of its ttl, is at risk a sixth later, and has till the end for the rest.
-    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 0.5)
-    lease = await take(victim.lock("lock", ttl=1.5))
-    end = time.monotonic() + 1.5
-    dead(proxy, "commands")
-    states = {lease.state}
-    while time.monotonic() < end:
-        states.add(lease.state)
-        await asyncio.sleep(0.02)
-    assert states == {HELD, aiolock.LeaseState.AT_RISK}
+    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 1.5)
+    monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
+    lease = await take(victim.lock("lock", ttl=4))
+    await dead(proxy, "commands")
+    assert lease.state is HELD
+    await until(lambda: lease.state is aiolock.LeaseState.AT_RISK)
+    await until(lambda: lease.state is not aiolock.LeaseState.AT_RISK)
     assert lease.state is HELD
     await ends(lease)
 
@@ -423,7 +423,7 @@ async def test_dead_link_noticed_within_15_s(
     lease = await take(client.lock("lock"))
     waiting = asyncio.create_task(take(victim.lock("lock")))
     await peek.queued(1)
-    links = dead(proxy, "both")
+    links = await dead(proxy, "both")
     start = time.monotonic()
     await until(lambda: len(set(proxy.links) - set(links)) == 2, within=20)
     # Each link is replaced by itself: both, here, since both died.
@@ -470,19 +470,19 @@ async def test_push_slower_than_the_claim(
 ) -> None:
     """A push that comes when its lease has ended lets nobody in; the waiter asks again."""
     ttl = 0.3
-    lease = await take(client.lock("lock", ttl=ttl))
+    lease = await take(client.lock("lock"))
     waiting = asyncio.create_task(take(victim.lock("lock", ttl=ttl)))
     await peek.queued(1)
     proxy.delay(to_client=2 * ttl)
     await lease.release()
     (stale,) = peek.holders()
-    between = await take(client.lock("lock", ttl=ttl))
+    between = await take(client.lock("lock"))
     assert not waiting.done()
     proxy.delay()
     await between.release()
     lease = await asyncio.wait_for(waiting, 5)
     assert int(stale.split(":")[-1]) < between.fence < lease.fence
-    await ends(lease)
+    await lease.release()
 
 
 # --- Late
@@ -491,18 +491,30 @@ async def test_push_slower_than_the_claim(
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
 async def test_late_copy_takes_nothing(
-    victim: aiolock.LockClient, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, kind: str
+    server: RedisServer,
+    victim: aiolock.LockClient,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     """What arrives long after it was sent again, carried out and undone changes nothing."""
     monkeypatch.setattr("aiolock.stores.redis._pipe.LATE_AFTER", 600_000)
     lock = victim.lock("late") if kind == "lock" else victim.semaphore("late", 2)
+    await linked(proxy)
     link = command_link(proxy)
     link.withhold()
-    sent = time.monotonic()
     async with lock:
         assert link.was_reset, "what was written is still in the kernel's hands"
         assert proxy.late == [link]
-    await until(lambda: time.monotonic() > sent + 0.7)
+    store = victim._room.store
+    assert isinstance(store, RedisStore)
+    last_stamp = store._pipe._last_stamp  # not before that is the copy late
+
+    def server_time() -> int:
+        seconds, micros = server.call("TIME")
+        return int(seconds) * 1_000_000 + int(micros)
+
+    await until(lambda: server_time() > last_stamp)
     assert b"-LATE " in await link.deliver()
     status = await lock.status()
     assert status.holders == status.waiters == ()

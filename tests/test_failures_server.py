@@ -162,7 +162,7 @@ async def test_server_gone_for_good(
 
 async def test_server_hangs(server: RedisServer, client: aiolock.LockClient, peek: Peek) -> None:
     """While the server hangs a lease goes from held to at risk, and to lost at its deadline."""
-    lease = await take(client.lock("lock"))
+    lease = await take(client.lock("lock", ttl=1))
     server.pause()
     end = time.monotonic() + lease.remaining()
     states = [lease.state]
@@ -287,8 +287,8 @@ async def test_clients_paused(
     lease = await take(client.lock("lock", ttl=2))
     waiting = asyncio.create_task(take(other.lock("lock", ttl=2)))
     await peek.queued(1)
-    server.call("CLIENT", "PAUSE", 400, "ALL")
     start = time.monotonic()
+    server.call("CLIENT", "PAUSE", 400, "ALL")
     assert await lease.verify()
     assert time.monotonic() > start + 0.3
     server.call("CLIENT", "PAUSE", 400, "WRITE")

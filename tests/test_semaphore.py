@@ -58,7 +58,7 @@ async def test_async_with(world: World) -> None:
             assert [holder.permits for holder in status.holders] == [1, 2]
             assert await semaphore.acquire(blocking=False) is None
             with pytest.raises(AcquireTimeout):
-                async with semaphore.acquire(timeout=0.25):
+                async with semaphore.acquire(timeout=0.5):
                     raise AssertionError
 
 
