@@ -86,7 +86,7 @@ async def test_shop_says_when_it_is_busy(
 ) -> None:
     """A request that did not get its turn in time is told so, and may try again."""
     monkeypatch.setenv("AIOLOCK_URL", redis_server.url)
-    monkeypatch.setenv("SHOP_PATIENCE", "1")
+    monkeypatch.setenv("SHOP_PATIENCE", "0.6")
     async with shop() as client, aiolock.connect(redis_server.url) as locks:
         assert (await client.put(f"/items/{prefix}?stock=1")).status_code == 200
         async with locks.lock(f"stock:{prefix}"):

@@ -84,10 +84,10 @@ async def test_server_restarted_empty(
     down: str,
 ) -> None:
     """Leases are lost, at the next renewal or in time; waiters ask again and keep their order."""
-    stale = await take(client.lock("lock"))
+    stale = await take(client.lock("lock", ttl=1.5))
     waiting: list[asyncio.Task[aiolock.Lease]] = []
     for place in range(3):
-        waiting.append(asyncio.create_task(take(other.lock("lock"))))
+        waiting.append(asyncio.create_task(take(other.lock("lock", ttl=30))))
         await peek.queued(place + 1)
     if down == "restarted_at_once":
         server.restart()
@@ -95,7 +95,7 @@ async def test_server_restarted_empty(
         server.kill()
     end = time.monotonic() + stale.remaining()
     await stale.lost
-    assert time.monotonic() < end + 0.5
+    assert time.monotonic() < end + 2
     if down != "restarted_at_once":
         assert time.monotonic() > end - 0.01
         server.start()
@@ -107,22 +107,24 @@ async def test_waiters_of_many_clients_after_a_restart(
     server: RedisServer, prefix: str, peek: Peek
 ) -> None:
     """After a restart the waiters of several clients all enter, one at a time."""
-    clients = [aiolock.connect(server.url, prefix=prefix, ttl=TTL) for _ in range(4)]
+    clients = [aiolock.connect(server.url, prefix=prefix, ttl=30) for _ in range(4)]
     inside = 0
 
     async def work(client: aiolock.LockClient, fences: list[int]) -> None:
         nonlocal inside
         async with client.lock("lock") as lease:
             inside += 1
-            assert inside == 1
-            fences.append(lease.fence)
-            assert await lease.verify()
-            inside -= 1
+            try:
+                assert inside == 1
+                fences.append(lease.fence)
+                assert await lease.verify()
+            finally:
+                inside -= 1
 
     for client in clients:
         await client.open()
     try:
-        lease = await take(clients[0].lock("lock"))
+        lease = await take(clients[0].lock("lock", ttl=3))
         fences: list[int] = [lease.fence]
         async with asyncio.TaskGroup() as tasks:
             for client in clients:
@@ -144,8 +146,9 @@ async def test_server_gone_for_good(
 ) -> None:
     """Whoever asks a server that is gone gets StoreError in the end; closing does not hang."""
     lease = await take(client.lock("lock", ttl=1.5))
+    lasting = await take(client.lock("lasting", ttl=30))
     server.kill()
-    attempts = (lease.verify, client.lock("other").acquire, client.lock("lock").status)
+    attempts = (lasting.verify, client.lock("other").acquire, client.lock("lock").status)
     for error in await asyncio.gather(*(use() for use in attempts), return_exceptions=True):
         assert isinstance(error, aiolock.StoreError)
         assert isinstance(error.__cause__, RedisError | OSError)
@@ -171,7 +174,7 @@ async def test_server_hangs(server: RedisServer, client: aiolock.LockClient, pee
             states.append(lease.state)
         await asyncio.sleep(0.01)
     assert states == [HELD, AT_RISK]
-    assert end - 0.01 < time.monotonic() < end + 0.5
+    assert end - 0.01 < time.monotonic() < end + 2  # no time limit of the connection's
     assert lease.lost.is_set()
     assert lease.remaining() == 0
     server.resume()
@@ -191,7 +194,7 @@ async def test_exit_while_the_server_hangs(
     async with client.lock("lock") as lease:
         server.pause()
         end = time.monotonic() + lease.remaining()
-    assert end - 0.01 < time.monotonic() < end + 0.5
+    assert end - 0.01 < time.monotonic() < end + 2  # no time limit of the connection's
     assert "until its lease ends" in caplog.text
     server.resume()
     await until(lambda: not peek.holders())
@@ -206,7 +209,7 @@ async def test_release_while_the_server_hangs(
     end = time.monotonic() + lease.remaining()
     with pytest.raises(aiolock.StoreError):
         await lease.release()
-    assert end - 0.01 < time.monotonic() < end + 0.5
+    assert end - 0.01 < time.monotonic() < end + 2  # no time limit of the connection's
     server.resume()
     await until(lambda: not peek.holders())
 
@@ -216,7 +219,7 @@ async def test_timeouts_while_the_server_hangs(
 ) -> None:
     """A waiter's timeout holds while the server hangs, and nothing of it is left on the server."""
     lease = await take(client.lock("lock", ttl=30))
-    queued = asyncio.create_task(enter(other.lock("lock", ttl=30, timeout=1)))
+    queued = asyncio.create_task(enter(other.lock("lock", ttl=30, timeout=0.6)))
     await until(lambda: other._room._lines)  # it knows its place, so its time may run out
     server.pause()
     try:
@@ -238,7 +241,7 @@ async def test_close_while_the_server_hangs(
     server: RedisServer, prefix: str, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """A client can be closed while the server hangs; its lease ends and its waiter is skipped."""
-    leaving = aiolock.connect(server.url, prefix=prefix, ttl=TTL)
+    leaving = aiolock.connect(server.url, prefix=prefix, ttl=1.5)
     await leaving.open()
     await take(leaving.lock("lock"))
     waiter = asyncio.create_task(take(leaving.lock("lock")))
@@ -257,14 +260,14 @@ async def test_close_while_the_server_hangs(
 @pytest.mark.usefixtures("impatient")
 async def test_server_hangs_for_longer_than_any_time_limit(
     server: RedisServer,
-    prefix: str,
     client: aiolock.LockClient,
     other: aiolock.LockClient,
     peek: Peek,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After a hang in which every command was given up, everything works and nothing is left."""
-    first = await take(client.lock("lock"))
-    waiting = asyncio.create_task(take(other.lock("lock")))
+    first = await take(client.lock("lock", ttl=1.5))
+    waiting = asyncio.create_task(take(other.lock("lock", ttl=1.5)))
     await peek.queued(1)
     server.pause()
     with pytest.raises(aiolock.StoreError):
@@ -272,11 +275,12 @@ async def test_server_hangs_for_longer_than_any_time_limit(
     with pytest.raises(aiolock.StoreError):
         await waiting
     await first.lost
+    monkeypatch.undo()  # patient again: connecting may take a second
     server.resume()
-    abandoned = Peek(server, prefix, "other")
+    abandoned = Peek(server, peek.prefix, "other")
     await until(lambda: not peek.queue() and not abandoned.queue() and not abandoned.holders())
     for each in (client, other):
-        async with each.lock("lock") as lease:
+        async with each.lock("lock", ttl=30) as lease:
             assert lease.fence > first.fence
 
 
@@ -309,17 +313,17 @@ async def test_scripts_flushed(
         server.call("SCRIPT", "FLUSH", "SYNC")
 
     await flushed()
-    lease = await take(client.lock("lock"))
+    lease = await take(client.lock("lock", ttl=30))
     waiting: list[asyncio.Task[aiolock.Lease]] = []
     for place in range(3):
         await flushed()
-        waiting.append(asyncio.create_task(take(other.lock("lock"))))
+        waiting.append(asyncio.create_task(take(other.lock("lock", ttl=30))))
         await peek.queued(place + 1)
     await flushed()
     status = await client.lock("lock").status()
     assert (len(status.holders), len(status.waiters)) == (1, 3)
     await flushed()
-    await lease.extend(1)
+    await lease.extend(20)
     await flushed()
     assert await lease.verify()
     await flushed()
@@ -336,11 +340,13 @@ async def test_scripts_flushed_while_a_lease_is_kept(
     server: RedisServer, client: aiolock.LockClient
 ) -> None:
     """The watchdog's renewals outlive a flush."""
-    async with client.lock("lock") as lease:
-        start = time.monotonic()
-        while time.monotonic() < start + 2 * TTL:
+    async with client.lock("lock", ttl=3) as lease:
+        deadlines = {lease._hold.deadline}
+        while len(deadlines) < 3:
             server.call("SCRIPT", "FLUSH", "SYNC")
-            await asyncio.sleep(TTL / 10)
+            await asyncio.sleep(0.06)
+            assert lease.state is not aiolock.LeaseState.LOST
+            deadlines.add(lease._hold.deadline)
         assert lease.state is HELD
         assert await lease.verify()
 
@@ -402,7 +408,7 @@ async def test_scripts_flushed_when_a_grant_came_too_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A grant that was given back unused lets nobody in, though its release had to be repeated."""
-    ttl = 1.5
+    ttl = 2.5
     # A margin so wide that a lease can be over for us and not yet for the server.
     for module in ("_waiting", "_waiter"):
         monkeypatch.setattr(f"aiolock.{module}.lasts", lambda lease: lease * 0.0004)
@@ -478,9 +484,9 @@ async def test_holder_killed_while_the_server_is_full(
 ) -> None:
     """On a full server, too, the waiters of a killed holder get the lock in turn."""
     async with Locker(server.url, prefix) as holder:
-        await holder.lock(ttl=TTL)
+        await holder.lock(ttl=1.5)
         await holder.entered()
-        waiting = [asyncio.create_task(take(client.lock("lock"))) for _ in range(2)]
+        waiting = [asyncio.create_task(take(client.lock("lock", ttl=30))) for _ in range(2)]
         await peek.queued(2)
         server.call("CONFIG", "SET", "maxmemory", 1)
         await holder.killed(peek)
@@ -497,7 +503,7 @@ async def test_publish_denied_later(server: RedisServer, prefix: str, peek: Peek
     url = f"redis://locks:pw@127.0.0.1:{server.port}/0"
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(aiolock.connect(url, prefix=prefix, ttl=1))
+            await stack.enter_async_context(aiolock.connect(url, prefix=prefix, ttl=1.5))
             for _ in range(3)
         ]
         lease = await take(clients[0].lock("lock"))
@@ -507,7 +513,7 @@ async def test_publish_denied_later(server: RedisServer, prefix: str, peek: Peek
             await peek.queued(place + 1)
         server.call("ACL", "SETUSER", "locks", "-publish")
         # The first waiter asks half a lease later, when half of its claim is left.
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.75)
         assert await lease.release()
         assert len(await in_turn(waiting)) == 2
 

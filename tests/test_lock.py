@@ -116,11 +116,11 @@ async def test_release_in_the_body(client: aiolock.LockClient, other: aiolock.Lo
 async def test_timeout_awaited(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
     """`acquire(timeout=...)` gives None in the end; the lock's own timeout is an error."""
     async with other.lock("a"):
-        assert await client.lock("a", timeout=1).acquire(blocking=False) is None
+        assert await client.lock("a", timeout=0.5).acquire(blocking=False) is None
         # Both at once, for the time must be long enough for a busy store to answer in it.
         own, locks_own = await asyncio.gather(
-            client.lock("a").acquire(timeout=1),
-            client.lock("a", timeout=1).acquire(),
+            client.lock("a").acquire(timeout=0.5),
+            client.lock("a", timeout=0.5).acquire(),
             return_exceptions=True,
         )
         assert own is None
@@ -135,16 +135,16 @@ async def test_timeout_entered(client: aiolock.LockClient, other: aiolock.LockCl
     async with other.lock("a"):
 
         async def times_out(acquisition: AbstractAsyncContextManager[object]) -> None:
-            with pytest.raises(AcquireTimeout, match=r"'a'.* 1 s") as caught:
+            with pytest.raises(AcquireTimeout, match=r"'a'.* 0\.5 s") as caught:
                 async with acquisition:
                     pytest.fail("the body has run without the lock")
             assert isinstance(caught.value, TimeoutError)
             assert isinstance(caught.value, LockError)
 
         await asyncio.gather(
-            times_out(client.lock("a").acquire(timeout=1)),
-            times_out(client.lock("a", timeout=1).acquire()),
-            times_out(client.lock("a", timeout=1)),
+            times_out(client.lock("a").acquire(timeout=0.5)),
+            times_out(client.lock("a", timeout=0.5).acquire()),
+            times_out(client.lock("a", timeout=0.5)),
         )
         assert not (await other.lock("a").status()).waiters
 

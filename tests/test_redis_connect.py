@@ -222,7 +222,6 @@ async def test_not_redis(serve: Serve, caplog: pytest.LogCaptureFixture) -> None
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_replica(server: RedisServer) -> None:
     """A replica is a StoreError that says that it is read-only."""
     with RedisServer("--replicaof", "127.0.0.1", str(server.port)) as replica:
@@ -236,7 +235,6 @@ async def test_node_of_a_cluster(prefix: str) -> None:
             await fails(url, "Redis Cluster is not supported yet")
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("counted", [True, False])
 async def test_pushes_arrive_elsewhere(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, counted: bool

@@ -245,7 +245,7 @@ async def test_refused_for_too_long(
 ) -> None:
     """Whoever waits for a server that goes on refusing hears why, and that nothing was done."""
     # No other time limit may end it first, with another error.
-    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 0.7)
     monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
     store = from_url(own_server.url, prefix)
     inbox: Any = Nobody()
@@ -270,7 +270,6 @@ async def test_clock_that_jumped(store: RedisStore) -> None:
     await leave(store, 1)
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_clock_is_read_again(
     store: RedisStore, redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
