@@ -206,7 +206,6 @@ async def test_contest() -> None:
     }
     exact = {
         "commands.free": 2,
-        "commands.wanted": 2,
         "crowd3.through": 1,
         "crowd200.through": 1,
         "processes.through": 1,
@@ -217,6 +216,8 @@ async def test_contest() -> None:
         "processes.connections": 2,
     }
     assert {name: ours[name] for name in exact} == {n: [value] for n, value in exact.items()}
+    # On a busy machine a body may last so long that its claim is confirmed.
+    assert 2 <= ours["commands.wanted"][0] < 2.2
     assert theirs["crowd200.connections"] == [200]
     for name, values in ours.items():
         if name.endswith((".us", ".rate", ".ms")) and "server" not in name:

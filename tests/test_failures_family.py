@@ -224,7 +224,7 @@ async def test_replies_lost(
         other = await asyncio.create_task(take(client.rwlock("lock").read()))
         assert await lease.verify()
         await other.release()
-    latch = victim.latch("lock", 3, remember=1)
+    latch = victim.latch("lock", 3, remember=30)
     for missing in (2, 1):
         proxy.swallow_replies(1, command_link(proxy))
         assert await latch.count_down() == missing
@@ -246,12 +246,12 @@ async def test_grants_lost_with_the_subscription(
     """Readers and watchers whose subscription is killed find what they were given meanwhile."""
     writing = await take(client.rwlock("lock").write())
     reading = [asyncio.create_task(take(victim.rwlock("lock").read())) for _ in range(3)]
-    opened = asyncio.create_task(victim.latch("lock", 1, remember=1).wait())
+    opened = asyncio.create_task(victim.latch("lock", 1, remember=30).wait())
     await peek.queued(3)
     await until(lambda: peek.server.call("ZCARD", f"{peek.prefix}:{{latch:lock}}:queue") == 1)
     subscription_link(proxy).cut()
     await writing.release()
-    await client.latch("lock", 1, remember=1).count_down()
+    await client.latch("lock", 1, remember=30).count_down()
     for task in reading:
         lease = await asyncio.wait_for(task, 5)
         assert await lease.verify()

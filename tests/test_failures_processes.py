@@ -117,7 +117,7 @@ async def test_waiter_killed(client: aiolock.LockClient, lockers: Lockers, peek:
 
 async def test_waiter_stopped(client: aiolock.LockClient, lockers: Lockers, peek: Peek) -> None:
     """A stopped waiter costs one claim; woken, it does not enter but takes its old place again."""
-    first = await take(client.lock("lock"))
+    first = await take(client.lock("lock", ttl=30))
     (sleeper,) = await lockers(1)
     await sleeper.lock(ttl=TTL)
     await peek.queued(1)
@@ -130,6 +130,7 @@ async def test_waiter_stopped(client: aiolock.LockClient, lockers: Lockers, peek
     (claim,) = peek.holders()
     assert claim.startswith(waiter)
     lease = await second
+    await lease.extend(30)
     cost = lease.fence / 1e6 - int(claim.split(":")[-1]) / 1e6
     assert TTL - 0.01 < cost < 1.9 * TTL
     third = asyncio.create_task(take(client.lock("lock")))
@@ -150,7 +151,7 @@ async def test_process_with_many_waiters_stopped(
     client: aiolock.LockClient, lockers: Lockers, peek: Peek
 ) -> None:
     """A stopped process costs the others one claim in all; woken, its waiters keep their order."""
-    first = await take(client.lock("lock"))
+    first = await take(client.lock("lock", ttl=30))
     (sleeper,) = await lockers(1)
     waiters = ["a", "b", "c", "d", "e"]
     for who in waiters:
@@ -163,6 +164,7 @@ async def test_process_with_many_waiters_stopped(
     await first.release()
     (claim,) = peek.holders()
     lease = await second
+    await lease.extend(30)
     assert lease.fence / 1e6 - int(claim.split(":")[-1]) / 1e6 < 1.9 * TTL
     sleeper.cont()
     await until(lambda: peek.queue() == queue)
@@ -266,7 +268,7 @@ async def test_process_ends_without_aclose(
     async with Worker("-c", source, peek.server.url, peek.prefix, str(TTL)) as worker:
         gone = (await worker.expect("entered"))["fence"]
         waiting = asyncio.create_task(take(client.lock("lock")))
-        await peek.queued(1)
+        await until(lambda: peek.queue() or waiting.done())
         await worker.send({})
         assert await worker.wait() == code
     lease = await asyncio.wait_for(waiting, 5)
@@ -313,7 +315,7 @@ loops.run(main())
 
 async def test_used_in_a_fork(server: RedisServer, prefix: str) -> None:
     """In a fork every use says that it is one, and the parent's connections are left alone."""
-    async with Worker("-W", "ignore", "-c", FORK, server.url, prefix, str(TTL)) as worker:
+    async with Worker("-W", "ignore", "-c", FORK, server.url, prefix, "30") as worker:
         forked = await worker.expect("forked")
         used = dict(zip(forked["uses"], forked["refused"], strict=True))
         assert all(used.values()), used
@@ -327,7 +329,7 @@ async def test_used_in_a_fork(server: RedisServer, prefix: str) -> None:
 )
 async def test_used_from_another_event_loop(client: aiolock.LockClient, use: str) -> None:
     """In another event loop every use says that it is another one."""
-    lock = client.lock("lock")
+    lock = client.lock("lock", ttl=30)
     async with lock as lease:
         method = getattr(lease, use[6:]) if use.startswith("lease.") else getattr(lock, use)
 
