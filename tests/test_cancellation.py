@@ -105,8 +105,29 @@ async def _everywhere(
     kind: Kind,
     scenario: Scenario,
     after: Callable[[], Awaitable[object]] | None = None,
+    *,
+    least: int,
+) -> None:
+    """Run the scenario, cancelled at each step, and look each time at what is left.
+
+    Where it has fewer steps than ``least``, once more: on a busy machine an answer and a push may
+    come in one turn.
+    """
+    ran = 0
+    for _ in range(5):
+        ran = max(ran, await _once_everywhere(stand, kind, scenario, after))
+        if ran >= least:
+            return
+    raise AssertionError(f"it was cancelled at {ran} steps, and has {least}")
+
+
+async def _once_everywhere(
+    stand: Stand,
+    kind: Kind,
+    scenario: Scenario,
+    after: Callable[[], Awaitable[object]] | None,
 ) -> int:
-    """Run the scenario, cancelled at each step, and look each time at what is left."""
+    """At how many steps it was cancelled."""
     ran = 0
     async for _ in cancel_everywhere(scenario, [kind]):
         if after is not None:
@@ -127,7 +148,7 @@ async def test_acquire_hold_and_release(stand: Stand, kind: Kind) -> None:
         async with stand.lock:
             await asyncio.sleep(0)
 
-    assert await _everywhere(stand, kind, scenario) >= 3
+    await _everywhere(stand, kind, scenario, least=3)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -143,7 +164,7 @@ async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
         finally:
             await lease.release()
 
-    assert await _everywhere(stand, kind, scenario) >= 4
+    await _everywhere(stand, kind, scenario, least=4)
 
 
 @pytest.mark.parametrize("how", ["entered", "awaited"])
@@ -166,7 +187,7 @@ async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
         assert not await stand.other.lock(f"{NAME}, the second").locked()
         assert not stand.ours._room.entered
 
-    assert await _everywhere(stand, kind, scenario, second_is_free) >= 3
+    await _everywhere(stand, kind, scenario, second_is_free, least=3)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -178,7 +199,7 @@ async def test_not_waiting(stand: Stand, kind: Kind) -> None:
         assert lease is not None
         await lease.release()
 
-    assert await _everywhere(stand, kind, scenario) >= 2
+    await _everywhere(stand, kind, scenario, least=2)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -195,7 +216,7 @@ async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
     async def scenario() -> None:
         await _let_in(stand, take, stand.others_lock, stand.lock)
 
-    assert await _everywhere(stand, kind, scenario, stand.settle) >= 4
+    await _everywhere(stand, kind, scenario, stand.settle, least=4)
 
 
 async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
@@ -227,7 +248,7 @@ async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
     async def scenario() -> None:
         await _let_in(stand, read, stand.other.rwlock(NAME).write(), rates)
 
-    assert await _everywhere(stand, kind, scenario, stand.settle) >= 4
+    await _everywhere(stand, kind, scenario, stand.settle, least=4)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -240,7 +261,7 @@ async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
             await lease.downgrade()
             await asyncio.sleep(0)
 
-    assert await _everywhere(stand, kind, scenario) >= 4
+    await _everywhere(stand, kind, scenario, least=4)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -265,7 +286,7 @@ async def test_permits(stand: Stand, kind: Kind) -> None:
         async with others.acquire(3):  # also by their count
             pass
 
-    assert await _everywhere(stand, kind, scenario, all_are_free) >= 6
+    await _everywhere(stand, kind, scenario, all_are_free, least=6)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -287,7 +308,7 @@ async def test_latch(stand: Stand, kind: Kind) -> None:
         finally:
             opening.cancel()
 
-    assert await _everywhere(stand, kind, scenario, stand.settle) >= 2
+    await _everywhere(stand, kind, scenario, stand.settle, least=2)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -307,7 +328,7 @@ async def test_barrier(stand: Stand, kind: Kind) -> None:
         status = await stand.other.barrier(NAME, 2).status()
         assert (status.holders, status.waiters) == ((), ())
 
-    assert await _everywhere(stand, kind, scenario, nobody_is_there) >= 1
+    await _everywhere(stand, kind, scenario, nobody_is_there, least=1)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -326,4 +347,4 @@ async def test_election(stand: Stand, kind: Kind) -> None:
         status = await board.status()
         assert (status.holders, status.waiters) == ((), ())
 
-    assert await _everywhere(stand, kind, scenario, nobody_leads) >= 4
+    await _everywhere(stand, kind, scenario, nobody_leads, least=4)
