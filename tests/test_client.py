@@ -148,11 +148,14 @@ async def test_closed_while_it_opens(world: World) -> None:
 class _SlowToOpen(MemoryStore):
     """A store that takes its time to connect, and some to wind up where that is given up."""
 
+    winds_up = 1.0
+
     async def open(self, client: str, inbox: Inbox) -> bool:
         try:
             await asyncio.sleep(2)
         except asyncio.CancelledError:
-            await asyncio.sleep(1)
+            if self.winds_up:
+                await asyncio.sleep(self.winds_up)
             raise
         return await super().open(client, inbox)
 
@@ -177,7 +180,9 @@ async def test_opens_after_another_gave_up_opening() -> None:
 @pytest.mark.parametrize("turns", range(6))
 async def test_cancelled_while_another_closes_what_it_opens(turns: int) -> None:
     """A cancellation that was taken is not replaced by the news that the client was closed."""
-    client = aiolock.connect(_SlowToOpen(MemoryServer()))
+    store = _SlowToOpen(MemoryServer())
+    store.winds_up = 0.0  # so that both fall into the same few turns
+    client = aiolock.connect(store)
     opening = asyncio.create_task(client.open())
     await asyncio.sleep(0.5)
     closing = asyncio.create_task(client.aclose())

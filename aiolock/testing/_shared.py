@@ -114,19 +114,13 @@ class SharedContract(ABC):
 
     async def test_a_dead_writer_holds_nobody_back(self) -> None:
         """A writer whose client has gone leaves the queue when the next reader comes."""
-        async with self.peers(3) as (ann, bob, cat):
-            if not ann.counted:
-                return  # then nobody is taken for dead
-            name = fresh_name()
-            await self._read(ann, name)
-            await bob.queue(name)
-            reader = await cat.queue(name, cat.waiter(shared=True))
-            await ann.sees_end_of(bob)
-            assert isinstance(await cat.ask(name, cat.waiter(shared=True)), Granted)
-            assert (await cat.handed()).waiter == reader.waiter
+        await self._past_a_dead_writer(max_waiters=0)
 
     async def test_a_dead_writer_in_a_full_queue_holds_nobody_back(self) -> None:
         """Who makes room in a full queue, by removing the dead, lets in those behind them."""
+        await self._past_a_dead_writer(max_waiters=2)
+
+    async def _past_a_dead_writer(self, max_waiters: int) -> None:
         async with self.peers(3) as (ann, bob, cat):
             if not ann.counted:
                 return  # then nobody is taken for dead
@@ -135,7 +129,7 @@ class SharedContract(ABC):
             await bob.queue(name)
             reader = await cat.queue(name, cat.waiter(shared=True))
             await ann.sees_end_of(bob)
-            newcomer = ann.ask(name, ann.waiter(shared=True), max_waiters=2)
+            newcomer = ann.ask(name, ann.waiter(shared=True), max_waiters=max_waiters)
             assert isinstance(await newcomer, Granted)
             assert (await cat.handed()).waiter == reader.waiter
 
