@@ -17,6 +17,7 @@ from aiolock._keeper import retrieve
 from aiolock._lease import Lease, LostEvent, give_back
 from aiolock._lock import DEFAULT, Default, Lock
 from aiolock._policy import Policy, Seconds, to_ms
+from aiolock.errors import StoreError
 from aiolock.store import Posted, Status
 
 _BOARD: Final = "elected"
@@ -26,6 +27,11 @@ _KEPT: Final = 3600.0
 """Seconds for which it is remembered who led last."""
 _AGAIN: Final = 1.0
 """The least seconds after which a leader says again that it leads; else a third of its ttl."""
+_PATIENCE: Final = 10.0
+"""Seconds for which a store may refuse that it is put up; as for those who wait."""
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 1.0
+"""Seconds until it is tried again."""
 LONGEST_VALUE: Final = 10_000
 
 
@@ -139,8 +145,8 @@ class Election:
         value.encode()  # UnicodeEncodeError, a ValueError, before anybody leads
         room = self._lock._room
         async with self._lock._acquisition(timeout, blocking=True) as lease:
-            await self._put_up(lease.fence, value)
             loop = asyncio.get_running_loop()
+            await self._announce(lease.fence, value, loop.time() + _PATIENCE)
             every = max(_AGAIN, min(self._lock.ttl, _KEPT) / 3)
             timer: asyncio.TimerHandle
 
@@ -207,6 +213,20 @@ class Election:
             max_waiters=None,
             max_hold=None,
         )
+
+    async def _announce(self, fence: int, value: str, until: float) -> None:
+        """Put it up. A refusal that passes throws nobody out who has waited to be the leader."""
+        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
+        while True:
+            try:
+                await self._put_up(fence, value)
+            except StoreError as error:
+                if not error.refused or loop.time() + pause > until:
+                    raise
+            else:
+                return
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
 
     def _put_up(self, fence: int, value: str) -> asyncio.Future[int]:
         return self._lock._room.store.post(

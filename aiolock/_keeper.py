@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiolock._hold import ALIVE, Hold, LeaseState, Owner, lasts
 from aiolock._overdue import Overdue
+from aiolock._unreleased import Unreleased
 from aiolock._wheel import Wheel
 from aiolock.errors import ClientClosed
 from aiolock.store import Renewal, Store
@@ -73,6 +74,7 @@ class Keeper:
         self._jitter = 1.0
         self._left: asyncio.Event | None = None
         self.overdue = Overdue(self.time)
+        self.unreleased = Unreleased(store)
 
     @property
     def is_here(self) -> bool:
@@ -188,7 +190,7 @@ class Keeper:
         )
 
     def abandon(self, hold: Hold) -> None:
-        """Release without waiting: should nobody hear of it, its end takes care of it."""
+        """Release without waiting; what is not heard is sent again (see `Unreleased`)."""
         if (released := self.release(hold)) is not None:
             released.add_done_callback(retrieve)
 
@@ -212,7 +214,9 @@ class Keeper:
                 if finished and mine:
                     hold.released = self._store.finish(key, hold.waiter, hold.fence, finished)
                 else:
-                    hold.released = self._store.release(key, hold.waiter, fence)
+                    hold.released = self.unreleased.release(
+                        key, hold.waiter, hold.ttl, fence=fence, entered=True
+                    )
                 if not mine:
                     hold.released.add_done_callback(retrieve)
         return hold.released if hold.state is LeaseState.RELEASED else None
@@ -272,6 +276,7 @@ class Keeper:
         Waits for those bodies until the last of their leases has ended, and no longer.
         """
         self._left = asyncio.Event()
+        self.unreleased.aclose()
         bodies: list[Hold] = []
         for hold in list(self.holds.values()):
             if any(body.task is not caller for body in hold.bodies):

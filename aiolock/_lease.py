@@ -123,8 +123,9 @@ class Lease:
 
         Says whether it was still ours. Idempotent: again, it says the same and sends nothing.
         Waits for the store's answer, but never past the end of the lease; `StoreError` when there
-        is none, and then the lease's end takes care of it. Cancelled, the release goes on all the
-        same. Of a re-entrant lock only the last release gives it back.
+        is none, or the store refuses. Then it is sent again by itself, at first after a second,
+        until it is answered or the lease has ended. Cancelled, the release goes on all the same.
+        Of a re-entrant lock only the last release gives it back.
         """
         released = self._give_back()
         if released is None:
@@ -246,7 +247,7 @@ def leased(keeper: Keeper, hold: Hold, policy: Policy) -> Lease:
 
 
 def give_back(lease: Lease) -> None:
-    """Release without waiting: should nobody hear of it, its end takes care of it."""
+    """Release without waiting; what is not heard is sent again (see `Unreleased`)."""
     if (released := lease._give_back()) is not None:
         released.add_done_callback(retrieve)
 
@@ -341,4 +342,8 @@ class Scope:
             self._log(failure)
 
     def _log(self, failure: BaseException) -> None:
-        log.warning("aiolock: %r stays locked until its lease ends: %s", self.lease.name, failure)
+        log.warning(
+            "aiolock: %r was not released yet, which is tried again until its lease ends: %s",
+            self.lease.name,
+            failure,
+        )

@@ -14,6 +14,10 @@ from typing import Any
 from aiolock.errors import StoreError
 
 
+class Unconfirmed(StoreError):
+    """It was not answered in time; but it is under way still."""
+
+
 class Overdue:
     """What one client waits for; whoever does sees to it that what was answered is taken out."""
 
@@ -49,7 +53,7 @@ class Overdue:
                 del self._deadlines[answer]
                 if not answer.done():
                     answer.set_exception(
-                        StoreError(
+                        Unconfirmed(
                             "the release was not confirmed before the lease ended; its end frees it"
                         )
                     )

@@ -1,16 +1,16 @@
-"""Releases of waiters that have given up and were not heard: sent again, but not for ever.
+"""Releases that were not heard: sent again, but not for ever.
 
-What such a waiter has at the store, if anything, is in the way of others: a place in the queue
-until its turn comes, or a grant until its lease ends. After that nothing is left to release.
+What they speak of is in the way of others: a place in the queue until its turn comes, or a grant
+until its lease ends. After that nothing is left to release.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from functools import partial
 from typing import Final, NamedTuple
 
+from aiolock._overdue import Unconfirmed
 from aiolock.errors import StoreError
 from aiolock.store import Store
 
@@ -18,15 +18,18 @@ FIRST_PAUSE: Final = 1.0
 """Seconds until it is sent again for the first time; then it takes ever longer."""
 _LONGEST_PAUSE: Final = 30.0
 _SLACK: Final = 60.0
-"""Seconds for which to go on after the lease of such a waiter would have ended."""
+"""Seconds for which to go on after the lease would have ended."""
 _LONGEST: Final = 3600.0
 """Seconds after which to give up in any case: with a lease of days an operator had better look."""
 
 
-class _Left(NamedTuple):
+class Release(NamedTuple):
+    """What is released; the same each time that it is sent (see `Store.release`)."""
+
     key: str
-    ttl: int
-    until: float
+    waiter: str
+    fence: int
+    entered: bool
 
 
 class Unreleased:
@@ -35,7 +38,8 @@ class Unreleased:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
-        self._left: dict[str, _Left] = {}
+        self._left: dict[Release, float] = {}
+        """Until when each of them is tried."""
         self._pause = FIRST_PAUSE
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -43,31 +47,30 @@ class Unreleased:
     def __len__(self) -> int:
         return len(self._left)
 
-    def watch(
-        self,
-        released: asyncio.Future[int],
-        key: str,
-        waiter: str,
-        ttl: int,
-        until: float = math.inf,
-    ) -> None:
-        """See that this release is heard; ``ttl`` is that of the waiter's lease, in ms."""
-        released.add_done_callback(partial(self._released, key, waiter, ttl, until))
+    def release(
+        self, key: str, waiter: str, ttl: int, *, fence: int = 0, entered: bool = False
+    ) -> asyncio.Future[int]:
+        """`Store.release`, which is heard in the end; ``ttl`` is that of the lease, in ms."""
+        return self._send(Release(key, waiter, fence, entered), ttl / 1000 + _SLACK)
 
-    def _released(
-        self, key: str, waiter: str, ttl: int, until: float, released: asyncio.Future[int]
-    ) -> None:
+    def _send(self, release: Release, lasts: float) -> asyncio.Future[int]:
+        key, waiter, fence, entered = release
+        released = self._store.release(key, waiter, fence, entered=entered)
+        until = self._loop.time() + min(_LONGEST, lasts)
+        released.add_done_callback(partial(self._released, release, until))
+        return released
+
+    def _released(self, release: Release, until: float, released: asyncio.Future[int]) -> None:
         if released.cancelled():
             return
         failure = released.exception()
         if failure is None:
             self._pause = FIRST_PAUSE
-            return
-        now = self._loop.time()
-        until = min(until, now + min(_LONGEST, ttl / 1000 + _SLACK))
+        elif isinstance(failure, Unconfirmed):
+            pass  # the store sees to it still
         # What fails otherwise is a fault of ours, or of the store's: it would fail for ever.
-        if isinstance(failure, StoreError) and now < until and not self._closed:
-            self._left[waiter] = _Left(key, ttl, until)
+        elif isinstance(failure, StoreError) and self._loop.time() < until and not self._closed:
+            self._left[release] = until
             if self._timer is None:
                 self._timer = self._loop.call_later(self._pause, self._try_again)
                 self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
@@ -75,9 +78,9 @@ class Unreleased:
     def _try_again(self) -> None:
         self._timer = None
         left, self._left = self._left, {}
-        for waiter, (key, ttl, until) in left.items():
-            released = self._store.release(key, waiter, 0, entered=False)
-            self.watch(released, key, waiter, ttl, until)
+        now = self._loop.time()
+        for release, until in left.items():
+            _ = self._send(release, until - now)
 
     def aclose(self) -> None:
         """Try once more, and no more after that."""

@@ -24,7 +24,6 @@ from aiolock._entered import Entered
 from aiolock._hold import Hold, Owner, lasts
 from aiolock._keeper import Keeper
 from aiolock._policy import Policy
-from aiolock._unreleased import Unreleased
 from aiolock._waiter import Turn, Waiter
 from aiolock.errors import (
     AcquireTimeout,
@@ -118,7 +117,6 @@ class WaitingRoom:
         self._loop = asyncio.get_running_loop()
         self.keeper = Keeper(self.store)
         self._time = self.keeper.time
-        self.unreleased = Unreleased(self.store)
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
@@ -341,10 +339,13 @@ class WaitingRoom:
         waiter.void = max(waiter.void, fence)
         if waiter.asked is not None:
             waiter.asked.cancel()  # a question after which the push came
-        waiter.turn, waiter.asked = None, self._release(waiter, fence)
+        # Where that fails we give up, and all of it is released.
+        released = self.store.release(waiter.policy.key, waiter.id, fence, entered=False)
+        released.add_done_callback(_heard)
+        waiter.turn, waiter.asked = None, released
         if waiter.interrupted is not None:  # meanwhile: so not until the store has answered
             raise waiter.interrupted
-        await waiter.asked
+        await released
 
     def _ask(self, waiter: Waiter, *, wait: bool) -> asyncio.Future[Answer]:
         policy = waiter.policy
@@ -499,19 +500,7 @@ class WaitingRoom:
             if not waiter.known and _was_refused(asked):
                 return  # the store knows nothing of it
             asked.cancel()  # or it might be sent again after the release
-        _ = self._release(waiter, 0)
-
-    def _release(self, waiter: Waiter, fence: int) -> asyncio.Future[int]:
-        """Take back what was never entered."""
-        policy = waiter.policy
-        released = self.store.release(policy.key, waiter.id, fence, entered=False)
-        # Of a waiter that has given up, whatever the store may still have of it is in the way. But
-        # one that gave back a certain grant may hold the lock by another: that one it keeps.
-        if fence:
-            released.add_done_callback(_heard)
-        else:
-            self.unreleased.watch(released, policy.key, waiter.id, waiter.ttl)
-        return released
+        _ = self.keeper.unreleased.release(waiter.policy.key, waiter.id, waiter.ttl)
 
     # Inbox: what the store pushes
 
@@ -525,8 +514,7 @@ class WaitingRoom:
             hold = self.keeper.holds.get(waiter)
             if hold is None or hold.fence != fence:
                 # It gave up, and the store had not heard of that: what it got is somebody else's.
-                released = self.store.release(name, waiter, fence, entered=False)
-                released.add_done_callback(_heard)
+                _ = self.keeper.unreleased.release(name, waiter, CLAIM, fence=fence)
             return
         if fence <= granted.void:
             return  # it was given back, or taken away
@@ -589,7 +577,6 @@ class WaitingRoom:
                 for waiter in list(waiters.values()):
                     waiter.interrupt(ClientClosed(_CLOSED_MEANWHILE))
                     self._give_up(waiter)
-            self.unreleased.aclose()
             await self.keeper.aclose(caller)
         finally:
             try:

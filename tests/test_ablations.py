@@ -52,7 +52,7 @@ SAFEGUARDS = (
         "whoever gives up says so",
         "_waiting.py",
         "            asked.cancel()  # or it might be sent again after the release\n"
-        "        _ = self._release(waiter, 0)\n",
+        "        _ = self.keeper.unreleased.release(waiter.policy.key, waiter.id, waiter.ttl)\n",
         "            asked.cancel()\n",
         "test_cancellation.py::test_queued_behind_another_client",
     ),
@@ -220,7 +220,7 @@ SAFEGUARDS = (
     Safeguard(
         "given back before asked again",
         "_waiting.py",
-        "        await waiter.asked\n",
+        "        await released\n",
         "",
         "test_waiting.py::test_a_late_push_is_given_back_and_asked_for_again_in_that_order",
     ),
@@ -269,8 +269,7 @@ SAFEGUARDS = (
     Safeguard(
         "a grant nobody waits for goes back",
         "_waiting.py",
-        "                released = self.store.release(name, waiter, fence, entered=False)\n"
-        "                released.add_done_callback(_heard)\n",
+        "                _ = self.keeper.unreleased.release(name, waiter, CLAIM, fence=fence)\n",
         "                pass\n",
         "test_waiting.py::test_a_grant_for_somebody_who_gave_up_is_given_back",
     ),
@@ -282,10 +281,10 @@ SAFEGUARDS = (
         "test_waiting.py::test_a_release_that_failed_is_sent_again_until_it_is_answered",
     ),
     Safeguard(
-        "… but only of who gave up",
-        "_waiting.py",
-        "                released.add_done_callback(_heard)\n            return\n",
-        "                self.unreleased.watch(released, name, waiter, 1000)\n            return\n",
+        "… for the same grant",
+        "_unreleased.py",
+        "            _ = self._send(release, until - now)\n",
+        "            _ = self._send(release._replace(fence=0), until - now)\n",
         "test_waiting.py::test_a_release_of_another_grant_that_failed_does_not_end_the_body",
     ),
     Safeguard(

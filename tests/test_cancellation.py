@@ -57,7 +57,7 @@ class Stand:
             room = client._room
             assert not room._waiters
             assert not room._lines
-            assert not len(room.unreleased)
+            assert not len(room.keeper.unreleased)
             assert not room.keeper.holds
             assert not room.keeper.owned
             assert not room.entered

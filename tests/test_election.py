@@ -173,6 +173,31 @@ async def test_request_and_break() -> None:
 
 
 @virtual
+@pytest.mark.parametrize("times", [8, 1000])
+async def test_refused_to_put_up_who_leads(times: int) -> None:
+    """A refusal that passes throws out nobody whose turn has come; one that does not, does."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    loop = asyncio.get_running_loop()
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        faulty.refuse("post", times)
+        campaign = ours.election("e").campaign("new")
+        if times == 8:
+            async with campaign as term:
+                leader = await theirs.election("e").leader()
+                assert leader is not None
+                assert (leader.value, leader.fence) == ("new", term.fence)
+            return
+        began = loop.time()
+        with pytest.raises(StoreError):
+            await campaign.__aenter__()
+        assert 9 < loop.time() - began <= 10
+        assert faulty.calls["post"] < 20
+        await settled()
+        assert not server.names()
+
+
+@virtual
 async def test_the_value_of_the_leader_before() -> None:
     """It is not taken for that of a leader who has not put up its own yet, nor a late one's."""
     server = MemoryServer()
@@ -180,7 +205,7 @@ async def test_the_value_of_the_leader_before() -> None:
     async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
         async with theirs.election("e").campaign("old"):
             pass
-        faulty.refuse("post")
+        faulty.lose("post")
         with pytest.raises(StoreError):
             async with ours.election("e").campaign("new"):
                 raise AssertionError

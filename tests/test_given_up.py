@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -118,10 +119,10 @@ async def test_releases_that_fail_end() -> None:
             with pytest.raises(StoreError):
                 await client.lock("a", ttl=30).acquire()
         await settled()
-        assert len(client._room.unreleased) == 100
+        assert len(client._room.keeper.unreleased) == 100
         first = faulty.calls["release"]
         await asyncio.sleep(3600)
-        assert not len(client._room.unreleased)
+        assert not len(client._room.keeper.unreleased)
         assert faulty.calls["release"] - first <= 100 * 10
         before = faulty.calls["release"]
         await asyncio.sleep(3600)
@@ -140,10 +141,10 @@ async def test_nothing_grows_with_failures() -> None:
                 await client.lock(f"name {number % 7}", ttl=1).acquire()
             if number % 10 == 0:
                 await asyncio.sleep(1)
-            assert len(client._room.unreleased) <= 10 * 100
+            assert len(client._room.keeper.unreleased) <= 10 * 100
         await asyncio.sleep(120)
         gc.collect()
-        assert not len(client._room.unreleased)
+        assert not len(client._room.keeper.unreleased)
         assert faulty.calls["release"] <= 10 * 10_000
 
 
@@ -212,3 +213,46 @@ async def test_a_waiter_is_told_in_the_end(ttl: float, least: float) -> None:
             await waiting
         assert least <= loop.time() - began <= least + 10
         assert faulty.calls["acquire"] < 60
+
+
+@virtual
+@pytest.mark.parametrize("how", ["release", "with", "error"])
+async def test_a_release_that_the_store_refuses_is_sent_again(how: str) -> None:
+    """Who waits gets the lock as soon as the store takes the release, not when the lease ends."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    loop = asyncio.get_running_loop()
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        lock = ours.lock("a", ttl=30, min_hold=3.2)
+        faulty.refuse("release", 2)
+        began = loop.time()
+        if how == "release":
+            lease = await lock.acquire()
+            with pytest.raises(StoreError):
+                await lease.release()
+        else:
+            with suppress(Broken):
+                async with lock:
+                    if how == "error":
+                        raise Broken
+        async with theirs.lock("a"):
+            # It is sent after a second, and after two more; and what was entered keeps its terms.
+            assert 3.1 < loop.time() - began < 3.5
+        assert not len(ours._room.keeper.unreleased)
+
+
+@virtual
+async def test_a_release_is_sent_again_for_the_same_grant() -> None:
+    """However often it fails, it never takes away what the same client was granted after that."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as client:
+        lock = client.lock("a", ttl=30)
+        lease = await lock.acquire()
+        faulty.lose("release", 3)
+        with pytest.raises(StoreError):
+            await lease.release()
+        async with lock as again:
+            await asyncio.sleep(20)
+            assert faulty.calls["release"] == 4
+            assert again.state == "held"

@@ -144,7 +144,7 @@ WITHOUT: dict[str, tuple[Wrong, Setting]] = {
         Wrong.LEFT_BEHIND,
         setting((1,), "cancel", "cut", "unheard", faults=3),
     ),
-    "only_who_gave_up_tries_again": (
+    "tried_again_as_it_was": (
         Wrong.NOT_THE_HOLDER,
         setting(PAIR, "cut", "unheard", faults=2, ttl=1, delays=1, begun=True),
     ),

@@ -187,6 +187,12 @@ class Actor:
         if not sent.answer.done():
             sent.answer.set_exception(aiolock.StoreError("no answer"))
 
+    @property
+    def waits_no_more(self) -> bool:
+        """Whether nobody hears what becomes of the oldest release: its lease has ended."""
+        sent = self.store.pipe[0]
+        return sent.what == "release" and sent.answer.done()
+
 
 class Play:
     """One play: what happens is drawn, and happens to the model and to the real clients."""
@@ -294,12 +300,16 @@ class Play:
             does(answer, self.granted_at.get(answer.push.fence, 0) if answer.push else 0)
         elif act.does is AtClient.read_push:
             does(client.inbox[0], self.granted_at.get(client.inbox[0].fence, 0))
+        elif act.does is AtClient.despair and actor.waits_no_more:
+            does()
+            # The model's lease may have ended too, but it does not keep that in mind: it would try
+            # again.
+            self.unconfirmed.add(Who(at, client.pipe[0].task))
+            self._becomes(at, client._replace(pipe=client.pipe[1:]))
+            return
         else:
             does(*() if act.task is None else (act.task,))
         self._becomes(at, self.world._taken(client, act))
-        for task, of in enumerate(self._client(at).tasks):
-            if of.phase is Phase.UNCONFIRMED:
-                self.unconfirmed.add(Who(at, task))
 
     def _run_what_is_called(self, at: int) -> None:
         # In the order in which one reply calls them: what it brings to another task comes first.

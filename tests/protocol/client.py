@@ -234,8 +234,8 @@ class AtClient:
 
     def try_again(self) -> None:
         """A second after a release has failed, whether or not there is a connection."""
-        for at in self.unreleased:
-            self._release(at, 0)
+        for at, fence in self.unreleased:
+            self._release(at, fence if self.guards.tried_again_as_it_was else 0)
         self.unreleased = []
 
     def _release(
@@ -313,11 +313,7 @@ class AtClient:
                 self.ask_again(at)
             elif task.phase in {Phase.ASKED, Phase.QUEUED}:
                 self.give_up(at)
-        elif not command.awaited:
-            certain = command.number and self.guards.only_who_gave_up_tries_again
-            if not certain and self.guards.failed_are_tried_again:
-                self.unreleased.append(at)
-        elif task.phase is Phase.BACK:
+        elif command.awaited and task.phase is Phase.BACK:
             self.give_up(at)
-        else:
-            self.tasks[at] = task._replace(phase=Phase.UNCONFIRMED)
+        elif self.guards.failed_are_tried_again:
+            self.unreleased.append((at, command.number))

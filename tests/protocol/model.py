@@ -72,9 +72,9 @@ class Safeguards:
     strangers_are_given_back: bool = True
     """A pushed grant for which no task waits any more is given back."""
     failed_are_tried_again: bool = True
-    """A release that failed is tried again, by a waiter that has given up."""
-    only_who_gave_up_tries_again: bool = True
-    """… and by no other."""
+    """A release that failed is tried again."""
+    tried_again_as_it_was: bool = True
+    """… of the same grant, where it was of one."""
     asks_when_a_lease_ends: bool = True
     """The backstop: who waits asks when the lease ends that it waits for."""
     asks_when_subscribed_again: bool = True
@@ -135,8 +135,6 @@ class Phase(StrEnum):
     BODY = "in its body"
     LATE = "in its body too late"
     DONE = "done"
-    UNCONFIRMED = "done, for all it knows"
-    """… but the release of its body was never answered; its lease ends by itself."""
 
 
 WAITING: Final = frozenset({Phase.ASKED, Phase.QUEUED, Phase.CALLED, Phase.BACK})
@@ -236,8 +234,8 @@ class Client(NamedTuple):
     """Its tasks that wait and have been told of their place, in the order in which they were."""
     alarm: int = NEVER
     """In how many ticks the first of these asks again."""
-    unreleased: tuple[int, ...] = ()
-    """Its tasks that have given up and whose release has failed, in the order in which they did."""
+    unreleased: tuple[tuple[int, int], ...] = ()
+    """Its releases that have failed, by task and fence, in the order in which they did."""
 
 
 class Who(NamedTuple):

@@ -537,11 +537,7 @@ class World:
             waits=running and not WAITING.isdisjoint(phases),
             works=running and bool(bodies),
             late=Phase.LATE in phases,
-            ended=tuple(
-                at
-                for at in _given_up(client)
-                if client.alive and client.tasks[at].phase is Phase.DONE
-            ),
+            ended=tuple(_given_up(client)) if client.alive else (),
             bodies=bodies,
         )
 
@@ -592,9 +588,8 @@ class World:
 
 def _given_up(client: Client) -> set[int]:
     """The tasks of a client that are over, and of which nothing is under way."""
-    busy = {command.task for command in client.pipe} | set(client.unreleased)
-    over = {Phase.DONE, Phase.UNCONFIRMED}
-    return {at for at, task in enumerate(client.tasks) if task.phase in over} - busy
+    busy = {command.task for command in client.pipe} | {at for at, _ in client.unreleased}
+    return {at for at, task in enumerate(client.tasks) if task.phase is Phase.DONE} - busy
 
 
 def _less(client: Client, link: int, left: tuple[Command, ...]) -> Client:
