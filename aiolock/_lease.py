@@ -343,7 +343,7 @@ class Scope:
 
     def _log(self, failure: BaseException) -> None:
         log.warning(
-            "aiolock: %r was not released yet, which is tried again until its lease ends: %s",
+            "aiolock: the release of %r was not confirmed, and goes on until its lease ends: %s",
             self.lease.name,
             failure,
         )
