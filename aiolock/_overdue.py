@@ -14,10 +14,6 @@ from typing import Any
 from aiolock.errors import StoreError
 
 
-class Unconfirmed(StoreError):
-    """It was not answered in time; but it is under way still."""
-
-
 class Overdue:
     """What one client waits for; whoever does sees to it that what was answered is taken out."""
 
@@ -52,11 +48,11 @@ class Overdue:
             if deadline <= now:
                 del self._deadlines[answer]
                 if not answer.done():
-                    answer.set_exception(
-                        Unconfirmed(
-                            "the release was not confirmed before the lease ended; its end frees it"
-                        )
+                    error = StoreError(
+                        "the release was not confirmed before the lease ended; its end frees it"
                     )
+                    error._under_way = True
+                    answer.set_exception(error)
         if self._deadlines:
             self._arm(min(self._deadlines.values()))
 

@@ -10,7 +10,6 @@ import asyncio
 from functools import partial
 from typing import Final, NamedTuple
 
-from aiolock._overdue import Unconfirmed
 from aiolock.errors import StoreError
 from aiolock.store import Store
 
@@ -66,10 +65,10 @@ class Unreleased:
         failure = released.exception()
         if failure is None:
             self._pause = FIRST_PAUSE
-        elif isinstance(failure, Unconfirmed):
-            pass  # the store sees to it still
+            return
         # What fails otherwise is a fault of ours, or of the store's: it would fail for ever.
-        elif isinstance(failure, StoreError) and self._loop.time() < until and not self._closed:
+        failed = isinstance(failure, StoreError) and not failure._under_way
+        if failed and self._loop.time() < until and not self._closed:
             self._left[release] = until
             if self._timer is None:
                 self._timer = self._loop.call_later(self._pause, self._try_again)

@@ -77,6 +77,9 @@ class StoreError(LockError, ConnectionError):
     refused: bool = False
     """Whether the store has certainly not carried it out: it refused it, or never got it."""
 
+    _under_way: bool = False
+    """Whether it is waited for no more, but may still be answered."""
+
 
 class ClientClosed(LockError, RuntimeError):
     """The client is not open: not yet, not any more, or not in this process and event loop."""
