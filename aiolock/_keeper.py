@@ -291,7 +291,6 @@ class Keeper:
                     self._left.clear()
                     await self._left.wait()
         self._wheel.aclose()
-        self.overdue.aclose()
 
     def left(self) -> None:
         """A body has ended, and what it held is given back."""

@@ -582,6 +582,7 @@ class WaitingRoom:
             try:
                 await self.store.aclose()
             finally:
+                self.keeper.overdue.aclose()  # until then an exit ends no later than its lease
                 self.state = State.CLOSED
 
 

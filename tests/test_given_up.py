@@ -256,3 +256,31 @@ async def test_a_release_is_sent_again_for_the_same_grant() -> None:
             await asyncio.sleep(20)
             assert faulty.calls["release"] == 4
             assert again.state == "held"
+
+
+class SlowToClose(FaultyStore):
+    """A store whose server does not answer while it is closed."""
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(5)
+        await super().aclose()
+
+
+@virtual
+async def test_an_exit_while_the_client_is_closed() -> None:
+    """It waits for the release until its lease ends, and not for as long as the closing takes."""
+    faulty = SlowToClose(MemoryStore(MemoryServer()))
+    loop = asyncio.get_running_loop()
+    client = aiolock.connect(faulty)
+    began = loop.time()
+
+    async def hold() -> float:
+        async with client.lock("a", ttl=1):
+            faulty.hold("release")
+        return loop.time() - began
+
+    async with client:
+        held = asyncio.create_task(hold())
+        await settled()
+    assert held.done()
+    assert 0.9 < await held < 1.01
