@@ -503,7 +503,7 @@ async def test_publish_denied_later(server: RedisServer, prefix: str, peek: Peek
     url = f"redis://locks:pw@127.0.0.1:{server.port}/0"
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(aiolock.connect(url, prefix=prefix, ttl=1.5))
+            await stack.enter_async_context(aiolock.connect(url, prefix=prefix, ttl=4))
             for _ in range(3)
         ]
         lease = await take(clients[0].lock("lock"))
@@ -512,8 +512,8 @@ async def test_publish_denied_later(server: RedisServer, prefix: str, peek: Peek
             waiting.append(asyncio.create_task(take(client.lock("lock"))))
             await peek.queued(place + 1)
         server.call("ACL", "SETUSER", "locks", "-publish")
-        # The first waiter asks half a lease later, when half of its claim is left.
-        await asyncio.sleep(0.75)
+        # The first waiter asks half a lease later, when a second of its claim is left.
+        await asyncio.sleep(2)
         assert await lease.release()
         assert len(await in_turn(waiting)) == 2
 
