@@ -11,18 +11,18 @@ tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `el
 `barrier` (see `LockClient`). ``memory://`` needs no server and works within one event loop.
 """
 
-from aiolock._barrier import Barrier
 from aiolock._client import LockClient, connect
-from aiolock._election import Election, Leader, Term
-from aiolock._hold import LeaseState
-from aiolock._latch import Latch
-from aiolock._lease import Lease
-from aiolock._lock import Acquisition, Lock
-from aiolock._multi import MultiLease, MultiLock
-from aiolock._once import Once
-from aiolock._periodic import Periodic
-from aiolock._rwlock import RWLock
-from aiolock._semaphore import Semaphore
+from aiolock._engine.hold import LeaseState
+from aiolock._engine.lease import Lease
+from aiolock._locks.barrier import Barrier
+from aiolock._locks.election import Election, Leader, Term
+from aiolock._locks.latch import Latch
+from aiolock._locks.lock import Acquisition, Lock
+from aiolock._locks.multilock import MultiLease, MultiLock
+from aiolock._locks.once import Once
+from aiolock._locks.periodic import Periodic
+from aiolock._locks.rwlock import RWLock
+from aiolock._locks.semaphore import Semaphore
 from aiolock.errors import (
     AcquireTimeout,
     ClientClosed,

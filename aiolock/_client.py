@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 import anyio
 
-from aiolock._barrier import Barrier
-from aiolock._election import Election
-from aiolock._latch import Latch
-from aiolock._lock import Lock
-from aiolock._multi import MultiLock
-from aiolock._naming import fields, naming
-from aiolock._once import Once
-from aiolock._periodic import Periodic
-from aiolock._policy import (
+from aiolock._engine.engine import Engine, State
+from aiolock._engine.policy import (
     LONGEST_TTL,
     SHORTEST_TTL,
     OnLost,
@@ -34,9 +27,16 @@ from aiolock._policy import (
     plain,
     seconds,
 )
-from aiolock._rwlock import RWLock
-from aiolock._semaphore import Semaphore, rule
-from aiolock._waiting import State, WaitingRoom
+from aiolock._locks.barrier import Barrier
+from aiolock._locks.election import Election
+from aiolock._locks.latch import Latch
+from aiolock._locks.lock import Lock
+from aiolock._locks.multilock import MultiLock
+from aiolock._locks.naming import fields, naming
+from aiolock._locks.once import Once
+from aiolock._locks.periodic import Periodic
+from aiolock._locks.rwlock import RWLock
+from aiolock._locks.semaphore import Semaphore, rule
 from aiolock.errors import ClientClosed
 from aiolock.store import Store
 
@@ -114,7 +114,7 @@ class LockClient:
     """
 
     def __init__(self, store: Store, *, ttl: Seconds = 30.0) -> None:
-        self._room = WaitingRoom(store)
+        self._engine = Engine(store)
         self._ttl = checked_ttl(ttl)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
@@ -123,10 +123,10 @@ class LockClient:
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<LockClient {self.id} of {self._room.store!r}>"
+        return f"<LockClient {self.id} of {self._engine.store!r}>"
 
     def __del__(self) -> None:
-        if self._room.is_open and self._room.keeper.is_here:  # in a fork it is the parent's
+        if self._engine.is_open and self._engine.watchdog.is_here:  # in a fork it is the parent's
             warnings.warn(
                 f"unclosed {self!r}: what it holds is in the way of others until its leases end."
                 " Use `async with`, or await its aclose()",
@@ -138,7 +138,7 @@ class LockClient:
     @property
     def id(self) -> str:
         """96 random bits that name this client in a lock's `status`; others after each opening."""
-        return self._room.client
+        return self._engine.client
 
     async def open(self) -> None:
         """Connect; `StoreError`, with what to do about it, when the store cannot be used.
@@ -148,15 +148,15 @@ class LockClient:
         the same. `ClientClosed` when it is open in another event loop (which has not been closed),
         was opened before a fork, or is closed meanwhile.
         """
-        room = self._room
+        engine = self._engine
         _check_asyncio()
-        if room.state not in _AT_REST and room.loop_is_gone:
-            room.state, self._closing, self._opening = State.CLOSED, None, None
-        if room.state not in _AT_REST:
-            room.keeper.check_here()
+        if engine.state not in _AT_REST and engine.loop_is_gone:
+            engine.state, self._closing, self._opening = State.CLOSED, None, None
+        if engine.state not in _AT_REST:
+            engine.watchdog.check_here()
             if _runs(self._closing):
                 await self.aclose()  # wait for its end
-        if room.is_open:
+        if engine.is_open:
             self._wanted = True
             return
         # Asked whether it runs, and not forgotten at its end: an eager task may have ended before
@@ -167,9 +167,9 @@ class LockClient:
             await self.open()
             return
         if opening is None or opening.done():
-            room.begin()
+            engine.begin()
             self._wanted = False
-            opening = self._opening = asyncio.create_task(room.open(), name="aiolock open")
+            opening = self._opening = asyncio.create_task(engine.open(), name="aiolock open")
             opening.add_done_callback(_seen)
         self._openers += 1
         task = asyncio.current_task()
@@ -191,7 +191,7 @@ class LockClient:
         opening.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([opening])
-        if self._room.is_open:
+        if self._engine.is_open:
             await self.aclose()
 
     async def aclose(self) -> None:
@@ -203,13 +203,13 @@ class LockClient:
         on all the same, and under a cancelled anyio scope it is completed first. `ClientClosed` in
         a fork or another event loop, where it would disturb the one that it belongs to.
         """
-        room = self._room
-        if room.state in _AT_REST:
+        engine = self._engine
+        if engine.state in _AT_REST:
             return
-        if room.loop_is_gone:
-            room.state = State.CLOSED  # nothing is open any more
+        if engine.loop_is_gone:
+            engine.state = State.CLOSED  # nothing is open any more
             return
-        room.keeper.check_here()
+        engine.watchdog.check_here()
         closing = self._closing
         if closing is None or closing.done():
             close = self._close(asyncio.current_task())
@@ -222,9 +222,9 @@ class LockClient:
         if opening is not None and not opening.done():
             opening.cancel()
             await asyncio.wait([opening])
-            self._room.state = State.CLOSED  # where the opening had not even begun
-        if self._room.state is State.OPEN:
-            await self._room.aclose(caller)
+            self._engine.state = State.CLOSED  # where the opening had not even begun
+        if self._engine.state is State.OPEN:
+            await self._engine.aclose(caller)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -283,7 +283,7 @@ class LockClient:
             plain(min_hold),
             plain(lock_delay),
         )
-        return Lock(self._room, policy)
+        return Lock(self._engine, policy)
 
     def rwlock(
         self,
@@ -316,8 +316,8 @@ class LockClient:
             lock_delay=lock_delay,
         )._policy
         return RWLock(
-            Lock(self._room, replace(writing, shared=True)),
-            Lock(self._room, replace(writing, downgrades=True)),
+            Lock(self._engine, replace(writing, shared=True)),
+            Lock(self._engine, replace(writing, downgrades=True)),
         )
 
     def semaphore(
@@ -353,7 +353,7 @@ class LockClient:
             lock_delay=lock_delay,
         )._policy
         return Semaphore(
-            Lock(self._room, replace(one, shared=True, kind="semaphore", rule=rule(1, limit))),
+            Lock(self._engine, replace(one, shared=True, kind="semaphore", rule=rule(1, limit))),
             limit,
         )
 
@@ -438,7 +438,7 @@ class LockClient:
             kind=kind,
             rule=rule,
         )
-        return Lock(self._room, policy)
+        return Lock(self._engine, policy)
 
     def election(
         self,
@@ -465,7 +465,7 @@ class LockClient:
             on_lost=on_lost,
             lock_delay=lock_delay,
         )._policy
-        return Election(Lock(self._room, replace(policy, kind="election")))
+        return Election(Lock(self._engine, replace(policy, kind="election")))
 
     def periodic(
         self,
@@ -501,7 +501,7 @@ class LockClient:
             every=period,
             kind="periodic",
         )
-        return Periodic(Lock(self._room, policy), period)
+        return Periodic(Lock(self._engine, policy), period)
 
     def once(
         self,
@@ -536,7 +536,7 @@ class LockClient:
             once=True,
             kind="once",
         )
-        return Once(Lock(self._room, policy), remember=kept, wait=wait, named=named)
+        return Once(Lock(self._engine, policy), remember=kept, wait=wait, named=named)
 
     def locked(
         self,

@@ -54,13 +54,13 @@ class Stand:
         assert (status.holders, status.waiters) == ((), ())
         assert await self.left() == []
         for client in (self.ours, self.other):
-            room = client._room
-            assert not room._waiters
-            assert not room._lines
-            assert not len(room.keeper.unreleased)
-            assert not room.keeper.holds
-            assert not room.keeper.owned
-            assert not room.entered
+            engine = client._engine
+            assert not engine.acquirer._attempts
+            assert not engine.acquirer._queues
+            assert not len(engine.watchdog.releases)
+            assert not engine.watchdog.holds
+            assert not engine.watchdog.owned
+            assert not engine.entered
 
 
 @pytest.fixture(params=["memory", "fakeredis", "redis"])
@@ -185,7 +185,7 @@ async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
     async def second_is_free() -> None:
         await stand.lock.status()  # answered after all that was sent before
         assert not await stand.other.lock(f"{NAME}, the second").locked()
-        assert not stand.ours._room.entered
+        assert not stand.ours._engine.entered
 
     await _everywhere(stand, kind, scenario, second_is_free, least=3)
 
@@ -275,7 +275,7 @@ async def test_permits(stand: Stand, kind: Kind) -> None:
 
     async def scenario() -> None:
         await take()
-        held = Lock(stand.other._room, replace(others._one._policy, rule="*2/3"))
+        held = Lock(stand.other._engine, replace(others._one._policy, rule="*2/3"))
         await _let_in(stand, take, held, ours)
 
     async def all_are_free() -> None:
@@ -343,7 +343,7 @@ async def test_election(stand: Stand, kind: Kind) -> None:
     async def nobody_leads() -> None:
         await stand.lock.status()
         assert await stand.other.election(NAME).leader() is None
-        board = Lock(stand.other._room, stand.other.election(NAME)._board)
+        board = Lock(stand.other._engine, stand.other.election(NAME)._board)
         status = await board.status()
         assert (status.holders, status.waiters) == ((), ())
 

@@ -18,7 +18,7 @@ import redis.asyncio
 
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, StoreError
-from aiolock._waiting import State
+from aiolock._engine.engine import State
 from aiolock.store import Inbox
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -203,7 +203,7 @@ async def test_waiter_of_a_client_that_is_open_again_at_once() -> None:
         waiting = asking(client.lock("a"))
         await queued(theirs.lock("a"), 1)
         closing = asyncio.create_task(client.aclose())
-        while client._room.state is not State.CLOSED:  # noqa: ASYNC110  # in that very turn
+        while client._engine.state is not State.CLOSED:  # noqa: ASYNC110  # in that very turn
             await asyncio.sleep(0)
         await client.open()
         with pytest.raises(ClientClosed):
@@ -217,9 +217,9 @@ async def test_who_closes_has_no_say_in_the_next_opening() -> None:
     """What is to be called at a reconnection belongs to one opening."""
     client = aiolock.connect(MemoryServer())
     async with client:
-        client._room.on_reconnect.add(pytest.fail)
+        client._engine.acquirer.on_reconnect.add(pytest.fail)
     async with client:
-        client._room.reconnected()
+        client._engine.acquirer.reconnected()
 
 
 def test_opens_in_another_loop(world: World) -> None:
@@ -731,7 +731,7 @@ async def test_close_in_a_cancelled_scope(world: World, other: aiolock.LockClien
         async with client:
             assert await client.lock("a").acquire() is not None
             scope.cancel()
-    assert client._room.state is State.CLOSED
+    assert client._engine.state is State.CLOSED
     assert not await other.lock("a").locked()
     with pytest.raises(ClientClosed):
         await client.lock("a").status()

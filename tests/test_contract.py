@@ -54,7 +54,7 @@ class TestMemoryByUrl(StoreContract):
     def store(self) -> Store:
         """Another link to the event loop's own server."""
         client = aiolock.connect("memory://", prefix=self._store_prefix)
-        return client._room.store
+        return client._engine.store
 
 
 class TestFaulty(TestMemory):

@@ -146,8 +146,8 @@ async def test_stranger_is_no_child() -> None:
         await settled()
         second = asyncio.create_task(enter(0))
         await settled()
-        (waiting,) = client._room._waiters["lock:a"].values()
+        (waiting,) = client._engine.acquirer._attempts["lock:a"].values()
         assert waiting.task is second
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("aiolock._deadlock.warn_of_parent", None)  # to call it would raise
+            patch.setattr("aiolock._engine.deadlock.warn_of_parent", None)  # to call it would raise
             await asyncio.gather(first, second)

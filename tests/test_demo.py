@@ -18,15 +18,15 @@ from typing import IO, Any
 import pytest
 
 import aiolock
-from aiolock.__main__ import main
-from aiolock.demo import figures as reckoning
-from aiolock.demo import stage
-from aiolock.demo.customers import Customers, Visit
-from aiolock.demo.figures import Act, audit, figures
-from aiolock.demo.kills import Kill
-from aiolock.demo.progress import Progress
-from aiolock.demo.shop import Sale
-from aiolock.demo.table import table
+from aiolock.cli.demo import figures as reckoning
+from aiolock.cli.demo import stage
+from aiolock.cli.demo.customers import Customers, Visit
+from aiolock.cli.demo.figures import Act, audit, figures
+from aiolock.cli.demo.kills import Kill
+from aiolock.cli.demo.progress import Progress
+from aiolock.cli.demo.shop import Sale
+from aiolock.cli.demo.table import table
+from aiolock.cli.main import main
 from tests.servers import RedisServer, hold_port
 
 KEYS = "aiolock-demo-*"
@@ -444,7 +444,7 @@ class TestFigures:
     ) -> None:
         """Then no hand-off between two, no overtaking, no cost: and the table says so."""
         monkeypatch.setattr(reckoning, "ONE_CLOCK", one_clock)
-        monkeypatch.setattr("aiolock.demo.table.ONE_CLOCK", one_clock)
+        monkeypatch.setattr("aiolock.cli.demo.table.ONE_CLOCK", one_clock)
         overtaken = replace(THIRD, worker=2, asked=1, queued=2)
         after = visit(0, 2, 15, 7, 8, 2040, 2050)
         came = figures(sale(FIRST, SECOND, overtaken, after, kills=(HELD,)))

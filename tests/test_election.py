@@ -133,7 +133,7 @@ async def test_a_long_term() -> None:
             assert await watcher.saw(1) == ["me"]
         await asyncio.sleep(3601)
         assert await theirs.election("e").leader() is None
-        assert await theirs._room.store.read("elected:e") == aiolock.store.Posted(0, "")
+        assert await theirs._engine.store.read("elected:e") == aiolock.store.Posted(0, "")
         assert not server.names()
 
 

@@ -18,7 +18,9 @@ from tests.worlds import World, asking, queued, virtual
 
 async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names the lock, the seconds and the holder, and has them as attributes."""
-    monkeypatch.setattr("aiolock._waiting._WHO_HOLDS", 10)  # however late a busy store says so
+    monkeypatch.setattr(
+        "aiolock._engine.acquirer._WHO_HOLDS", 10
+    )  # however late a busy store says so
     async with world.client() as ours, world.client() as theirs:
         async with theirs.lock("order:42") as held:
             with pytest.raises(AcquireTimeout) as caught:

@@ -249,7 +249,7 @@ async def test_reply_to_finish_lost(
     async with client.once(once.name, remember=1) as lease:
         assert lease is None
     anything = replace(once._lock._policy, once=False)
-    await ends(await take(aiolock.Lock(client._room, anything)))  # when that is forgotten
+    await ends(await take(aiolock.Lock(client._engine, anything)))  # when that is forgotten
 
 
 async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
@@ -409,7 +409,7 @@ async def test_dead_link_of_a_holder_for_longer_than_its_ttl(
     second = await asyncio.wait_for(waiting, 5)
     assert second.fence > leases[0].fence
     # Not when the body ran: where this loop was held up, the server may have gone on before that.
-    deadline = time.time() + leases[0]._hold.deadline - victim._room.keeper.time()
+    deadline = time.time() + leases[0]._hold.deadline - victim._engine.watchdog.time()
     assert second.fence / 1e6 > deadline, "two held it at once"
     assert entered == [False], "it was told too late"
     await ends(second)
@@ -505,7 +505,7 @@ async def test_late_copy_takes_nothing(
     async with lock:
         assert link.was_reset, "what was written is still in the kernel's hands"
         assert proxy.late == [link]
-    store = victim._room.store
+    store = victim._engine.store
     assert isinstance(store, RedisStore)
     last_stamp = store._pipe._last_stamp  # not before that is the copy late
 

@@ -71,7 +71,7 @@ def test_everything(run: Run, tls_server: RedisServer, prefix: str, url: str) ->
     async def test() -> None:
         async with aiolock.connect(getattr(tls_server, url), prefix=prefix) as client:
             await check_works(client)
-            store: Any = client._room.store
+            store: Any = client._engine.store
             assert type(store._pipe._link.wire).__name__ == "_TransportWire"
 
     run(test())

@@ -12,7 +12,7 @@ import pytest
 from redis.exceptions import BusyLoadingError, RedisError
 
 import aiolock
-from aiolock._waiting import _TimedOut
+from aiolock._engine.acquirer import _TimedOut
 from aiolock.stores.redis import _scripts
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._pipe import REPLY_TIMEOUT
@@ -220,7 +220,9 @@ async def test_timeouts_while_the_server_hangs(
     """A waiter's timeout holds while the server hangs, and nothing of it is left on the server."""
     lease = await take(client.lock("lock", ttl=30))
     queued = asyncio.create_task(enter(other.lock("lock", ttl=30, timeout=0.6)))
-    await until(lambda: other._room._lines)  # it knows its place, so its time may run out
+    await until(
+        lambda: other._engine.acquirer._queues
+    )  # it knows its place, so its time may run out
     server.pause()
     try:
         start = time.monotonic()
@@ -410,8 +412,8 @@ async def test_scripts_flushed_when_a_grant_came_too_late(
     """A grant that was given back unused lets nobody in, though its release had to be repeated."""
     ttl = 2.5
     # A margin so wide that a lease can be over for us and not yet for the server.
-    for module in ("_waiting", "_waiter"):
-        monkeypatch.setattr(f"aiolock.{module}.lasts", lambda lease: lease * 0.0004)
+    for module in ("acquirer", "acquisition"):
+        monkeypatch.setattr(f"aiolock._engine.{module}.lasts", lambda lease: lease * 0.0004)
     async with Locker(server.url, prefix) as holder:
         await holder.lock(ttl=ttl)
         await holder.entered()
@@ -461,7 +463,7 @@ async def test_server_full(
     assert peek.ends() > time.monotonic() + 15
     given_up.cancel()
     await peek.queued(2)
-    (last,) = client._room._waiters["lock:lock"].values()
+    (last,) = client._engine.acquirer._attempts["lock:lock"].values()
     last.interrupt(_TimedOut())  # as its timer would, but not before all of the above
     with pytest.raises(aiolock.AcquireTimeout):
         await timed_out

@@ -13,12 +13,13 @@ import pytest
 
 import aiolock
 from aiolock import StoreError
-from aiolock._backstop import Line
-from aiolock._hold import Hold
-from aiolock._keeper import Keeper
-from aiolock._lease import Lease, Scope
-from aiolock._waiting import WaitingRoom
-from aiolock._wheel import Wheel
+from aiolock._engine.acquirer import Acquirer
+from aiolock._engine.backstop import LocalQueue
+from aiolock._engine.hold import Hold
+from aiolock._engine.lease import Lease
+from aiolock._engine.scope import Scope
+from aiolock._engine.watchdog import Watchdog
+from aiolock._engine.wheel import Wheel
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.worlds import asking, queued, settled, virtual
@@ -29,15 +30,15 @@ class Broken(Exception):
 
 
 STEPS: list[tuple[type, str]] = [
-    (WaitingRoom, "_leave"),
-    (WaitingRoom, "_kept"),
-    (Line, "leave"),
-    (Line, "_ask_by"),
+    (Acquirer, "_leave"),
+    (Acquirer, "_kept"),
+    (LocalQueue, "leave"),
+    (LocalQueue, "_ask_by"),
     (Hold, "__init__"),
-    (Keeper, "keep"),
-    (Keeper, "_due_at"),
+    (Watchdog, "keep"),
+    (Watchdog, "_due_at"),
     (Wheel, "schedule"),
-    (Keeper, "watch"),
+    (Watchdog, "watch"),
     (Lease, "__init__"),
     (Scope, "__init__"),
 ]
@@ -99,10 +100,15 @@ async def test_a_step_that_raises(kind: type, step: str, how: str, waits: bool) 
             await (await other).release()
         await settled()
         assert (await lock.status()).holders == ()
-        room = ours._room
-        left = (room._waiters, room._lines, room.keeper.holds, room.keeper.owned)
+        engine = ours._engine
+        left = (
+            engine.acquirer._attempts,
+            engine.acquirer._queues,
+            engine.watchdog.holds,
+            engine.watchdog.owned,
+        )
         assert left == ({}, {}, {}, {})
-        assert not len(room.entered)
+        assert not len(engine.entered)
         async with theirs.semaphore("s", 1, timeout=0):
             pass
 
@@ -119,10 +125,10 @@ async def test_releases_that_fail_end() -> None:
             with pytest.raises(StoreError):
                 await client.lock("a", ttl=30).acquire()
         await settled()
-        assert len(client._room.keeper.unreleased) == 100
+        assert len(client._engine.watchdog.releases) == 100
         first = faulty.calls["release"]
         await asyncio.sleep(3600)
-        assert not len(client._room.keeper.unreleased)
+        assert not len(client._engine.watchdog.releases)
         assert faulty.calls["release"] - first <= 100 * 10
         before = faulty.calls["release"]
         await asyncio.sleep(3600)
@@ -141,10 +147,10 @@ async def test_nothing_grows_with_failures() -> None:
                 await client.lock(f"name {number % 7}", ttl=1).acquire()
             if number % 10 == 0:
                 await asyncio.sleep(1)
-            assert len(client._room.keeper.unreleased) <= 10 * 100
+            assert len(client._engine.watchdog.releases) <= 10 * 100
         await asyncio.sleep(120)
         gc.collect()
-        assert not len(client._room.keeper.unreleased)
+        assert not len(client._engine.watchdog.releases)
         assert faulty.calls["release"] <= 10 * 10_000
 
 
@@ -238,7 +244,7 @@ async def test_a_release_that_the_store_refuses_is_sent_again(how: str) -> None:
         async with theirs.lock("a"):
             # It is sent after a second, and after two more; and what was entered keeps its terms.
             assert 3.1 < loop.time() - began < 3.5
-        assert not len(ours._room.keeper.unreleased)
+        assert not len(ours._engine.watchdog.releases)
 
 
 @virtual

@@ -17,29 +17,34 @@ ROOT = Path(aiolock.__file__).parent
 CORE = [
     "aiolock.store",
     "aiolock.errors",
-    "aiolock._policy",
-    "aiolock._hold",
-    "aiolock._entered",
-    "aiolock._waiter",
-    "aiolock._refusals",
-    "aiolock._backstop",
-    "aiolock._deadlock",
-    "aiolock._overdue",
-    "aiolock._unreleased",
-    "aiolock._wheel",
-    "aiolock._keeper",
-    "aiolock._waiting",
-    "aiolock._lease",
-    "aiolock._lock",
-    "aiolock._rwlock",
-    "aiolock._semaphore",
-    "aiolock._latch",
-    "aiolock._barrier",
-    "aiolock._election",
-    "aiolock._multi",
-    "aiolock._naming",
-    "aiolock._once",
-    "aiolock._periodic",
+    "aiolock._engine",
+    "aiolock._engine.grant",
+    "aiolock._engine.policy",
+    "aiolock._engine.hold",
+    "aiolock._engine.entered",
+    "aiolock._engine.acquisition",
+    "aiolock._engine.refusals",
+    "aiolock._engine.backstop",
+    "aiolock._engine.deadlock",
+    "aiolock._engine.overdue",
+    "aiolock._engine.releases",
+    "aiolock._engine.wheel",
+    "aiolock._engine.watchdog",
+    "aiolock._engine.acquirer",
+    "aiolock._engine.lease",
+    "aiolock._engine.scope",
+    "aiolock._engine.engine",
+    "aiolock._locks",
+    "aiolock._locks.lock",
+    "aiolock._locks.rwlock",
+    "aiolock._locks.semaphore",
+    "aiolock._locks.latch",
+    "aiolock._locks.barrier",
+    "aiolock._locks.election",
+    "aiolock._locks.multilock",
+    "aiolock._locks.naming",
+    "aiolock._locks.once",
+    "aiolock._locks.periodic",
     "aiolock._client",
     "aiolock",
 ]
@@ -105,7 +110,7 @@ def test_every_module_has_a_layer() -> None:
     beside = {
         name
         for name in MODULES
-        if name.startswith(("aiolock.stores", "aiolock.demo", "aiolock.testing"))
+        if name.startswith(("aiolock.stores", "aiolock.cli", "aiolock.testing"))
         or name == "aiolock.__main__"
     }
     assert MODULES.keys() - beside == set(CORE)
@@ -131,16 +136,26 @@ def test_testing_imports_the_protocol(module: str) -> None:
     assert {name for name in ours(module) if not name.startswith(own)} <= STORE
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if "demo" in m or m.endswith("__main__")])
+@pytest.mark.parametrize("module", ["aiolock._locks", "aiolock._engine"])
+def test_layers_of_the_core(module: str) -> None:
+    """What users hold may know the engine, which knows nothing of that; neither knows a store."""
+    layers = ["aiolock._client", "aiolock._locks", "aiolock._engine", *STORE]
+    below = tuple(layers[layers.index(module) :])
+    for name in MODULES:
+        if name.startswith(module):
+            assert all(other.startswith(below) for other in ours(name)), name
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if ".cli" in m or m.endswith("__main__")])
 def test_commands_use_what_is_public(module: str) -> None:
     """The commands use aiolock as anybody would."""
-    assert not [name for name in ours(module) if "._" in name and "demo" not in name]
+    assert not [name for name in ours(module) if "._" in name]
 
 
 def test_drivers_stay_in_their_store() -> None:
     """Only the Redis store imports a driver of Redis."""
     for module in MODULES:
-        if not module.startswith("aiolock.stores.redis") and "demo" not in module:
+        if not module.startswith(("aiolock.stores.redis", "aiolock.cli")):
             assert not {name.partition(".")[0] for name in imports(module)} & DRIVERS, module
 
 

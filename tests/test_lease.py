@@ -35,9 +35,9 @@ class Scene(NamedTuple):
         assert self.server.break_(lease._hold.policy.key, [lease.fence]) == 1
 
     def lose_at(self, when: float, lease: aiolock.Lease) -> None:
-        """Have the keeper find the lease lost at that time, by the loop's clock."""
-        keeper, hold = self.ours._room.keeper, lease._hold
-        asyncio.get_running_loop().call_at(when, keeper.lose, hold, "broken")
+        """Have the watchdog find the lease lost at that time, by the loop's clock."""
+        watchdog, hold = self.ours._engine.watchdog, lease._hold
+        asyncio.get_running_loop().call_at(when, watchdog.lose, hold, "broken")
 
     async def waited(self, ttl: float = 30, **options: Any) -> aiolock.Lease:
         """A lease of the lock "a" that was waited for, and so begins with a claim."""
@@ -1172,7 +1172,7 @@ async def test_lost_for_a_reason_of_a_later_version() -> None:
 
         async def body(error: Exception | None) -> None:
             async with client.lock("a") as lease:
-                client._room.lost("lock:a", lease._hold.waiter, lease.fence, "evicted")
+                client._engine.acquirer.lost("lock:a", lease._hold.waiter, lease.fence, "evicted")
                 if error is not None:
                     raise error
                 await asyncio.sleep(1)

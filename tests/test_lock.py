@@ -804,12 +804,12 @@ async def test_what_ended_is_forgotten() -> None:
         await client.lock("a", renew=False, ttl=1).acquire()
         await asyncio.sleep(2)
         await settled()
-        room = client._room
-        assert not room._waiters
-        assert not room._lines
-        assert not room.entered
-        assert not room.keeper.holds
-        assert not room.keeper.owned
+        engine = client._engine
+        assert not engine.acquirer._attempts
+        assert not engine.acquirer._queues
+        assert not engine.entered
+        assert not engine.watchdog.holds
+        assert not engine.watchdog.owned
 
 
 @virtual

@@ -223,10 +223,10 @@ async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
             ).status()  # answered after all that it sent
             status = await waiting_for(ours.once(key, remember=60)).status()
             assert (status.holders, status.waiters) == ((), ())
-            room = ours._room
-            assert not room._waiters
-            assert not room._lines
-            assert not room.keeper.holds
+            engine = ours._engine
+            assert not engine.acquirer._attempts
+            assert not engine.acquirer._queues
+            assert not engine.watchdog.holds
             ran += 1
             key = f"a {ran}"
         assert ran >= 3
@@ -245,8 +245,8 @@ async def test_the_word_that_it_is_done_is_lost() -> None:
             faulty.lose("push")
         async with asyncio.timeout(31):  # when the lease would have ended
             assert await waiting is None
-        assert not theirs._room._waiters
-        assert not theirs._room._lines
+        assert not theirs._engine.acquirer._attempts
+        assert not theirs._engine.acquirer._queues
 
 
 @virtual

@@ -13,7 +13,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost
-from aiolock._periodic import Job
+from aiolock._locks.periodic import Job
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.worlds import World, virtual

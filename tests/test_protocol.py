@@ -139,7 +139,7 @@ WITHOUT: dict[str, tuple[Wrong, Setting]] = {
     "counted_from_the_question": (Wrong.TWO_BODIES, setting(PAIR, "stop")),
     "late_are_given_back": (Wrong.ENTERED_LATE, setting(PAIR, "stop")),
     "given_back_is_void": (Wrong.TWO_BODIES, setting(PAIR, "cut", delays=1)),
-    "loose_release_takes_all": (Wrong.LEFT_BEHIND, setting(PAIR, delays=2)),
+    "crossed_release_takes_all": (Wrong.LEFT_BEHIND, setting(PAIR, delays=2)),
     "failed_are_tried_again": (
         Wrong.LEFT_BEHIND,
         setting((1,), "cancel", "cut", "unheard", faults=3),
@@ -157,7 +157,7 @@ WITHOUT: dict[str, tuple[Wrong, Setting]] = {
     "given_up_are_buried": (Wrong.ACTED_LATE, setting(PAIR, "stray")),
     "buried_when_resent": (Wrong.ACTED_LATE, setting((1,), "stray", "cancel", faults=2)),
     "given_back_are_not_buried": (Wrong.SENT_AWAY, setting((1,), "stray", ttl=1, late=2)),
-    "resent_are_loose": (Wrong.LEFT_BEHIND, setting((1,), "stray", delays=2, late=3)),
+    "resent_are_crossed": (Wrong.LEFT_BEHIND, setting((1,), "stray", delays=2, late=3)),
     "refused_are_released": (Wrong.ACTED_LATE, tries(setting(PAIR, "stray"))),
     "tries_pass_the_dead": (Wrong.SENT_AWAY, tries(setting(THREE, "crash", ttl=1))),
     # Without these the others only wait longer.

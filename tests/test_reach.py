@@ -46,8 +46,8 @@ async def test_lease_that_was_thrown_away(client: aiolock.LockClient) -> None:
     assert issubclass(warning.category, ResourceWarning)
     assert re.search("'forgotten'.*nobody can release", str(warning.message))
     assert not await client.lock("forgotten").locked()
-    assert not client._room.keeper.holds
-    assert not client._room.keeper.owned
+    assert not client._engine.watchdog.holds
+    assert not client._engine.watchdog.owned
 
 
 async def test_lease_that_was_thrown_away_where_warnings_are_errors(
@@ -66,7 +66,7 @@ async def test_lease_that_was_thrown_away_where_warnings_are_errors(
         await _collected()
     assert len(unraisable) == 1
     assert not recwarn
-    assert not client._room.keeper.holds
+    assert not client._engine.watchdog.holds
     assert not await client.lock("forgotten").locked()
 
 
@@ -101,7 +101,7 @@ async def test_task_is_not_kept_alive(client: aiolock.LockClient) -> None:
     task = asyncio.create_task(take())
     lease = await task
     await settled()
-    assert not any(owner is task for owner in client._room.keeper.owned)
+    assert not any(owner is task for owner in client._engine.watchdog.owned)
     assert await lease.release()
 
 
@@ -110,13 +110,13 @@ async def test_a_task_that_holds_many(client: aiolock.LockClient) -> None:
     task = asyncio.current_task()
     assert task is not None
     leases = [await client.lock(f"{number}").acquire() for number in range(100)]
-    assert list(client._room.keeper._watched) == [task]
-    assert task.remove_done_callback(client._room.keeper._owner_ended) == 1
-    task.add_done_callback(client._room.keeper._owner_ended)
+    assert list(client._engine.watchdog._watched) == [task]
+    assert task.remove_done_callback(client._engine.watchdog._owner_ended) == 1
+    task.add_done_callback(client._engine.watchdog._owner_ended)
     for lease in leases:
         await lease.release()
-    assert not client._room.keeper._watched
-    assert task.remove_done_callback(client._room.keeper._owner_ended) == 0
+    assert not client._engine.watchdog._watched
+    assert task.remove_done_callback(client._engine.watchdog._owner_ended) == 0
 
 
 def test_where_it_was_acquired() -> None:
@@ -150,7 +150,7 @@ async def test_client_that_was_thrown_away() -> None:
     """A client that nobody closes says so."""
     client = aiolock.connect(MemoryServer())
     await client.open()
-    room = client._room
+    engine = client._engine
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del client
@@ -158,7 +158,7 @@ async def test_client_that_was_thrown_away() -> None:
     (warning,) = caught
     assert issubclass(warning.category, ResourceWarning)
     assert str(warning.message).startswith("unclosed <LockClient")
-    await room.aclose(None)
+    await engine.aclose(None)
 
 
 @pytest.mark.parametrize("kind", ["semaphore", "reading"])
@@ -191,7 +191,7 @@ async def test_generator_that_was_thrown_away(
     leave.set()
     await asyncio.gather(*staying)
     assert not (await shared.status()).holders
-    assert not len(client._room.entered)
+    assert not len(client._engine.entered)
 
 
 async def test_generator_closed_in_a_body_of_the_same(client: aiolock.LockClient) -> None:

@@ -546,9 +546,9 @@ async def test_idle_waiters_send_next_to_nothing(
 
     All times are a twentieth of the real ones, so it is once in half a second here.
     """
-    monkeypatch.setattr("aiolock._waiting.CLAIM", 500)
-    monkeypatch.setattr("aiolock._backstop.CLAIM", 500)
-    monkeypatch.setattr("aiolock._backstop.KEEP_ALIVE", 3.0)
+    monkeypatch.setattr("aiolock._engine.acquirer.CLAIM", 500)
+    monkeypatch.setattr("aiolock._engine.backstop.CLAIM", 500)
+    monkeypatch.setattr("aiolock._engine.backstop.KEEP_ALIVE", 3.0)
     monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 0.5)
     peek = Peek(server, prefix)
     async with (

@@ -362,7 +362,7 @@ async def test_a_crowd_sends_a_script_once(
 async def test_a_link_that_is_slow_is_not_dead(redis_server: RedisServer, prefix: str) -> None:
     """As long as replies come, however long ago what they answer was sent, it is not given up."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
-        store: Any = client._room.store
+        store: Any = client._engine.store
         pipe = store._pipe
         wire = pipe._wire
         await client.lock("a").status()

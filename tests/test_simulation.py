@@ -208,8 +208,8 @@ class World:
             for task in mine:
                 task.cancel()
             for inside in self.inside.values():
-                ours = client._room.keeper
-                inside[:] = [body for body in inside if body.lease._keeper is not ours]
+                ours = client._engine.watchdog
+                inside[:] = [body for body in inside if body.lease._watchdog is not ours]
             await asyncio.wait(mine)
             abandon(client)
             return
@@ -217,8 +217,13 @@ class World:
             await asyncio.wait(mine)
         await client.aclose()
         await asyncio.wait(mine)
-        room = client._room
-        left = (room._waiters, room._lines, room.keeper.holds, room.keeper.owned)
+        engine = client._engine
+        left = (
+            engine.acquirer._attempts,
+            engine.acquirer._queues,
+            engine.watchdog.holds,
+            engine.watchdog.owned,
+        )
         assert left == ({}, {}, {}, {})
 
     async def run(self) -> None:
@@ -294,7 +299,7 @@ async def _thrown_away(pool: aiolock.Semaphore) -> AsyncGenerator[aiolock.Lease,
 
 def run_schedule(seed: int) -> dict[str, int]:
     """One run; what became of its visits."""
-    random.seed(seed)  # the keeper's jitter
+    random.seed(seed)  # the watchdog's jitter
     loop = virtual.new_loop(seed)
     world = World(seed)
     try:

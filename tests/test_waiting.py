@@ -11,7 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout
-from aiolock._waiting import _TimedOut
+from aiolock._engine.acquirer import _TimedOut
 from aiolock.store import (
     WAS_HOLDER,
     WAS_QUEUED,
@@ -300,7 +300,7 @@ def test_a_late_push_at_the_timeout_waits_for_nothing() -> None:
         s.answer(0, queued(0.0))
         await asyncio.sleep(6.0)
         s.push(7, 0.1)  # for 5 s from then
-        s.client._room._waiters["lock:n"][s.waiter].interrupt(
+        s.client._engine.acquirer._attempts["lock:n"][s.waiter].interrupt(
             _TimedOut()
         )  # by its timer, before the task
         await settle()

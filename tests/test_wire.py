@@ -23,7 +23,7 @@ from tests.servers import RedisServer
 
 def wires(client: aiolock.LockClient) -> list[Wire]:
     """The wires of its two connections."""
-    store: Any = client._room.store
+    store: Any = client._engine.store
     return [store._pipe._link.wire, store._mailbox._link.wire]
 
 
@@ -147,7 +147,7 @@ def test_reset_when_dropped(loop: Any, tls: bool, prefix: str) -> None:
             if tls:
                 url = f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={server.ca_path}"
             async with aiolock.connect(url, prefix=prefix) as client:
-                store: Any = client._room.store
+                store: Any = client._engine.store
                 dropped = proxy.links[0]
                 store._pipe._link.drop(TimeoutError("as a test has it"))
                 await until(lambda: dropped.was_reset)
@@ -176,7 +176,7 @@ async def test_whoever_receives_raises(
             lambda connection, _, received, broken: _PublicWire(connection, received, broken),
         )
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
-        store: Any = client._room.store
+        store: Any = client._engine.store
         before = wires(client)
         assert {type(wire) for wire in before} == {kind}
         with monkeypatch.context() as patch:

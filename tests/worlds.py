@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Protocol
 import fakeredis
 
 import aiolock
-from aiolock._waiting import State
+from aiolock._engine.engine import State
 from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
@@ -89,13 +89,13 @@ async def settled(turns: int = 20) -> None:
 
 def abandon(client: aiolock.LockClient) -> None:
     """Let a client go as if its process had ended: it closes nothing, and warns of nothing."""
-    room = client._room
-    room.state = State.CLOSED
-    for hold in list(room.keeper.holds.values()):
+    engine = client._engine
+    engine.state = State.CLOSED
+    for hold in list(engine.watchdog.holds.values()):
         hold.state = aiolock.LeaseState.RELEASED
-    room.keeper.holds.clear()
-    room.keeper.owned.clear()
-    room.keeper._wheel.aclose()
+    engine.watchdog.holds.clear()
+    engine.watchdog.owned.clear()
+    engine.watchdog._wheel.aclose()
 
 
 def asking(lock: aiolock.Lock, timeout: float | None = None) -> asyncio.Task[aiolock.Lease]:

@@ -70,7 +70,7 @@ class Recorder(Relay):
                     )
 
     def _look_soon(self, renewals: Sequence[Renewal], _: object = None) -> None:
-        # After the keeper, which hears of the answer when this does.
+        # After the watchdog, which hears of the answer when this does.
         asyncio.get_running_loop().call_soon(self._look, renewals)
 
     # Store

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 from unittest.mock import patch
 
 import aiolock
-from aiolock import _unreleased, _waiting
-from aiolock._unreleased import FIRST_PAUSE
+from aiolock._engine import acquirer, releases
+from aiolock._engine.releases import FIRST_PAUSE
 from aiolock.store import (
     CLAIM,
     WAS_HOLDER,
@@ -135,7 +135,7 @@ class Actor:
 
     def left(self, at: int) -> int:
         """For how many ticks what this task holds lasts by the client's own reckoning."""
-        deadline = self.client._room.keeper.holds[self.store.waiter(at)].deadline
+        deadline = self.client._engine.watchdog.holds[self.store.waiter(at)].deadline
         return math.ceil((deadline - asyncio.get_running_loop().time()) / TICK)
 
     # The acts of the model's client, by their names
@@ -211,8 +211,8 @@ class Play:
         """So many steps, and then everything comes to an end."""
         # The model has no pauses that grow, and where a question has failed, none at all.
         with (
-            patch.object(_unreleased, "_LONGEST_PAUSE", FIRST_PAUSE),
-            patch.multiple(_waiting, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0),
+            patch.object(releases, "_LONGEST_PAUSE", FIRST_PAUSE),
+            patch.multiple(acquirer, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0),
         ):
             await self._play(steps)
 

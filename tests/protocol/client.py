@@ -1,4 +1,4 @@
-"""What a client does: its waiters, its keeper, and the two connections below them."""
+"""What a client does: its waiters, its watchdog, and the two connections below them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class AtClient:
         at, task = command.task, self.tasks[command.task]
         if task.phase is not (Phase.ASKED if command.awaited else Phase.QUEUED):
             if task.phase in WAITING:
-                self.tasks[at] = task._replace(loose=True)  # a push was quicker
+                self.tasks[at] = task._replace(crossed=True)  # a push was quicker
             return
         if answer.displaced and self.guards.asks_when_displaced:
             for other in range(len(self.tasks)):
@@ -118,7 +118,7 @@ class AtClient:
         elif answer.what == "busy":
             if command.awaited:
                 self._leave(at, Task(Phase.DONE))
-                if task.loose and self.guards.refused_are_released:
+                if task.crossed and self.guards.refused_are_released:
                     self._release(at, 0)
         else:
             self._queued(at, answer)
@@ -160,7 +160,7 @@ class AtClient:
         elif push.what == "lost":
             self._lost(push)
         else:
-            self._all_are_loose()  # it is not said which of the connections is back
+            self._all_are_crossed()  # it is not said which of the connections is back
             if self.guards.asks_when_subscribed_again:
                 self.all_ask_again()
 
@@ -198,9 +198,11 @@ class AtClient:
         if question is not None:
             self._abandon(at)
         if task.left and task.fence > task.void:
-            loose = (task.loose or question is not None) and self.guards.loose_release_takes_all
+            crossed = (
+                task.crossed or question is not None
+            ) and self.guards.crossed_release_takes_all
             unconfirmed = task.unconfirmed
-            body = Task(Phase.BODY, fence=task.fence, left=task.left, loose=loose)
+            body = Task(Phase.BODY, fence=task.fence, left=task.left, crossed=crossed)
             self._leave(at, body._replace(unconfirmed=unconfirmed))
         elif not self.guards.late_are_given_back:
             self.tasks[at] = Task(Phase.LATE)
@@ -212,15 +214,15 @@ class AtClient:
                 self.ask(at)
 
     def renew(self, at: int) -> None:
-        """The keeper renews, some time before the lease ends."""
+        """The watchdog renews, some time before the lease ends."""
         self.pipe.append(Command("renew", at, self.tasks[at].fence))
 
     def end(self, at: int, *, refused: bool = False) -> None:
         """The body has ended; or its lease is lost, which ends it."""
         task = self.tasks[at]
         self.tasks[at] = Task(Phase.DONE)
-        if task.loose or not refused:
-            self._release(at, 0 if task.loose else task.fence, awaited=True)
+        if task.crossed or not refused:
+            self._release(at, 0 if task.crossed else task.fence, awaited=True)
 
     def give_up(self, at: int) -> None:
         """The waiting ends, whatever has come of it: a cancellation, a timeout, an error."""
@@ -275,7 +277,7 @@ class AtClient:
     def link(self) -> None:
         """A new connection: what was not answered is sent again."""
         self.client = self.client._replace(linked=True)
-        self._all_are_loose()
+        self._all_are_crossed()
         self.pipe = list(filter(self._is_resent, self.pipe))
         if self.guards.buried_when_resent:
             self.pipe = list(map(self._written, self.pipe))
@@ -284,12 +286,12 @@ class AtClient:
         if self.guards.asks_when_linked_again:
             self.all_ask_again()
 
-    def _all_are_loose(self) -> None:
+    def _all_are_crossed(self) -> None:
         """What is under way may have been sent before, and come once more."""
-        if self.late and self.guards.resent_are_loose:
+        if self.late and self.guards.resent_are_crossed:
             for at in {command.task for command in self.pipe}:
                 if self.tasks[at].phase in WAITING:
-                    self.tasks[at] = self.tasks[at]._replace(loose=True)
+                    self.tasks[at] = self.tasks[at]._replace(crossed=True)
 
     def _is_resent(self, command: Command) -> bool:
         abandoned = command.what == "ask" and command.dropped

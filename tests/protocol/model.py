@@ -67,7 +67,7 @@ class Safeguards:
     """… and the task asks again only when that release is answered."""
     given_back_is_void: bool = True
     """… and that grant, brought once more by the other connection, is ignored."""
-    loose_release_takes_all: bool = True
+    crossed_release_takes_all: bool = True
     """Granted by a push while a question was under way, it releases whatever that may have got."""
     strangers_are_given_back: bool = True
     """A pushed grant for which no task waits any more is given back."""
@@ -101,7 +101,7 @@ class Safeguards:
     """… also one that was given before the connection broke, when it is sent again."""
     given_back_are_not_buried: bool = True
     """… but not the release of one grant: its waiter may ask again."""
-    resent_are_loose: bool = True
+    resent_are_crossed: bool = True
     """Whose question was under way then releases, at the end, whatever a copy has made of it."""
     refused_are_released: bool = True
     """… also one that did not wait, and was told that the lock is taken."""
@@ -157,7 +157,7 @@ class Task(NamedTuple):
     """Grants up to this fence are not to be entered."""
     outdated: bool = False
     """Whether to ask once more when it has an answer."""
-    loose: bool = False
+    crossed: bool = False
     """Whether a question was under way when a push brought the grant."""
     tries: bool = False
     """Whether it does not wait where the lock is not free."""

@@ -1,0 +1,241 @@
+"""A lease: one hold of a lock as its user has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from typing import Any, Final
+
+from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
+from aiolock._engine.policy import Policy, Seconds, checked_ttl, to_ms
+from aiolock._engine.watchdog import Watchdog, retrieve
+from aiolock.errors import LeaseLost
+from aiolock.store import WAS_ABSENT, WAS_QUEUED
+
+log = logging.getLogger("aiolock")
+
+_PATIENCE: Final = 9.5
+"""A store gives up on a command by itself after so many seconds (see `Store`)."""
+
+
+class LostEvent(asyncio.Event):
+    """Set when the lease is lost; ``await lease.lost`` is short for ``await lease.lost.wait()``."""
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        return self.wait().__await__()
+
+
+class Lease:
+    """One hold of a lock: its proof, its deadline, and the way to give it back.
+
+    Made by `Lock.acquire`. All times are seconds. A lease ends once, by release or by loss, and
+    never comes back; acquiring again gives another lease with a higher fence.
+    """
+
+    __slots__ = ("__weakref__", "_ended", "_hold", "_shares", "_watchdog")
+
+    def __init__(self, watchdog: Watchdog, hold: Hold, *, shares: bool) -> None:
+        self._watchdog = watchdog
+        self._hold = hold
+        self._shares = shares
+        """Whether it was asked for to share the lock: to read, where its task may write, too."""
+        hold.leases += (self,)
+        hold.speaking += 1
+        self._ended = False
+
+    def __del__(self) -> None:
+        if getattr(self, "_ended", True) or self._hold.state not in ALIVE:
+            return  # as where it could not even be made
+        self._hold.speaking -= 1
+        if not self._hold.speaking:
+            self._watchdog.unreachable(self._hold)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.name!r} fence={self.fence} {self.state} {self.remaining():.3f} s>"
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._hold.policy.name
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: higher than that of any grant of this name before.
+
+        Send it along with what you write, and let the storage refuse a lower one than it has
+        seen. That, not the lock, is what stops a holder that was stopped and woke up too late.
+        """
+        return self._hold.fence
+
+    @property
+    def state(self) -> LeaseState:
+        """`held`, `at_risk` (a renewal is not answered), `lost` or `released`."""
+        if not self._ended:
+            self._watchdog.check(self._hold)
+            return self._hold.state
+        lost = self._hold.state is LeaseState.LOST
+        return LeaseState.LOST if lost else LeaseState.RELEASED
+
+    @property
+    def lost(self) -> LostEvent:
+        """An event, set when the lease is lost; never set by a release. Await it, or its `wait`."""
+        event = self._hold.lost
+        if event is None:
+            event = self._hold.lost = LostEvent()
+            if self._hold.state is LeaseState.LOST:
+                event.set()
+        assert isinstance(event, LostEvent)
+        return event
+
+    @property
+    def requested(self) -> asyncio.Event:
+        """An event, set when somebody asks for the lock with `Lock.request_release`.
+
+        It is only a wish: whoever holds the lock may let go early, or go on.
+        """
+        event = self._hold.requested
+        if event is None:
+            event = self._hold.requested = asyncio.Event()
+            if self._hold.wanted:
+                event.set()
+        return event
+
+    def remaining(self) -> float:
+        """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
+        if self.state in ALIVE:
+            return max(0.0, self._hold.deadline - self._watchdog.time())
+        return 0.0
+
+    async def release(self) -> bool:
+        """Give the lock back, and it goes to the next waiter in the same step of the store.
+
+        Says whether it was still ours. Idempotent: again, it says the same and sends nothing.
+        Waits for the store's answer, but never past the end of the lease; `StoreError` when there
+        is none, or the store refuses. Then it is sent again by itself, at first after a second,
+        until it is answered or the lease has ended. Cancelled, the release goes on all the same.
+        Of a re-entrant lock only the last release gives it back.
+        """
+        released = self._give_back()
+        if released is None:
+            return self._hold.state is not LeaseState.LOST
+        if self._hold.heard:
+            # Another task awaits it: should that be cancelled, this one is not.
+            await asyncio.wait([released])
+            if released.cancelled():
+                return True
+        elif not released.done():
+            self._hold.heard = True
+            deadline = self._hold.deadline
+            if deadline - self._watchdog.time() < _PATIENCE:
+                overdue = self._watchdog.overdue
+                overdue.add(released, deadline)
+                try:
+                    await released
+                finally:
+                    overdue.remove(released)
+            else:
+                await released
+        elif released.cancelled():
+            return True  # it was ours when the release that was cancelled had been sent
+        if (
+            released.result() in (WAS_ABSENT, WAS_QUEUED)
+            and self._hold.state is LeaseState.RELEASED
+        ):
+            self._hold.state = LeaseState.LOST
+            self._hold.reason = LossReason.REFUSED
+            self.lost.set()
+        return self._hold.state is not LeaseState.LOST
+
+    def _give_back(self) -> asyncio.Future[int] | None:
+        """`release` without waiting: what it would wait for, or None when there is nothing."""
+        hold = self._hold
+        self._watchdog.check_here()
+        if not self._ended:
+            self._ended = True
+            hold.speaking -= 1
+            hold.leases = without(hold.leases, self)
+        return None if hold.speaking else self._watchdog.release(hold)
+
+    async def extend(self, ttl: Seconds) -> None:
+        """Let the lease end ``ttl`` seconds from now, and every renewal from now on last as long.
+
+        A shorter ttl than before is fine. `LeaseLost` when the lock is not ours any more,
+        `StoreError` when nobody knows (the lease then is as it was), also when cancelled.
+        """
+        wanted = to_ms(checked_ttl(ttl))
+        self._still_ours()
+        if not await self._ask(self._watchdog.affordable(self._hold, wanted)):
+            raise self._loss()
+        self._hold.ttl = wanted
+
+    async def verify(self) -> bool:
+        """Ask the store whether the lock is still ours: one round trip, changes nothing.
+
+        True is true of the moment in which the store answered. False means lost, and the body is
+        cancelled as for any loss. `StoreError` when the store does not answer.
+        """
+        return self.state in ALIVE and await self._ask(0)
+
+    async def downgrade(self) -> None:
+        """Go on as a reader, with a lease of `RWLock.write`, without letting go meanwhile.
+
+        The readers who are next in line enter. The lease stays as it is, and so does its fence.
+        `LeaseLost` when it is not ours any more; `StoreError` when nobody knows whether readers
+        may have entered, and then it is to be taken for downgraded, or downgraded again. Cancelled,
+        it is carried out all the same. Where it was confirmed, a second time does nothing.
+        `TypeError` for a lease of anything else.
+        """
+        hold = self._hold
+        if not hold.policy.downgrades:
+            raise TypeError(f"only a lease of RWLock.write() can be downgraded, not {self!r}")
+        self._still_ours()
+        self._watchdog.check_here()
+        downgraded = hold.downgraded
+        if downgraded is None or (downgraded.done() and downgraded.exception() is not None):
+            hold.shared = True
+            downgraded = hold.downgraded = self._watchdog.downgrade(hold)
+        # Should two tasks await it, the cancellation of one is not the other's.
+        await asyncio.wait([downgraded])
+        if downgraded.result() == WAS_ABSENT:
+            self._watchdog.lose(hold, LossReason.REFUSED)
+        self._still_ours()
+
+    async def _ask(self, ttl: int) -> bool:
+        self._watchdog.check_here()
+        # Cancelled here it may have been carried out, which the watchdog has reckoned with.
+        (still,) = await self._watchdog.ask(self._hold, ttl)
+        return still
+
+    def _still_ours(self) -> None:
+        if self.state not in ALIVE:
+            raise self._loss()
+
+    def _loss(self) -> LeaseLost:
+        """The error that says how this lease was lost, or that it was released."""
+        what = f"{self._hold.policy.called} (fence {self.fence})"
+        if self._hold.state is LeaseState.LOST:
+            reason = self._hold.reason
+            why = reason.value if isinstance(reason, LossReason) else f"the store said {reason!r}"
+            text = f"{what} was lost: {why}"
+        else:
+            text = f"the lease of {what} was released"
+        error = self._hold.policy.about(LeaseLost(text))
+        error.fence = self.fence
+        return error
+
+
+def leased(watchdog: Watchdog, hold: Hold, policy: Policy) -> Lease:
+    """A lease that speaks for a hold; nothing is left of either if there cannot be one."""
+    try:
+        return Lease(watchdog, hold, shares=policy.shared)
+    except BaseException:
+        if not hold.speaking:
+            watchdog.abandon(hold)
+        raise
+
+
+def give_back(lease: Lease) -> None:
+    """Release without waiting; what is not heard is sent again (see `Releases`)."""
+    if (released := lease._give_back()) is not None:
+        released.add_done_callback(retrieve)

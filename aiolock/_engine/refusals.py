@@ -1,0 +1,106 @@
+"""What a caller is told who did not get it: each error says of what it speaks, and what to do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from aiolock._engine.policy import Policy
+from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
+from aiolock.store import Differs, Full, Party
+
+_NOT_IN_TIME: Final = {"barrier": "was not complete", "latch": "did not open"}
+"""What there is to say of those that are not held, by their kind."""
+
+
+def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
+    """It was only tried, and somebody has it."""
+    return _timeout(policy, f"is not free{_held_by(holders)}", 0.0, holders)
+
+
+def not_in_time(
+    policy: Policy, timeout: float, waited: float, holders: tuple[Party, ...]
+) -> AcquireTimeout:
+    """It was waited for, and others had it all the time."""
+    text = _NOT_IN_TIME.get(policy.kind, "did not become free")
+    return _timeout(policy, f"{text} in {timeout:g} s{_held_by(holders)}", waited, holders)
+
+
+def _timeout(
+    policy: Policy, text: str, waited: float, holders: tuple[Party, ...]
+) -> AcquireTimeout:
+    error = AcquireTimeout(f"{policy.called} {text}")
+    error.waited, error.holders = waited, holders
+    return policy.about(error)
+
+
+def _held_by(holders: tuple[Party, ...]) -> str:
+    if not holders:
+        return ""
+    first = holders[0]
+    where = f"process {first.pid} of {first.host}" if first.pid else f"client {first.client}"
+    others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    since = f"{datetime.fromtimestamp(first.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    dead = "" if first.alive else ", which is gone: its lease ends by itself"
+    return f": {where}{others} has held it since {since} (fence {first.fence}){dead}"
+
+
+def unanswered(policy: Policy, timeout: float) -> StoreError:
+    """The store has said nothing in that time."""
+    return policy.about(
+        StoreError(
+            f"the store did not answer within the timeout of {timeout:g} s, so nobody knows who"
+            f" holds {policy.called}"
+        )
+    )
+
+
+def too_slow(policy: Policy, times: int) -> StoreError:
+    """It was granted so many times, and each time we heard of it too late."""
+    return policy.about(
+        StoreError(
+            f"{policy.called} was granted {times} times and each time its lease had ended before we"
+            f" knew: ttl={policy.ttl:g} s is too short for this store"
+        )
+    )
+
+
+def full(policy: Policy, answer: Full) -> QueueFull:
+    """As many wait as may."""
+    return policy.about(
+        QueueFull(
+            f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
+        )
+    )
+
+
+def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
+    """Others have declared another number."""
+    return policy.about(
+        LimitMismatch(
+            f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
+            " here: all that use it declare the same number"
+            + (" (a semaphore's resize() changes it for all)" if policy.form.permits else "")
+        )
+    )
+
+
+def reads_already(policy: Policy) -> WouldDeadlock:
+    """The task that wants to write reads."""
+    return policy.about(
+        WouldDeadlock(
+            f"this task reads {policy.name!r} and would wait for itself to write. A read lock is"
+            " not upgraded, for of two readers that both want to write neither could go on: release"
+            " it and acquire the write lock, or begin with that one and downgrade() it"
+        )
+    )
+
+
+def holds_already(policy: Policy) -> WouldDeadlock:
+    """The task that wants it has it."""
+    return policy.about(
+        WouldDeadlock(
+            f"this task holds {policy.called} already and would wait for itself:"
+            " pass the lease on, or make the lock reentrant=True"
+        )
+    )

@@ -1,0 +1,89 @@
+"""Releases that were not heard: sent again, but not for ever.
+
+What they speak of is in the way of others: a place in the queue until its turn comes, or a grant
+until its lease ends. After that nothing is left to release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Final, NamedTuple
+
+from aiolock.errors import StoreError
+from aiolock.store import Store
+
+FIRST_PAUSE: Final = 1.0
+"""Seconds until it is sent again for the first time; then it takes ever longer."""
+_LONGEST_PAUSE: Final = 30.0
+_SLACK: Final = 60.0
+"""Seconds for which to go on after the lease would have ended."""
+_LONGEST: Final = 3600.0
+"""Seconds after which to give up in any case: with a lease of days an operator had better look."""
+
+
+class Release(NamedTuple):
+    """What is released; the same each time that it is sent (see `Store.release`)."""
+
+    key: str
+    waiter: str
+    fence: int
+    entered: bool
+
+
+class Releases:
+    """What one client has to release still; all of it is tried together, less and less often."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._left: dict[Release, float] = {}
+        """Until when each of them is tried."""
+        self._pause = FIRST_PAUSE
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def release(
+        self, key: str, waiter: str, ttl: int, *, fence: int = 0, entered: bool = False
+    ) -> asyncio.Future[int]:
+        """`Store.release`, which is heard in the end; ``ttl`` is that of the lease, in ms."""
+        return self._send(Release(key, waiter, fence, entered), ttl / 1000 + _SLACK)
+
+    def _send(self, release: Release, lasts: float) -> asyncio.Future[int]:
+        key, waiter, fence, entered = release
+        released = self._store.release(key, waiter, fence, entered=entered)
+        until = self._loop.time() + min(_LONGEST, lasts)
+        released.add_done_callback(partial(self._released, release, until))
+        return released
+
+    def _released(self, release: Release, until: float, released: asyncio.Future[int]) -> None:
+        if released.cancelled():
+            return
+        failure = released.exception()
+        if failure is None:
+            self._pause = FIRST_PAUSE
+            return
+        # What fails otherwise is a fault of ours, or of the store's: it would fail for ever.
+        failed = isinstance(failure, StoreError) and not failure._under_way
+        if failed and self._loop.time() < until and not self._closed:
+            self._left[release] = until
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._pause, self._try_again)
+                self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+
+    def _try_again(self) -> None:
+        self._timer = None
+        left, self._left = self._left, {}
+        now = self._loop.time()
+        for release, until in left.items():
+            _ = self._send(release, until - now)
+
+    def aclose(self) -> None:
+        """Try once more, and no more after that."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._try_again()

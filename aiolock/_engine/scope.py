@@ -1,0 +1,104 @@
+"""The body of an ``async with``: what ends it when its lease is lost, and what its exit says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from aiolock._engine.hold import LeaseState, without
+from aiolock._engine.lease import Lease
+from aiolock.errors import ClientClosed, LeaseLost, StoreError
+
+log = logging.getLogger("aiolock")
+
+
+class Scope:
+    """The body of an ``async with``: a lease, and the task to cancel when it is lost.
+
+    Works as `asyncio.timeout` does: it cancels the task that entered, and at the exit takes that
+    one cancellation back and raises `LeaseLost` instead. A cancellation from outside, of the same
+    moment or not, stays one.
+    """
+
+    __slots__ = ("_before", "_cancelled", "_inner", "lease", "task")
+
+    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None) -> None:
+        self.lease = lease
+        self.task = task
+        self._before = task.cancelling() if task else 0
+        self._cancelled = False
+        hold = lease._hold
+        # Of bodies within each other, of a re-entrant lock, the outermost ends them all.
+        self._inner = hold.bodies != () and any(body.task is task for body in hold.bodies)
+        hold.bodies += (self,)
+
+    def cancel(self) -> None:
+        """The lease is lost: cancel the body, if that is what it wants."""
+        if (
+            self.task is not None
+            and self.lease._hold.policy.on_lost == "cancel"
+            and not self._inner
+        ):
+            self._cancelled = True
+            if not self.task.cancel(f"{self.lease._hold.policy.called} was lost"):
+                # As when `wait_for` of Python 3.11 entered it, in a task of its own.
+                log.warning(
+                    "aiolock: %r was lost, but the task that entered its body has ended, so nobody"
+                    " could be cancelled: enter it in the task that runs the body",
+                    self.lease.name,
+                )
+
+    async def close(self, error: BaseException | None) -> None:
+        """Leave the body: give the lock back, and raise `LeaseLost` where that is the truth.
+
+        The body's own exception and a `CancelledError` are never replaced: after one, the release
+        is sent but not waited for, so there is nothing that could.
+        """
+        lease, hold = self.lease, self.lease._hold
+        lease._watchdog.check(hold)
+        hold.bodies = without(hold.bodies, self)
+        try:
+            if error is None and not self._cancelled:
+                await lease.release()
+            elif (released := lease._give_back()) is not None:
+                released.add_done_callback(self._log_unconfirmed)
+        except StoreError as failure:
+            self._log(failure)
+        except ClientClosed as failure:
+            if error is None:
+                raise
+            self._log(failure)
+        lease._watchdog.left()
+        ours = await self._take_back(error) if self._cancelled else False
+        if hold.state is LeaseState.LOST and hold.policy.on_lost == "cancel":
+            if error is None or ours:
+                raise lease._loss() from error
+            if not isinstance(error, asyncio.CancelledError | LeaseLost):
+                error.add_note(f"aiolock: meanwhile {lease._loss()}")
+
+    async def _take_back(self, error: BaseException | None) -> bool:
+        """Undo our cancellation; whether ``error`` is it, and nobody else's."""
+        assert self.task is not None
+        alone = self.task.uncancel() <= self._before
+        if not isinstance(error, asyncio.CancelledError):
+            try:
+                # The body ended before it arrived. Before Python 3.13 it would strike at the next
+                # await, outside of the body: let it strike here.
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self.task.cancelling() > self._before:
+                    raise
+            return False
+        return alone
+
+    def _log_unconfirmed(self, released: asyncio.Future[int]) -> None:
+        if not released.cancelled() and (failure := released.exception()):
+            self._log(failure)
+
+    def _log(self, failure: BaseException) -> None:
+        log.warning(
+            "aiolock: the release of %r was not confirmed, and goes on until its lease ends: %s",
+            self.lease.name,
+            failure,
+        )

@@ -1,0 +1,393 @@
+"""The watchdog: what the client holds, its renewal, and the deadlines it must not outlive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from aiolock._engine.grant import lasts
+from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, Owner
+from aiolock._engine.overdue import Overdue
+from aiolock._engine.releases import Releases
+from aiolock._engine.wheel import Wheel
+from aiolock.errors import ClientClosed
+from aiolock.store import Renewal, Store
+
+_BATCH: Final = 256
+"""Leases in one renewal call: a few hundred microseconds of the server's time."""
+_AWAKE: Final = 1.0
+"""Seconds after which, while anything is held, to see whether the machine was suspended."""
+
+_forks = 0
+"""How many forks lie between this process and the first that imported aiolock."""
+
+
+def _forked() -> None:
+    global _forks  # noqa: PLW0603  # the hook has nobody else to tell
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """What deadlines are reckoned by: a clock that goes on while the machine is suspended.
+
+    The loop's own does not, on Linux: after a laptop or a virtual machine has slept, it would
+    believe in leases that ended meanwhile. A loop with a time of its own keeps that.
+    """
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    if boottime is None or abs(loop.time() - time.monotonic()) > 1:
+        return loop.time
+    return partial(time.clock_gettime, boottime)
+
+
+class Watchdog:
+    """Renews every lease of a client that is due, in batches, and notices when one is lost.
+
+    The answer to a renewal is one of three: *renewed*; *refused*, and then the lease is lost now;
+    or *unknown*, which changes nothing: it is tried again until the local deadline, which counts
+    from before the last confirmed request was sent. So a store that hangs cannot make a holder
+    believe in a lease that has ended, and one that hiccups cannot take one away.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = loop = asyncio.get_running_loop()
+        self.time = _clock(loop)
+        # Not asked which loop that is: it would ask which process, a system call each time.
+        self.current_task = partial(asyncio.current_task, loop)
+        self._forks = _forks
+        self.holds: dict[str, Hold] = {}
+        self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
+        self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
+        longest = math.inf if self.time == loop.time else _AWAKE
+        self._wheel = Wheel(self.time, self._due, longest=longest)
+        self._jitter = 1.0
+        self._left: asyncio.Event | None = None
+        self.overdue = Overdue(self.time)
+        self.releases = Releases(store)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process it was opened in, and no fork of it."""
+        return self._forks == _forks
+
+    def check_here(self) -> None:
+        """`ClientClosed` unless this is the process and the event loop it was opened in.
+
+        After a fork the connections are the parent's: a word from us would end up in the middle
+        of its own.
+        """
+        if self._forks != _forks:
+            raise ClientClosed(
+                f"this client was opened in another process, of which this one ({os.getpid()}) is"
+                " a fork: open one in each process, after the fork"
+            )
+        # This one raises nothing where none runs, as when a generator is closed after its loop.
+        if asyncio._get_running_loop() is not self._loop:
+            raise ClientClosed(
+                "this client was opened in another event loop: open one in each event loop"
+            )
+
+    def held_by(self, owner: Owner) -> Hold | None:
+        """What this task holds of this name, if it still does."""
+        task, key = owner
+        if task not in self.owned:
+            return None
+        hold = self.owned[task].get(key)
+        if hold is not None:
+            self.check(hold)
+        return None if hold is None or hold.state not in ALIVE else hold
+
+    def keep(self, hold: Hold, lease: int) -> None:
+        """Begin to keep a hold whose present lease is so many ms long."""
+        task, key = hold.owner
+        try:
+            self.holds[hold.waiter] = hold
+            self.owned.setdefault(task, {})[key] = hold
+            now = self.time()
+            if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
+                self._wheel.schedule(hold, now, now)  # noticed so late that it is renewed at once
+            else:
+                self._wheel.take_in(hold, self._due_at(hold, lease, now), now)
+        except BaseException:
+            self._forget(hold)
+            raise
+
+    def _due_at(self, hold: Hold, lease: int, now: float) -> float:
+        """When to look after it: at a third of its lease, or at its very end.
+
+        A grant that we noticed late has less than its lease left, and is renewed the sooner.
+        """
+        if hold.policy.renew or hold.unconfirmed:
+            return now + min(lease / 3000 * self._jitter, (hold.deadline - now) / 3)
+        return hold.deadline
+
+    # What nobody can reach any more
+
+    def watch(self, hold: Hold) -> None:
+        """Once its owner has ended, let it live only as long as somebody has a lease of it."""
+        task = hold.owner[0]
+        if task is None:
+            self._disown(hold)
+            return
+        watched = self._watched.get(task)
+        if watched is None:
+            task.add_done_callback(self._owner_ended)  # one for all that it holds
+            watched = self._watched[task] = {}
+        watched[hold] = None
+
+    def _unwatch(self, hold: Hold) -> None:
+        task = hold.owner[0]
+        watched = self._watched.get(task) if task is not None else None
+        if task is None or watched is None:
+            return
+        watched.pop(hold, None)
+        if not watched:
+            del self._watched[task]
+            task.remove_done_callback(self._owner_ended)
+
+    def _owner_ended(self, task: asyncio.Task[Any]) -> None:
+        for hold in self._watched.pop(task, {}):
+            self._disown(hold)
+
+    def _disown(self, hold: Hold) -> None:
+        task, key = hold.owner
+        if self.owned.get(task, {}).get(key) is hold:
+            del self.owned[task][key]
+            if not self.owned[task]:
+                del self.owned[task]
+        hold.owner = (None, key)
+        hold.leases = ()  # with this the last reference to a lease may go
+
+    def unreachable(self, hold: Hold) -> None:
+        """The last lease of it was thrown away releases: say so, and release it.
+
+        Called by the garbage collector, in whatever thread.
+        """
+        if not self.is_here:
+            return  # it is the parent's
+        where = f", acquired at {hold.where}" if hold.where else ""
+        more = "" if where else " (python -X dev says where it was acquired)"
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to be done
+            self._loop.call_soon_threadsafe(self.abandon, hold)
+        # Last, for with -W error it raises.
+        warnings.warn(
+            f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"
+            f" any more{where}, so it is released: use `async with`, or call release(){more}",
+            ResourceWarning,
+            stacklevel=3,
+            source=self,
+        )
+
+    def abandon(self, hold: Hold) -> None:
+        """Release without waiting; what is not heard is sent again (see `Releases`)."""
+        if (released := self.release(hold)) is not None:
+            released.add_done_callback(retrieve)
+
+    # The end of a hold
+
+    def release(self, hold: Hold, *, finished: int = 0) -> asyncio.Future[int] | None:
+        """Give it back, now; the answer's future, or None where it was not ours any more.
+
+        ``finished``: and for how many ms to remember that what it was held for is done.
+        """
+        self.check(hold)
+        if hold.released is None and hold.state is not LeaseState.RELEASED:
+            mine = hold.state is not LeaseState.LOST
+            if mine:
+                hold.state = LeaseState.RELEASED
+                self._forget(hold)
+            if mine or hold.crossed or _may_be_at_store(hold.reason):
+                fence = 0 if hold.crossed else hold.fence
+                key = hold.policy.key
+                if finished and mine:
+                    hold.released = self._store.finish(key, hold.waiter, hold.fence, finished)
+                else:
+                    hold.released = self.releases.release(
+                        key, hold.waiter, hold.ttl, fence=fence, entered=True
+                    )
+                if not mine:
+                    hold.released.add_done_callback(retrieve)
+        return hold.released if hold.state is LeaseState.RELEASED else None
+
+    def check(self, hold: Hold) -> None:
+        """Notice a deadline that passed while the loop was blocked."""
+        alive = hold.state in ALIVE
+        if alive and self.time() >= hold.deadline:
+            self.lose(hold, LossReason.EXPIRED)
+
+    def lose(self, hold: Hold, reason: LossReason | str) -> None:
+        """It is not ours any more: say so, and cancel the bodies that rely on it. Idempotent."""
+        if hold.state in (LeaseState.LOST, LeaseState.RELEASED):
+            return
+        if (
+            reason is LossReason.EXPIRED
+            and hold.ends is not None
+            and self.time() >= hold.ends - 0.1
+        ):
+            reason = LossReason.MAX_HOLD
+        hold.state = LeaseState.LOST
+        hold.reason = reason
+        self._forget(hold)
+        if hold.lost is not None:
+            hold.lost.set()
+        for body in hold.bodies:
+            body.cancel()
+        if reason is LossReason.MAX_HOLD and hold.policy.lock_delay is None:
+            # Not when its body has ended, which may take long. Were the lease to end at the store,
+            # we would be taken for stuck, and our waiters would lose their places for a while.
+            # (With a lock_delay it must end there: a release is no loss.)
+            self.release(hold)
+
+    def affordable(self, hold: Hold, ttl: int) -> int:
+        """``ttl`` ms, or what is left of ``max_hold``, if that is less."""
+        if hold.ends is None:
+            return ttl
+        return max(1, min(ttl, int((hold.ends - self.time()) * 1000)))
+
+    def ask(self, hold: Hold, ttl: int) -> asyncio.Future[list[bool]]:
+        """Ask at once: still ours, and then for ``ttl`` ms more (0: only ask)."""
+        now = self.time()
+        if ttl:
+            # The reply may be lost, and the new lease may be shorter than the old one, or than the
+            # one that a renewal under way is still to confirm.
+            hold.deadline = min(hold.deadline, now + lasts(ttl))
+            hold.ceiling = (now + lasts(ttl), now)
+            self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
+        renewal = Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)
+        return self._renew([(hold, renewal)], now)
+
+    def downgrade(self, hold: Hold) -> asyncio.Future[int]:
+        """Let it share the lock; what the store answers."""
+        downgraded = self._store.downgrade(hold.policy.key, hold.waiter, hold.fence)
+        downgraded.add_done_callback(retrieve)
+        return downgraded
+
+    async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
+        """Give back what is held; the bodies of other tasks are cancelled, and do so themselves.
+
+        Waits for those bodies until the last of their leases has ended, and no longer.
+        """
+        self._left = asyncio.Event()
+        self.releases.aclose()
+        bodies: list[Hold] = []
+        for hold in list(self.holds.values()):
+            if any(body.task is not caller for body in hold.bodies):
+                bodies.append(hold)
+                self.lose(hold, LossReason.CLOSED)
+            else:
+                self.abandon(hold)
+        end = max((hold.deadline for hold in bodies), default=0.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(end - self.time()):
+                while any(hold.bodies for hold in bodies):
+                    self._left.clear()
+                    await self._left.wait()
+        self._wheel.aclose()
+
+    def left(self) -> None:
+        """A body has ended, and what it held is given back."""
+        if self._left is not None:
+            self._left.set()
+
+    # Renewing
+
+    def _forget(self, hold: Hold) -> None:
+        self.holds.pop(hold.waiter, None)
+        task, key = hold.owner
+        owned = self.owned.get(task)
+        if owned is not None and owned.get(key) is hold:
+            del owned[key]
+            if not owned:
+                del self.owned[task]
+        if self._watched:
+            self._unwatch(hold)
+        self._wheel.forget(hold)
+
+    def _due(self, holds: Sequence[Hold], now: float) -> None:
+        """Look after those that are due."""
+        # Or a thousand processes that started together would renew together for ever.
+        self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
+        renewals: list[tuple[Hold, Renewal]] = []
+        for hold in holds:
+            self._look_after(hold, now, renewals)
+        for start in range(0, len(renewals), _BATCH):
+            _ = self._renew(renewals[start : start + _BATCH], now)
+
+    def _look_after(self, hold: Hold, now: float, renewals: list[tuple[Hold, Renewal]]) -> None:
+        if now >= hold.deadline:
+            self.lose(hold, LossReason.EXPIRED)
+            return
+        if hold.asking:
+            hold.state = LeaseState.AT_RISK
+            self._wheel.schedule(hold, hold.deadline, now)
+            return
+        if hold.policy.renew or hold.unconfirmed:
+            ttl = self.affordable(hold, hold.ttl)
+            if not hold.policy.renew:  # confirmed for as long as was asked for, from its grant on
+                ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
+            if now + lasts(ttl) > hold.deadline + 0.001:
+                hold.asking = True
+                renewals.append((hold, Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)))
+                self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
+                return
+        hold.state = LeaseState.HELD  # no answer that is missing makes a difference to it
+        self._wheel.schedule(hold, hold.deadline, now)
+
+    def _renew(self, batch: list[tuple[Hold, Renewal]], sent: float) -> asyncio.Future[list[bool]]:
+        answer = self._store.renew([renewal for _, renewal in batch])
+        answer.add_done_callback(partial(self._renewed, batch, sent))
+        return answer
+
+    def _renewed(
+        self,
+        batch: Sequence[tuple[Hold, Renewal]],
+        sent: float,
+        answer: asyncio.Future[list[bool]],
+    ) -> None:
+        unknown = answer.cancelled() or answer.exception() is not None
+        held = [True] * len(batch) if unknown else answer.result()
+        now = self.time()
+        for (hold, renewal), still in zip(batch, held, strict=True):
+            hold.asking = False
+            if hold.state not in ALIVE:
+                continue
+            if not still:
+                self.lose(hold, LossReason.REFUSED)
+            elif unknown and not renewal.ttl:
+                pass  # it was only asked whether it is ours
+            elif unknown:
+                hold.state = LeaseState.AT_RISK
+                again = max(0.02, min(1.0, (hold.deadline - now) / 5))
+                self._wheel.schedule(hold, min(hold.deadline, now + again), now)
+            else:
+                hold.state = LeaseState.HELD
+                if renewal.ttl:
+                    hold.unconfirmed = False
+                    hold.deadline = sent + lasts(renewal.ttl)
+                    if hold.ceiling is not None:
+                        ceiling, asked = hold.ceiling
+                        hold.deadline = min(hold.deadline, ceiling if sent < asked else math.inf)
+                        hold.ceiling = hold.ceiling if sent < asked else None
+                    self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
+
+
+def retrieve(answer: asyncio.Future[Any]) -> None:
+    """Nobody may be left to hear it: an error that is not retrieved would be logged as a bug."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _may_be_at_store(reason: LossReason | str) -> bool:
+    return isinstance(reason, LossReason) and reason.may_be_at_store

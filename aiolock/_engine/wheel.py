@@ -1,0 +1,141 @@
+"""When to look after each hold: those that are due at about the same time, together."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aiolock._engine.hold import Hold
+
+_SLOTS: Final = 20
+"""What is due in one slot (a twentieth of a second) is looked after together."""
+_YOUNG: Final = 0.1
+"""Seconds after which a hold gets a slot, if it has not ended by then: most have."""
+_FINE: Final = 64
+"""A slot is chosen as exactly as this part of the time until then. So there are few slots, however
+long the leases are, and a renewal is early by that part at most."""
+
+
+class Wheel:
+    """Slots of holds by when they are due: entering and leaving cost the same for 10,000."""
+
+    def __init__(
+        self,
+        time: Callable[[], float],
+        look_after: Callable[[Sequence[Hold], float], None],
+        *,
+        longest: float,
+    ) -> None:
+        """``look_after`` gets those that are due, and the time, by the clock ``time``.
+
+        It is seen every ``longest`` seconds at least what is due: for a clock that can jump.
+        """
+        self._time = time
+        self._look_after = look_after
+        self._longest = longest
+        self._call_later = asyncio.get_running_loop().call_later
+        self._slots: dict[int, dict[Hold, None]] = {}
+        # The numbers of the slots, some of which may be empty by now, and so are no slots any more.
+        self._order: list[int] = []
+        self._ordered: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_slot = 0
+        # Those that have just begun, and when to look after them. Most are forgotten before that.
+        self._young: dict[Hold, float] = {}
+        self._young_timer: asyncio.TimerHandle | None = None
+
+    def schedule(self, hold: Hold, when: float, now: float) -> None:
+        """Look after it then, or somewhat earlier; and not when that was planned before."""
+        self.forget(hold)
+        slot, current = int(when * _SLOTS), int(now * _SLOTS)
+        if slot <= current:
+            # That slot has begun, and with it would be much too soon: an alarm of its own.
+            hold.alarm = self._call_later(max(0.0, when - now), self._alarm, hold)
+            return
+        ahead = slot - current
+        if ahead > _FINE:
+            slot -= slot % (1 << (ahead // _FINE).bit_length() - 1)
+        hold.slot = slot
+        due = self._slots.get(slot)
+        if due is None:
+            due = self._slots[slot] = {}
+            if slot not in self._ordered:
+                self._ordered.add(slot)
+                heapq.heappush(self._order, slot)
+            if self._timer is None or slot < self._timer_slot:
+                self._arm(slot, now)
+        due[hold] = None
+
+    def take_in(self, hold: Hold, when: float, now: float) -> None:
+        """`schedule` for one that has just begun."""
+        if when - now < 2 * _YOUNG:
+            self.schedule(hold, when, now)
+            return
+        self._young[hold] = when
+        if self._young_timer is None:
+            self._young_timer = self._call_later(_YOUNG, self._grown_up)
+
+    def _grown_up(self) -> None:
+        """Give a slot to those that are still held."""
+        self._young_timer = None
+        young, self._young = self._young, {}
+        now = self._time()
+        for hold, when in young.items():
+            self.schedule(hold, when, now)
+
+    def forget(self, hold: Hold) -> None:
+        """It is not to be looked after any more."""
+        if hold in self._young:
+            del self._young[hold]
+            return
+        if hold.alarm is not None:
+            hold.alarm.cancel()
+            hold.alarm = None
+        due = self._slots.get(hold.slot)
+        if due is not None:
+            due.pop(hold, None)
+            if not due:
+                del self._slots[hold.slot]
+        hold.slot = -1
+
+    def aclose(self) -> None:
+        """Look after nothing any more."""
+        for timer in (self._timer, self._young_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def _arm(self, slot: int, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_slot = slot
+        ahead = min(self._longest, max(0.0, slot / _SLOTS - now))
+        self._timer = self._call_later(ahead, self._turn)
+
+    def _turn(self) -> None:
+        self._timer = None
+        now = self._time()
+        due: list[Hold] = []
+        try:
+            while self._order and self._order[0] / _SLOTS <= now:
+                due += self._slots.pop(self._pop(), ())
+            for hold in due:
+                hold.slot = -1
+            if due:
+                self._look_after(due, now)
+        finally:
+            # What was put off during the turn may have set the alarm later than others need it.
+            while self._order and self._order[0] not in self._slots:
+                self._pop()
+            if self._order:
+                self._arm(self._order[0], now)
+
+    def _pop(self) -> int:
+        slot = heapq.heappop(self._order)
+        self._ordered.discard(slot)
+        return slot
+
+    def _alarm(self, hold: Hold) -> None:
+        hold.alarm = None
+        self._look_after((hold,), self._time())

@@ -1,0 +1,57 @@
+"""Those who wait for each other."""
+
+from __future__ import annotations
+
+from aiolock._engine.lease import give_back
+from aiolock._engine.policy import Seconds
+from aiolock._locks.lock import DEFAULT, Default, Lock
+from aiolock.store import Status
+
+
+class Barrier:
+    """Lets so many parties through at once, again and again; made by `LockClient.barrier`.
+
+    ::
+
+        round_over = client.barrier("round over", parties=3)
+        while True:
+            await play()
+            await round_over.wait()  # until all three are here
+
+    The parties stand in one queue. As soon as it is long enough, the first ``parties`` of it go on,
+    in the same step of the store, each told by a push; who comes next waits for the next group.
+    Whoever is gone (cancelled, timed out, its process dead) does not count, and the others go on
+    waiting for somebody else: nothing breaks, and a ``timeout`` says for how long.
+    """
+
+    __slots__ = ("_lock", "_parties")
+
+    def __init__(self, lock: Lock, parties: int) -> None:
+        self._lock = lock
+        self._parties = parties
+
+    def __repr__(self) -> str:
+        return f"<Barrier {self.name!r} parties={self._parties}>"
+
+    @property
+    def name(self) -> str:
+        """The barrier's name."""
+        return self._lock.name
+
+    @property
+    def parties(self) -> int:
+        """How many go on together."""
+        return self._parties
+
+    async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
+        """Wait for the others; `AcquireTimeout` when they were not here in ``timeout`` seconds.
+
+        `LimitMismatch` when others declare another number of parties. Other errors and cancellation
+        are those of `Lock.acquire`: after each of them this party is not here any more, though
+        the others may just have gone on with it.
+        """
+        give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
+
+    async def status(self) -> Status:
+        """Who is here and waits for the others; as `Lock.status`."""
+        return await self._lock.status()

@@ -1,0 +1,95 @@
+"""Those who wait until so many others have said that they are done."""
+
+from __future__ import annotations
+
+import itertools
+
+from aiolock._engine.lease import give_back
+from aiolock._engine.policy import Seconds, checked_name, to_ms
+from aiolock._locks.lock import DEFAULT, Default, Lock
+from aiolock.errors import LimitMismatch
+from aiolock.store import Status
+
+_numbers = itertools.count(1)
+
+
+class Latch:
+    """Opens once it was counted down often enough; made by `LockClient.latch`. Holds nothing.
+
+    ::
+
+        loaded = client.latch("loaded:2026-11-21", count=3)
+        await loaded.count_down()  # in three workers, when they have done their part
+        await loaded.wait()  # anywhere: until all three have
+
+    Whoever waits is told by a push. Once open it stays open, for whoever comes later too, for
+    ``remember`` seconds (a minute at least) after the last count: then it is forgotten, and closed.
+    A name that says which round it is needs no thought about that.
+    """
+
+    __slots__ = ("_count", "_lock", "_remember")
+
+    def __init__(self, lock: Lock, count: int, remember: float) -> None:
+        self._lock = lock
+        self._count = count
+        self._remember = remember
+
+    def __repr__(self) -> str:
+        return f"<Latch {self.name!r} count={self._count}>"
+
+    @property
+    def name(self) -> str:
+        """The latch's name."""
+        return self._lock.name
+
+    @property
+    def count(self) -> int:
+        """How often it is to be counted down."""
+        return self._count
+
+    async def count_down(self, token: str | None = None) -> int:
+        """Count one; how many are missing still. The last one opens it.
+
+        A ``token`` is counted once, however often it comes: the name of the part that is done, so
+        that a worker that was started again does not count twice. Without one, every call counts.
+
+        `LimitMismatch` when others declare another count. One round trip; `StoreError` when nobody
+        knows. Cancelled, it may have been counted.
+        """
+        engine = self._lock._engine
+        engine.check()
+        if token is None:
+            token = f"{engine.client} {next(_numbers)}"
+        counted = await engine.store.post(
+            self._lock._policy.key,
+            0,
+            token=f"t:{checked_name(token)}",
+            declared=self._count,
+            value="",
+            keep=to_ms(self._remember),
+        )
+        if counted < 0:
+            raise self._lock._policy.about(
+                LimitMismatch(
+                    f"the latch {self.name!r} is in use with a count of {-counted}, but"
+                    f" {self._count} is declared here: all that use it declare the same"
+                )
+            )
+        return max(0, self._count - counted)
+
+    async def missing(self) -> int:
+        """How many are missing still: one round trip; `StoreError` when nobody knows."""
+        engine = self._lock._engine
+        engine.check()
+        return max(0, self._count - (await engine.store.read(self._lock._policy.key)).count)
+
+    async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
+        """Return once it is open; `AcquireTimeout` when it did not open in ``timeout`` seconds.
+
+        Errors and cancellation are those of `Lock.acquire`; also `LimitMismatch`.
+        """
+        give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
+
+    async def status(self) -> Status:
+        """Who waits for it; as `Lock.status`."""
+        return await self._lock.status()

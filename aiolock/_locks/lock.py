@@ -1,0 +1,367 @@
+"""A lock: a description that any number of tasks share, and what its `acquire` returns."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Coroutine, Generator
+from dataclasses import dataclass
+from types import CoroutineType, FrameType, TracebackType
+from typing import Any, Final, Literal, TypeVar, cast, overload
+
+from aiolock._engine.deadlock import remember
+from aiolock._engine.engine import Engine
+from aiolock._engine.hold import Handle, Owner
+from aiolock._engine.lease import Lease, give_back, leased
+from aiolock._engine.policy import Policy, Seconds, checked_number, checked_timeout
+from aiolock._engine.scope import Scope
+from aiolock.errors import NotHeld
+from aiolock.store import Status
+
+Got_co = TypeVar("Got_co", Lease, Lease | None, covariant=True)
+
+
+class Default:
+    """The lock's own timeout: what `acquire` uses when none is given."""
+
+    def __repr__(self) -> str:
+        return "the lock's own"
+
+
+DEFAULT: Final = Default()
+
+
+class Acquisition(Coroutine[Any, Any, Got_co]):
+    """One acquisition, not begun yet: await it, or enter it with ``async with``.
+
+    Awaited, it gives a `Lease`; or, where `acquire` was given a ``timeout`` or ``blocking=False``,
+    None when that was not enough. Entered, it gives a `Lease` or raises `AcquireTimeout`, and the
+    body is cancelled when the lease is lost. It is good for one of the two, once. The task that
+    called `Lock.acquire` owns the lease, whichever task awaits it, so
+    ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
+    """
+
+    __name__ = "Lock.acquire"  # what the repr of a task shows that runs it
+    __slots__ = (
+        "_coroutine",
+        "_lock",
+        "_owner",
+        "_raises",
+        "_scope",
+        "_timeout",
+        "_wait",
+        "_where",
+    )
+
+    def __init__(
+        self, lock: Lock, *, timeout: float | None, wait: bool, raises: bool, where: str = ""
+    ) -> None:
+        self._coroutine: Coroutine[Any, Any, Lease | None] | None = None
+        self._lock = lock
+        self._timeout = timeout
+        self._wait = wait
+        self._raises = raises
+        self._where = where
+        task = lock._engine.watchdog.current_task()
+        remember(task)
+        self._owner: Owner = (task, lock._policy.key)
+        self._scope: Scope | None = None
+
+    def __repr__(self) -> str:
+        return f"<Acquisition of {self._lock.name!r} timeout={self._timeout}>"
+
+    async def _acquire(self, *, raises: bool) -> Lease | None:
+        engine = self._lock._engine
+        engine.check()
+        hold = await engine.acquirer.acquire(
+            self._lock._policy,
+            self._owner,
+            timeout=self._timeout,
+            wait=self._wait,
+            raises=raises,
+        )
+        return None if hold is None else leased(engine.watchdog, hold, self._lock._policy)
+
+    async def _await(self) -> Lease | None:
+        lease = await self._acquire(raises=self._raises)
+        if lease is not None:
+            try:
+                lease._hold.where = lease._hold.where or self._where
+                lease._watchdog.watch(lease._hold)
+            except BaseException:
+                give_back(lease)
+                raise
+        return lease
+
+    def _begin(
+        self, coroutine: Coroutine[Any, Any, Lease | None]
+    ) -> Coroutine[Any, Any, Lease | None]:
+        if self._coroutine is not None:
+            coroutine.close()
+            raise RuntimeError("this acquisition was begun already: call acquire() again")
+        self._coroutine = coroutine
+        return coroutine
+
+    def __await__(self) -> Generator[Any, None, Got_co]:
+        return cast("Generator[Any, None, Got_co]", self._begin(self._await()).__await__())
+
+    async def __aenter__(self) -> Lease:
+        lease = await self._begin(self._acquire(raises=True))
+        assert lease is not None
+        try:
+            self._scope = Scope(lease, lease._watchdog.current_task())
+        except BaseException:
+            give_back(lease)
+            raise
+        return lease
+
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> CoroutineType[Any, Any, None]:
+        assert self._scope is not None
+        return self._scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
+
+    # A coroutine too, because create_task() takes nothing less.
+
+    def send(self, value: Any, /) -> Any:
+        """As any coroutine."""
+        return (self._coroutine or self._begin(self._await())).send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As any coroutine."""
+        return (self._coroutine or self._begin(self._await())).throw(*error)
+
+    def close(self) -> None:
+        """As any coroutine."""
+        if self._coroutine is not None:
+            self._coroutine.close()
+        else:
+            self._coroutine = _never()
+            self._coroutine.close()
+
+    def __del__(self) -> None:
+        if self._coroutine is None:
+            warnings.warn(
+                f"{self!r} was never awaited, so nothing was locked",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+
+async def _never() -> None:
+    """What an acquisition that was closed before it began consists of."""
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Lock:
+    """A description of one lock: its name and how it behaves. Holds nothing and does no I/O.
+
+    Made by `LockClient.lock`. Any number of tasks may share one. ``async with lock as lease``
+    waits its turn, at most the lock's ``timeout``, and gives a `Lease`:
+
+    * `AcquireTimeout` when the time has passed, `QueueFull` when ``max_waiters`` wait already,
+      `WouldDeadlock` when this task holds it already, `StoreError` when nobody knows, and
+      `ClientClosed` when the client is not open here. After each of them nothing is left behind.
+    * Cancelled while it waits, it leaves the queue, or gives back the lock that was handed to it
+      at that moment.
+    * When the lease is lost, the body is cancelled and `LeaseLost` is raised at the exit; if the
+      body raises an exception of its own, that one is raised, with a note.
+    """
+
+    _engine: Engine
+    _policy: Policy
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r} ttl={self.ttl:g}>"
+
+    @property
+    def name(self) -> str:
+        """The lock's name; locks of one name on one store and prefix are one lock."""
+        return self._policy.name
+
+    @property
+    def ttl(self) -> float:
+        """For how many seconds the store keeps a lease that nobody renews."""
+        return self._policy.ttl
+
+    @overload
+    def acquire(
+        self, *, timeout: Default | None = DEFAULT, blocking: Literal[True] = True
+    ) -> Acquisition[Lease]: ...
+
+    @overload
+    def acquire(self, *, timeout: Seconds, blocking: bool = True) -> Acquisition[Lease | None]: ...
+
+    @overload
+    def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+    ) -> Acquisition[Lease | None]: ...
+
+    def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool = True
+    ) -> Acquisition[Lease] | Acquisition[Lease | None]:
+        """Take the lock, or wait for it in its queue.
+
+        Await the result for a `Lease`. It waits for at most the lock's own ``timeout``, and then
+        raises `AcquireTimeout`; with ``timeout=None`` for as long as it takes. With a ``timeout``
+        in seconds, or ``blocking=False`` to take it only if it is free at once, the result is None
+        instead when that was not enough. Or enter the result with ``async with``: that raises
+        `AcquireTimeout` in every case, and the body is cancelled when the lease is lost. Errors and
+        cancellation are as for ``async with lock``.
+
+        ``timeout`` is how long *you* wait; how long the lock is kept for you is its ``ttl``.
+        """
+        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
+        return self._acquisition(timeout, blocking=blocking, where=where)
+
+    def _acquisition(
+        self,
+        timeout: Seconds | Default | None,
+        *,
+        blocking: bool,
+        where: str = "",
+        raises: bool | None = None,
+    ) -> Acquisition[Any]:
+        if not isinstance(blocking, bool):
+            raise TypeError(f"blocking must be True or False, not {blocking!r}")
+        own = isinstance(timeout, Default)
+        seconds = self._policy.timeout if own else checked_timeout(timeout)
+        if not blocking and not own and timeout:
+            raise ValueError("blocking=False does not wait, so it takes no timeout")
+        self._engine.check()
+        return Acquisition(
+            self,
+            timeout=seconds,
+            wait=blocking and seconds != 0,
+            raises=blocking and (own or timeout is None) if raises is None else raises,
+            where=where,
+        )
+
+    async def release(self) -> bool:
+        """End the lease that the current task holds; says whether it was still ours.
+
+        As `Lease.release`, for code that does not have the lease at hand. `NotHeld` when the
+        current task holds no lease of this name: it may have been released or lost already.
+        """
+        self._engine.check()
+        lease = self._ours()
+        if lease is None:
+            raise self._policy.about(
+                NotHeld(
+                    f"this task does not hold {self._policy.called}: it was released or lost, or"
+                    " another task acquired it, which must release it (or use the lease)"
+                )
+            )
+        return await lease.release()
+
+    async def locked(self) -> bool:
+        """Whether it is held, or closed, now: to be awaited, for it is one round trip.
+
+        `StoreError` when nobody knows. Whether the current task holds it is `held`, without one.
+        """
+        status = await self._engine.status(self._policy, waiters=False)
+        return bool(status.holders) or status.closed > 0
+
+    def held(self) -> bool:
+        """Whether the current task holds it, as far as this process knows: no I/O."""
+        self._engine.check()
+        return self._ours() is not None
+
+    def _ours(self) -> Handle | None:
+        """The lease that the current task took last of this lock: who reads does not write."""
+        watchdog, policy = self._engine.watchdog, self._policy
+        hold = watchdog.held_by((watchdog.current_task(), policy.key))
+        if hold is not None:
+            for lease in reversed(hold.leases):
+                if (hold.shared or lease._shares) == policy.shared:
+                    return lease
+        return None
+
+    async def status(self) -> Status:
+        """Who holds it and who waits for it, in order; `StoreError` when nobody knows.
+
+        For people and dashboards: it is true of a moment that has passed. A holder or waiter whose
+        process is gone is not ``alive``: it leaves when its turn, or the end of its lease, comes.
+        """
+        return await self._engine.status(self._policy)
+
+    async def request_release(self) -> bool:
+        """Ask whoever holds it to let go, when it can; whether anybody was told.
+
+        It sets `Lease.requested` of each holder, and that is all: whoever asks stands in the queue
+        as ever. One round trip; a request may get lost. `StoreError` when nobody knows. Cancelled,
+        it may have been sent.
+        """
+        self._engine.check()
+        return await self._engine.store.request(self._policy.key) > 0
+
+    async def break_(self, fence: int | None = None) -> bool:
+        """Take the lock from whoever holds it, and hand it to the next; whether anybody held it.
+
+        With a ``fence`` (see `status`) from the holder of that grant alone. The holder is told at
+        once: its lease is lost and its body cancelled, but until it has ended two bodies run. For a
+        holder that hangs and renews; one that died needs no help. Two round trips, or one with a
+        ``fence``. Cancelled, or on a `StoreError`, it may have been carried out.
+        """
+        if fence is not None:
+            self._engine.check()
+            fences = [checked_number("fence", fence, most=sys.maxsize)]
+        else:
+            # Of the grants that we saw, and no others: sent again after a lost reply, it must not
+            # take the lock from the next one too.
+            status = await self._engine.status(self._policy, waiters=False)
+            fences = [holder.fence for holder in status.holders]
+        if not fences:
+            return False
+        broken = await self._engine.store.break_(self._policy.key, fences)
+        return fence is None or broken > 0
+
+    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
+
+    async def _enter(self, frame: FrameType) -> Lease:
+        """Enter it for an ``async with`` that stands in ``frame``."""
+        engine, policy = self._engine, self._policy
+        engine.check()
+        task = engine.watchdog.current_task()
+        remember(task)
+        hold = await engine.acquirer.acquire(
+            policy,
+            (task, policy.key),
+            timeout=policy.timeout,
+            wait=policy.timeout != 0,
+            raises=True,
+        )
+        assert hold is not None
+        lease = leased(engine.watchdog, hold, policy)
+        try:
+            engine.entered.add(self, frame, task, Scope(lease, task))
+        except BaseException:
+            give_back(lease)
+            raise
+        return lease
+
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> CoroutineType[Any, Any, None]:
+        return self._leave(error, sys._getframe(1))
+
+    def _leave(
+        self, error: BaseException | None, frame: FrameType
+    ) -> CoroutineType[Any, Any, None]:
+        """Leave the innermost body that ``frame`` has entered."""
+        engine = self._engine
+        scope: Scope = engine.entered.take(self, frame, engine.watchdog.current_task())
+        return scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
+
+
+def caller(frame: FrameType) -> str:
+    """The line that a frame is at."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,194 @@
+"""Several locks as one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from types import CoroutineType, FrameType, MappingProxyType, TracebackType
+from typing import Any, Literal, overload
+
+from aiolock._engine.hold import LeaseState
+from aiolock._engine.lease import Lease, LostEvent, give_back
+from aiolock._engine.policy import Seconds, checked_timeout
+from aiolock._locks.lock import DEFAULT, Default, Lock
+
+
+class _Relay(LostEvent):
+    """The event of one lease, which sets that of all."""
+
+    def __init__(self, every: LostEvent) -> None:
+        super().__init__()
+        self._every = every
+
+    def set(self) -> None:
+        super().set()
+        self._every.set()
+
+
+class MultiLease:
+    """One hold of several locks; made by `MultiLock`. It is lost when any of them is."""
+
+    __slots__ = ("_leases", "_lost")
+
+    def __init__(self, leases: Iterable[Lease]) -> None:
+        self._leases = {lease.name: lease for lease in leases}
+        self._lost = LostEvent()
+        for lease in self._leases.values():
+            hold = lease._hold
+            hold.lost = _Relay(self._lost)
+            if hold.state is LeaseState.LOST:
+                hold.lost.set()
+
+    def __repr__(self) -> str:
+        return f"<MultiLease {' '.join(self._leases)} {self.state} {self.remaining():.3f} s>"
+
+    @property
+    def leases(self) -> Mapping[str, Lease]:
+        """The lease of each lock, by its name: each has a fence of its own."""
+        return MappingProxyType(self._leases)
+
+    @property
+    def state(self) -> LeaseState:
+        """`lost` when any of them is; else `at_risk` when any is; `released` once all are."""
+        states = {lease.state for lease in self._leases.values()}
+        worst = (LeaseState.LOST, LeaseState.RELEASED, LeaseState.AT_RISK, LeaseState.HELD)
+        return next(state for state in worst if state in states)
+
+    @property
+    def lost(self) -> LostEvent:
+        """An event, set when any of them is lost; never set by a release."""
+        return self._lost
+
+    def remaining(self) -> float:
+        """For how many seconds all of them are certainly ours; 0.0 once one has ended."""
+        return min(lease.remaining() for lease in self._leases.values())
+
+    async def release(self) -> bool:
+        """Give all of them back; whether all were still ours. As `Lease.release`."""
+        for lease in self._leases.values():
+            give_back(lease)  # all are sent, whatever becomes of the first answer
+        return all([await lease.release() for lease in self._leases.values()])
+
+    async def extend(self, ttl: Seconds) -> None:
+        """Let each of them end ``ttl`` seconds from now; as `Lease.extend`."""
+        await asyncio.gather(*(lease.extend(ttl) for lease in self._leases.values()))
+
+    async def verify(self) -> bool:
+        """Ask the store whether all of them are still ours; as `Lease.verify`."""
+        return all(await asyncio.gather(*(lease.verify() for lease in self._leases.values())))
+
+
+class MultiLock:
+    """Several locks, all of them or none; made by `LockClient.multilock`.
+
+    They are taken one after the other, sorted by name, whatever the order in which they were
+    given: so of those who want several of the same, nobody waits for somebody who waits for them.
+    Whoever waits for one keeps those before it. ``async with`` gives a `MultiLease`; errors,
+    cancellation and loss are those of ``async with lock``, and after each of them none is held.
+    """
+
+    __slots__ = ("_engine", "_locks", "_timeout")
+
+    def __init__(self, locks: Iterable[Lock], timeout: float | None) -> None:
+        self._locks = sorted(locks, key=lambda lock: lock.name)
+        self._timeout = checked_timeout(timeout)
+        self._engine = self._locks[0]._engine
+
+    def __repr__(self) -> str:
+        return f"<MultiLock {' '.join(self.names)}>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order in which they are locked."""
+        return tuple(lock.name for lock in self._locks)
+
+    @overload
+    async def acquire(
+        self, *, timeout: Default | None = DEFAULT, blocking: Literal[True] = True
+    ) -> MultiLease: ...
+
+    @overload
+    async def acquire(self, *, timeout: Seconds, blocking: bool = True) -> MultiLease | None: ...
+
+    @overload
+    async def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+    ) -> MultiLease | None: ...
+
+    async def acquire(
+        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool = True
+    ) -> MultiLease | None:
+        """Take all of them, within the multilock's own ``timeout``, or else `AcquireTimeout`.
+
+        With a ``timeout`` in seconds, or ``blocking=False``, None instead when one could not be
+        had. Errors and cancellation are those of `Lock.acquire`; `LeaseLost` when one was lost
+        while another was waited for. After each of them, as after None, none of them is held.
+        """
+        raises = blocking and (timeout is None or isinstance(timeout, Default))
+        left = _Countdown(self._timeout if isinstance(timeout, Default) else timeout)
+        leases: list[Lease] = []
+        try:
+            for lock in self._locks:
+                lease = await lock._acquisition(
+                    left() if blocking else DEFAULT, blocking=blocking, raises=raises
+                )
+                if lease is None:
+                    break
+                leases.append(lease)
+            for lease in leases:
+                lease._still_ours()  # the first may be lost while the last is waited for
+            if len(leases) == len(self._locks):
+                return MultiLease(leases)
+        except BaseException:
+            for lease in leases:
+                give_back(lease)
+            raise
+        for lease in leases:
+            give_back(lease)
+        return None
+
+    def __aenter__(self) -> CoroutineType[Any, Any, MultiLease]:
+        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
+
+    async def _enter(self, frame: FrameType) -> MultiLease:
+        left = _Countdown(self._timeout)
+        async with AsyncExitStack() as stack:
+            leases = [
+                await stack.enter_async_context(lock.acquire(timeout=left()))
+                for lock in self._locks
+            ]
+            lease = MultiLease(leases)
+            entered = stack.pop_all()
+        try:
+            self._engine.entered.add(self, frame, self._engine.watchdog.current_task(), entered)
+        except BaseException:
+            await entered.aclose()
+            raise
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task = self._engine.watchdog.current_task()
+        stack: AsyncExitStack = self._engine.entered.take(self, sys._getframe(1), task)
+        await stack.__aexit__(kind, error, traceback)
+
+
+class _Countdown:
+    """What is left of a timeout, in seconds."""
+
+    def __init__(self, timeout: Seconds | None) -> None:
+        self._until = None
+        seconds = checked_timeout(timeout)
+        if seconds is not None:
+            self._until = asyncio.get_running_loop().time() + seconds
+
+    def __call__(self) -> float | None:
+        if self._until is None:
+            return None
+        return max(0.0, self._until - asyncio.get_running_loop().time())

@@ -1,0 +1,61 @@
+"""A lock that readers share, and that a writer has alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiolock._locks.lock import Lock
+from aiolock.store import Status
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class RWLock:
+    """A description of one readers-writer lock; made by `LockClient.rwlock`. Holds nothing.
+
+    ::
+
+        rates = client.rwlock("rates")
+        async with rates.read():  # any number of these at a time
+            ...
+        async with rates.write() as lease:  # one, and then nobody reads
+            ...
+            await lease.downgrade()  # from here on others read too, but nobody writes
+
+    `read` and `write` are locks with all that a `Lock` has; a plain lock of this name is its write
+    lock. Whoever came first enters first: a writer that waits holds back the readers behind it, so
+    no stream of readers starves it, and the readers that stand in a row enter together. Each
+    reader has a lease of its own: of readers, one that crashed expires alone.
+    """
+
+    _reading: Lock
+    _writing: Lock
+
+    def __repr__(self) -> str:
+        return f"<RWLock {self.name!r} ttl={self._writing.ttl:g}>"
+
+    @property
+    def name(self) -> str:
+        """The name of both locks."""
+        return self._writing.name
+
+    def read(self) -> Lock:
+        """The lock that readers share.
+
+        Whoever reads cannot wait to write as well: that is `WouldDeadlock` at once, for of two
+        readers that both want to, neither could go on. Nor can a task that reads, or writes, ask
+        to read again, behind a writer that waits for it; with ``reentrant=True`` it may, by the
+        lease that it has.
+        """
+        return self._reading
+
+    def write(self) -> Lock:
+        """The lock that a writer has alone; its lease can be downgraded (`Lease.downgrade`)."""
+        return self._writing
+
+    async def status(self) -> Status:
+        """Who reads or writes, and who waits; as `Lock.status`."""
+        return await self._writing.status()
+
+    async def break_(self, fence: int | None = None) -> bool:
+        """Take it from all readers, or from the writer; or from one of them: as `Lock.break_`."""
+        return await self._writing.break_(fence)

@@ -1,0 +1,107 @@
+"""``aiolock demo`` on the command line: what it says, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Final
+
+from aiolock.cli.demo.failure import first, reason
+from aiolock.cli.demo.figures import Act, Figures, audit, figures
+from aiolock.cli.demo.options import Options, add_options, options
+from aiolock.cli.demo.progress import Progress
+from aiolock.cli.demo.story import tell
+from aiolock.cli.demo.table import table
+
+RIGHT, WRONG, IMPOSSIBLE = 0, 1, 2
+
+_ABOUT: Final = """\
+An online sale: many requests at once read a stock, do some work, and write it back. Without a
+lock too much is sold. With the lock the stock ends at exactly 0, and each request is served in
+the order in which it came. With --url redis://... they come from several processes, and some of
+these are killed: with the lock in hand, and in the queue."""
+
+_CODES: Final = """\
+exit code: 0 when the sale under the lock came out exactly right, 1 when it did not, 2 when it
+could not be held (wrong arguments, no server), 130 when it was interrupted"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``demo`` to the command line."""
+    parser = commands.add_parser(
+        "demo",
+        help="see it work: an online sale, without and with the lock",
+        description=_ABOUT,
+        epilog=_CODES,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Hold both sales, and say what came of them; the exit code."""
+    try:
+        chosen = options(arguments)
+    except ValueError as error:
+        return _impossible(str(error))
+    progress = Progress(None if arguments.json else sys.stdout)
+    try:
+        without, under_lock = asyncio.run(_terminable(chosen, progress))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    except Exception as failure:  # noqa: BLE001  # a bug is raised again
+        cause = first(failure)
+        if (why := reason(cause)) is None:
+            raise cause from None
+        return _impossible(f"{chosen.server}: {why}")
+    finally:
+        progress.clear()
+    wrong = audit(under_lock)
+    if arguments.json:
+        document = _document(chosen, figures(without), figures(under_lock), wrong)
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        lines = table(figures(without), figures(under_lock))
+        sys.stdout.write("\n".join(("", *lines, "", _verdict(under_lock, wrong), "")))
+    sys.stdout.flush()
+    return WRONG if wrong else RIGHT
+
+
+async def _terminable(chosen: Options, progress: Progress) -> tuple[Act, Act]:
+    """Tell the story; SIGTERM ends it as Ctrl-C does, so that it tidies up."""
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(NotImplementedError):  # no such signals on Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await tell(chosen, progress)
+
+
+def _impossible(why: str) -> int:
+    sys.stderr.write(f"aiolock demo: {why}\n")
+    return IMPOSSIBLE
+
+
+def _verdict(act: Act, wrong: list[str]) -> str:
+    if wrong:
+        return f"The sale came out WRONG: {'; '.join(wrong)}."
+    return f"The sale came out exactly right: {act.items:,} of {act.items:,} sold, each item once."
+
+
+def _document(
+    chosen: Options, without: Figures, under_lock: Figures, wrong: list[str]
+) -> dict[str, object]:
+    return {
+        "server": chosen.server,
+        "workers": chosen.workers,
+        "requests_at_once": chosen.requests,
+        "ttl": chosen.ttl,
+        "without_lock": asdict(without),
+        "with_lock": asdict(under_lock),
+        "right": not wrong,
+        "wrong": wrong,
+    }

@@ -1,0 +1,88 @@
+"""The customers: each asks for an item, waits its turn, buys it, and comes back for another."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from time import monotonic_ns
+
+from aiolock import LeaseLost, Lock
+from aiolock.cli.demo.shop import Sale, Shop
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request, and when what happened to it (``time.monotonic_ns``; 0: it did not)."""
+
+    worker: int
+    number: int
+    """The how many-th request of its process."""
+    asked: int
+    queued: int = 0
+    """When we knew that it stood in the lock's queue."""
+    entered: int = 0
+    leaving: int = 0
+    """When it was done, and began to release the lock."""
+    fence: int = 0
+    sold: bool = False
+    lost: bool = False
+
+
+CURRENT: ContextVar[Visit] = ContextVar("CURRENT")
+"""The visit that the current task makes."""
+
+
+class Customers:
+    """The customers of one process; they share one lock, as a web application's handlers do."""
+
+    def __init__(
+        self, worker: int, shop: Shop, lock: Lock | None, served: Callable[[Visit], object]
+    ) -> None:
+        self._worker = worker
+        self._shop = shop
+        self._lock = lock
+        self._served = served
+
+    async def buy(self, at_once: int, requests: int | None, arrival: float = 0.0) -> None:
+        """Make so many requests at once, until all is sold, or until so many have been made.
+
+        The first ones arrive at random, within so many seconds.
+        """
+        numbers = itertools.count() if requests is None else iter(range(requests))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(self._customer(numbers, arrival))
+
+    async def _customer(self, numbers: Iterator[int], arrival: float) -> None:
+        await asyncio.sleep(arrival * random.random())  # noqa: S311  # no secret
+        for number in numbers:
+            visit = Visit(self._worker, number, asked=monotonic_ns())
+            CURRENT.set(visit)
+            await self._visit(visit)
+            self._served(visit)
+            if not visit.sold and not visit.lost:
+                return  # sold out
+
+    async def _visit(self, visit: Visit) -> None:
+        if self._lock is None:
+            return await self._buy_one(visit)
+        try:
+            async with self._lock as lease:
+                visit.entered = monotonic_ns()
+                visit.fence = lease.fence
+                await self._buy_one(visit)
+                visit.leaving = monotonic_ns()
+        except LeaseLost:
+            visit.lost = True
+
+    async def _buy_one(self, visit: Visit) -> None:
+        """Read, work, write: right only while nobody else is doing the same."""
+        stock = await self._shop.stock()
+        if stock > 0:
+            await asyncio.sleep(0)  # the work: ask the bank, send the mail
+            await self._shop.sell(Sale(item=stock, fence=visit.fence))
+            visit.sold = True

@@ -1,0 +1,56 @@
+"""A lock store that does what another one does, and notes how often, and when it answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from time import monotonic_ns
+from typing import TypeVar
+
+from aiolock.cli.demo.customers import CURRENT, Visit
+from aiolock.store import Answer, Operation, Queued, Relay, Store
+
+Value = TypeVar("Value")
+
+
+class Observed(Relay):
+    """Wraps a store, for the figures only: a program gives `aiolock.connect` a URL."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._waiting: dict[str, Visit] = {}
+        self.operations = 0
+
+    def _call(
+        self, operation: Operation, start: Callable[[], asyncio.Future[Value]]
+    ) -> asyncio.Future[Value]:
+        self.operations += 1
+        return super()._call(operation, start)
+
+    def acquire(
+        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+    ) -> asyncio.Future[Answer]:
+        """The answer that the waiter stands in the queue is noted on its visit."""
+        answer = super().acquire(
+            name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+        )
+        visit = CURRENT.get(None)
+        # A waiter asks for the first time in its own task, and again from a timer of any task.
+        if visit is not None and waiter not in self._waiting:
+            self._waiting[waiter] = visit
+            answer.add_done_callback(partial(_note, visit))
+        return answer
+
+    def release(
+        self, name: str, waiter: str, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
+        """The visit is over."""
+        self._waiting.pop(waiter, None)
+        return super().release(name, waiter, fence, entered=entered)
+
+
+def _note(visit: Visit, answer: asyncio.Future[Answer]) -> None:
+    answered = not answer.cancelled() and answer.exception() is None
+    if answered and isinstance(answer.result(), Queued) and not visit.queued:
+        visit.queued = monotonic_ns()

@@ -1,0 +1,163 @@
+"""Where the acts are played: in this process, or in worker processes around a Redis server."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, RedisError
+
+import aiolock
+from aiolock.cli.demo.crew import Crew, crew
+from aiolock.cli.demo.customers import Customers, Visit
+from aiolock.cli.demo.kills import Kill, arranged, kill
+from aiolock.cli.demo.observed import Observed
+from aiolock.cli.demo.shop import MemoryShop, RedisShop, Shop, redis_client
+from aiolock.cli.demo.worker import LOCK, Order, Setup
+from aiolock.stores.memory import MemoryServer, MemoryStore
+
+_TIDY_PATIENCE: Final = 5.0
+"""Seconds for removing what we have left on the server."""
+
+
+class Stage(Protocol):
+    """A shop, and customers to be let in."""
+
+    visits: list[Visit]
+    """The requests served so far, in no order."""
+
+    @property
+    def shop(self) -> Shop:
+        """What they buy from."""
+        ...
+
+    async def serve(self, order: Order) -> list[Kill]:
+        """Serve customers until they are done; the workers that were killed meanwhile."""
+        ...
+
+    async def commands(self) -> int | None:
+        """How many commands the lock has sent to its store so far; None where we may not know."""
+        ...
+
+
+class OneProcess:
+    """Everything in this process, on the embedded store. There is nobody to kill."""
+
+    def __init__(self, lock: aiolock.Lock, store: Observed) -> None:
+        self.visits: list[Visit] = []
+        self.shop = MemoryShop()
+        self._lock = lock
+        self._store = store
+
+    async def serve(self, order: Order) -> list[Kill]:
+        """See `Stage`."""
+        lock = self._lock if order.locked else None
+        customers = Customers(0, self.shop, lock, self.visits.append)
+        await customers.buy(order.at_once, order.requests)
+        return []
+
+    async def commands(self) -> int:
+        """Operations of the store: each would be a command."""
+        return self._store.operations
+
+
+class Workers:
+    """Worker processes; the stock and the lock are on one Redis server."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        prefix: str,
+        lock: aiolock.Lock,
+        crew: Crew,
+        tell_kill: Callable[[Kill], object] | None,
+    ) -> None:
+        self.visits = crew.visits
+        self.shop = RedisShop(redis, prefix)
+        self._redis = redis
+        self._lock = lock
+        self._crew = crew
+        self._tell_kill = tell_kill
+
+    async def serve(self, order: Order) -> list[Kill]:
+        """See `Stage`; each worker serves its share, and under the lock some are killed."""
+        tell_kill = self._tell_kill if order.locked else None
+        orders = _shares(order, len(self._crew.workers))
+        for worker, share in zip(
+            self._crew.workers, arranged(orders) if tell_kill else orders, strict=True
+        ):
+            worker.order(share)
+        kills = await kill(self._crew, self._lock, tell_kill) if tell_kill else []
+        await self._crew.all_idle()
+        return kills
+
+    async def commands(self) -> int | None:
+        """Calls of scripts on the whole server: the shop makes none."""
+        return await _script_calls(self._redis)
+
+
+def _shares(order: Order, workers: int) -> list[Order]:
+    """What each worker does of it."""
+
+    def share(total: int, number: int) -> int:
+        return total * (number + 1) // workers - total * number // workers
+
+    return [
+        replace(
+            order,
+            at_once=share(order.at_once, number),
+            requests=None if order.requests is None else share(order.requests, number),
+        )
+        for number in range(workers)
+    ]
+
+
+@asynccontextmanager
+async def one_process(ttl: float) -> AsyncGenerator[Stage, None]:
+    """The stage of ``memory://``."""
+    store = Observed(MemoryStore(MemoryServer()))
+    async with aiolock.connect(store, ttl=ttl) as client:
+        yield OneProcess(client.lock(LOCK), store)
+
+
+@asynccontextmanager
+async def workers(
+    url: str, count: int, ttl: float, tell_kill: Callable[[Kill], object] | None
+) -> AsyncGenerator[Stage, None]:
+    """The stage of ``redis://`` and its like. However it ends, it leaves nothing on the server."""
+    prefix = f"aiolock-demo-{secrets.token_hex(4)}"
+    setups = [Setup(number, url, prefix, ttl) for number in range(count)]
+    async with redis_client(url) as redis:
+        try:
+            async with (
+                aiolock.connect(url, prefix=prefix, ttl=ttl) as client,
+                crew(setups) as team,
+            ):
+                yield Workers(redis, prefix, client.lock(LOCK), team, tell_kill)
+        finally:
+            await _tidy(redis, prefix)
+
+
+# Any: of these commands redis-py has the types only in part.
+
+
+async def _script_calls(redis: Any) -> int | None:
+    try:
+        stats = await redis.info("commandstats")
+    except NoPermissionError:
+        return None
+    names = ("cmdstat_evalsha", "cmdstat_eval")
+    return sum(int(stats[name]["calls"]) for name in names if name in stats)
+
+
+async def _tidy(redis: Any, prefix: str) -> None:
+    # A server that is gone is no news by now, and what cannot be removed expires.
+    with suppress(RedisError, OSError):
+        async with asyncio.timeout(_TIDY_PATIENCE):
+            async for key in redis.scan_iter(f"{prefix}:*", count=1000):
+                await redis.delete(key)

@@ -1,0 +1,204 @@
+"""One worker process: ``python -m aiolock.cli.demo.worker``.
+
+It is told what to do, and tells what happened, in lines of JSON on its stdin and stdout. When its
+stdin ends, because all is done or the demo itself is gone, it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+import aiolock
+from aiolock.cli.demo.customers import CURRENT, Customers, Visit
+from aiolock.cli.demo.failure import first, reason
+from aiolock.cli.demo.observed import Observed
+from aiolock.cli.demo.shop import RedisShop, Sale, redis_client
+from aiolock.stores.redis import from_url
+
+_FLUSH: Final = 0.1
+"""Seconds for which visits are gathered: telling of each at once would slow the sale down."""
+
+_ARRIVAL: Final = 0.001
+"""Seconds for each request in which the first ones arrive, so that those of all workers mix: else
+each worker's would stand in the queue, and come back to it, in one block."""
+
+LOCK: Final = "stock"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first line that a worker is told."""
+
+    worker: int
+    url: str
+    prefix: str
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The lines after it: serve customers."""
+
+    locked: bool
+    items: int
+    at_once: int
+    requests: int | None = None
+    stop_at: int | None = None
+    """Stop with the lock in hand, once, when no more than so many are left."""
+    stop_after_write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What a worker tells when it has stopped with the lock in hand."""
+
+    left: int
+    """The stock as the buyer had read it."""
+    wrote: bool
+    fence: int
+    entered: int
+    """When it had entered (``time.monotonic_ns``)."""
+
+
+class StoppableShop(RedisShop):
+    """A shop in which a buyer stops with the lock in hand: to be killed there, or to go on."""
+
+    def __init__(self, redis: Redis, prefix: str, report: Report) -> None:
+        super().__init__(redis, prefix)
+        self._report = report
+        self.order: Order | None = None
+        self.go_on = asyncio.Event()
+
+    async def stock(self) -> int:
+        """As ever, and then perhaps stop, before the write."""
+        stock = await super().stock()
+        # Where nothing is left there will be no write to stop after.
+        if self.order is not None and (stock == 0 or not self.order.stop_after_write):
+            await self._stop(self.order, stock, wrote=False)
+        return stock
+
+    async def sell(self, sale: Sale) -> None:
+        """As ever, and then perhaps stop, before the release."""
+        await super().sell(sale)
+        if self.order is not None and self.order.stop_after_write:
+            await self._stop(self.order, sale.item, wrote=True)
+
+    async def _stop(self, order: Order, stock: int, *, wrote: bool) -> None:
+        if order.stop_at is not None and stock <= order.stop_at:
+            self.order = None
+            visit = CURRENT.get()
+            self._report.tell("stopped", **asdict(Stop(stock, wrote, visit.fence, visit.entered)))
+            await self.go_on.wait()
+
+
+class Report:
+    """Tells the demo what happened."""
+
+    def __init__(self) -> None:
+        self._visits: list[list[int]] = []
+
+    def served(self, visit: Visit) -> None:
+        """A visit has ended: told within a tenth of a second, and before anything that follows."""
+        if not self._visits:
+            asyncio.get_running_loop().call_later(_FLUSH, self._flush)
+        self._visits.append([getattr(visit, field) for field in Visit.__slots__])
+
+    def tell(self, event: str, **fields: object) -> None:
+        """Something else has happened."""
+        self._flush()
+        _write({"event": event, **fields})
+
+    def _flush(self) -> None:
+        if self._visits:
+            _write({"event": "served", "visits": self._visits})
+            self._visits = []
+
+
+def _write(message: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the demo is gone: our stdin ends too
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+async def _told() -> AsyncIterator[dict[str, Any]]:
+    """What the demo tells us. A thread reads it: not every event loop takes stdin for a pipe."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def read() -> None:
+        # Unbuffered, since a buffer's lock that is held here at exit would be a fatal error.
+        with contextlib.suppress(RuntimeError), open(0, "rb", buffering=0, closefd=False) as stdin:
+            for line in stdin:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+            loop.call_soon_threadsafe(lines.put_nowait, b"")
+
+    threading.Thread(target=read, daemon=True).start()
+    while line := await lines.get():
+        yield json.loads(line)
+
+
+async def _work() -> None:
+    told, report = _told(), Report()
+    setup = Setup(**await anext(told))
+    store = Observed(from_url(setup.url, setup.prefix))
+    async with (
+        redis_client(setup.url) as redis,
+        aiolock.connect(store, ttl=setup.ttl) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        shop = StoppableShop(redis, setup.prefix, report)
+        lock = client.lock(LOCK)
+
+        async def serve(order: Order) -> None:
+            shop.order = order
+            customers = Customers(setup.worker, shop, lock if order.locked else None, report.served)
+            try:
+                await customers.buy(order.at_once, order.requests, _ARRIVAL * order.at_once)
+            except Exception as failure:
+                _tell_failure(failure)  # now: to leave may take a while if the server is gone
+                raise
+            report.tell("done")
+
+        report.tell("ready", client=client.id)
+        serving: asyncio.Task[None] | None = None
+        async for message in told:
+            if "report" in message:
+                report.tell("reported")
+            elif "go_on" in message:
+                shop.go_on.set()
+            else:
+                serving = tasks.create_task(serve(Order(**message)))
+        if serving is not None and not serving.done():
+            # The demo is gone. Not by cancellation: on Python 3.11 redis-py may swallow one.
+            os._exit(1)
+
+
+def _tell_failure(failure: Exception) -> None:
+    cause = first(failure)
+    if (why := reason(cause)) is None:
+        raise cause from None
+    _write({"event": "failed", "why": why})
+
+
+def main() -> int:
+    """Work until stdin ends; the exit code."""
+    try:
+        asyncio.run(_work())
+    except Exception as failure:  # noqa: BLE001  # a bug is raised again
+        _tell_failure(failure)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The command line: ``python -m aiolock``, installed as ``aiolock``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import aiolock
+from aiolock.cli.demo import command as demo
+
+COMMANDS: Final = (demo,)
+"""Modules with an `add_command`, whose parser sets ``run`` to the function that carries it out."""
+
+INTERRUPTED: Final = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command; the exit code."""
+    parser = argparse.ArgumentParser(prog="aiolock", description=aiolock.__doc__)
+    parser.add_argument("--version", action="version", version=f"aiolock {aiolock.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_command(commands)
+    arguments = parser.parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain when it flushes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,251 @@
+"""The watchdog's alarm clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock._engine.hold import LossReason
+from aiolock.store import Late, Renewal
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+from tests.virtual import run
+from tests.worlds import queued
+
+
+def test_a_long_lease_put_off_does_not_delay_a_short_one() -> None:
+    """Renewing one lease sets the alarm for its next turn, and others may be due before that."""
+
+    async def play() -> None:
+        async with aiolock.connect(MemoryServer()) as client, contextlib.AsyncExitStack() as stack:
+            for number in range(20):
+                lock = client.lock(f"long {number}", ttl=6 + number * 0.37)
+                await stack.enter_async_context(lock)
+            async with client.lock("short", ttl=0.3) as lease:
+                await asyncio.sleep(8)
+                assert lease.state == "held"
+
+    run(play())
+
+
+def test_many_leases_are_renewed_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand leases of one ttl are four calls of 256 or so, not a thousand."""
+
+    async def play() -> None:
+        server = MemoryServer()
+        calls: list[int] = []
+        renew = server.renew
+
+        def counted(renewals: Sequence[Renewal]) -> list[bool] | Late:
+            calls.append(len(renewals))
+            return renew(renewals)
+
+        monkeypatch.setattr(server, "renew", counted)
+        async with aiolock.connect(server, ttl=30) as client, contextlib.AsyncExitStack() as stack:
+            for number in range(1000):
+                await stack.enter_async_context(client.lock(f"lock {number}"))
+            await asyncio.sleep(10.0)
+            assert sum(calls) == 1000
+            assert len(calls) <= 5
+
+    run(play())
+
+
+def test_the_jitter_is_not_the_same_for_every_turn() -> None:
+    """Processes that started together do not renew together for ever."""
+
+    async def play() -> set[float]:
+        async with aiolock.connect(MemoryServer(), ttl=3) as client, client.lock("n"):
+            found = set()
+            for _ in range(20):
+                await asyncio.sleep(1)
+                found.add(client._engine.watchdog._jitter)
+            return found
+
+    assert len(run(play())) > 5
+
+
+def test_nested_bodies_of_one_task_are_cancelled_once() -> None:
+    """A re-entrant lock that is lost leaves the body's own error, and no cancellation behind."""
+
+    async def play() -> None:
+        async with aiolock.connect(MemoryServer()) as client:
+            lock = client.lock("n", reentrant=True)
+
+            async def body() -> None:
+                async with lock as lease, lock:
+                    client._engine.watchdog.lose(lease._hold, LossReason.BROKEN)
+                    raise ValueError("the body's own")
+
+            with pytest.raises(ValueError, match="the body's own"):
+                await body()
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+            await asyncio.sleep(0)
+
+    run(play())
+
+
+class Far(MemoryStore):
+    """A store to which a renewal is some time under way, and as long its answer."""
+
+    def __init__(self, server: MemoryServer, way: float) -> None:
+        super().__init__(server)
+        self._way = way
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        """Carry it out after one way, and answer after the other."""
+        answered: asyncio.Future[Any] = self._loop.create_future()
+
+        def arrive() -> None:
+            answer = self.server.renew(renewals)
+            self._loop.call_later(self._way, answered.set_result, answer)
+
+        self._loop.call_later(self._way, arrive)
+        return answered
+
+
+@pytest.mark.parametrize("late", [0.0, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("way", [0.0, 0.002, 0.01])
+def test_a_grant_noticed_late_is_confirmed_in_time(late: float, way: float) -> None:
+    """Whatever is left of its claim when we hear of it, a grant is renewed before that ends."""
+
+    async def play() -> None:
+        server = MemoryServer()
+        faulty = FaultyStore(Far(server, way))
+        async with aiolock.connect(faulty, ttl=1) as ours, aiolock.connect(server) as theirs:
+            held = await theirs.lock("a").acquire()
+
+            async def body() -> None:
+                async with ours.lock("a") as lease:
+                    assert lease.remaining() <= 1 - late
+                    await asyncio.sleep(5)
+                    assert lease.state == "held"
+
+            running = asyncio.create_task(body())
+            await queued(theirs.lock("a"), 1)
+            faulty.hold("push")
+            await held.release()
+            await asyncio.sleep(late)  # as where the loop is blocked
+            faulty.resume()
+            await running
+
+    run(play())
+
+
+def test_slots_are_few_however_long_the_leases() -> None:
+    """What was held and released leaves nothing in the watchdog but a number here and there."""
+
+    async def play() -> None:
+        async with aiolock.connect(MemoryServer()) as client:
+            watchdog = client._engine.watchdog
+            for ttl in (0.5, 30, 86400, 7 * 86400):
+                for _ in range(2000):
+                    async with client.lock("a", ttl=ttl):
+                        await asyncio.sleep(0.05)
+                assert not watchdog._wheel._slots
+                assert len(watchdog._wheel._order) == len(watchdog._wheel._ordered) <= 200
+            async with contextlib.AsyncExitStack() as stack:
+                for number in range(2000):
+                    await stack.enter_async_context(client.lock(f"{number}", ttl=86400))
+                    await asyncio.sleep(1)
+                assert len(watchdog._wheel._slots) <= 200
+                await asyncio.sleep(86400)
+                assert len(watchdog.holds) == 2000, "and each of them is renewed in time"
+
+    run(play())
+
+
+def test_very_short_leases_are_renewed_as_often_as_needed() -> None:
+    """A lease of some milliseconds has one alarm at a time."""
+
+    async def play() -> None:
+        faulty = FaultyStore(MemoryStore(MemoryServer()))
+        async with aiolock.connect(faulty) as client, client.lock("a", ttl=0.01):
+            await asyncio.sleep(1)
+        # In a third of what is certain of 10 ms, which is 7.9.
+        assert 300 <= faulty.calls["renew"] <= 480
+
+    run(play())
+
+
+async def test_a_machine_that_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a suspension, of which the loop's clock knows nothing, what has ended is lost soon."""
+    asleep = 0.0
+
+    def clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+        return lambda: loop.time() + asleep
+
+    monkeypatch.setattr("aiolock._engine.watchdog._clock", clock)
+    monkeypatch.setattr("aiolock._engine.watchdog._AWAKE", 0.02)
+    async with aiolock.connect(MemoryServer()) as client:
+        lease = await client.lock("a", ttl=3600).acquire()
+        assert lease.remaining() > 3000
+        asleep = 3650.0
+        await asyncio.wait_for(lease.lost.wait(), 30)
+        assert lease.remaining() == 0
+        lease = await client.lock("b", ttl=3600).acquire()
+        asleep += 1000
+        await asyncio.sleep(0.1)
+        assert lease.state == "held"
+        assert lease.remaining() < 2600
+        await lease.release()
+
+
+async def test_a_clock_that_goes_on_while_the_machine_sleeps() -> None:
+    """On Linux deadlines are reckoned by such a clock; on a loop with its own time by that."""
+    async with aiolock.connect(MemoryServer()) as client:
+        watchdog = client._engine.watchdog
+        if hasattr(time, "CLOCK_BOOTTIME"):
+            assert abs(watchdog.time() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 1
+        else:
+            assert watchdog.time == asyncio.get_running_loop().time
+
+    async def play() -> None:
+        async with aiolock.connect(MemoryServer()) as client:
+            assert client._engine.watchdog.time() == asyncio.get_running_loop().time()
+
+    await asyncio.to_thread(run, play())
+
+
+def test_who_is_displaced_with_many_others() -> None:
+    """Of 2,000 waiters that lost their places each asks once more, and none looks at all."""
+
+    async def play() -> None:
+        server = MemoryServer()
+        faulty = FaultyStore(MemoryStore(server))
+        async with aiolock.connect(faulty) as client, aiolock.connect(server) as theirs:
+            held = await theirs.lock("a", ttl=3600).acquire()
+            waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(2000)]
+            await asyncio.sleep(1)
+            line = server._lines["lock:a"]
+            line.queue.clear()
+            line.tickets.clear()
+            passes = 0
+            again = client._engine.acquirer._ask_for_displaced
+
+            def counted(key: str) -> None:
+                nonlocal passes
+                passes += 1
+                again(key)
+
+            client._engine.acquirer._ask_for_displaced = counted  # type: ignore[method-assign]  # to count it
+            asked = faulty.calls["acquire"]
+            client._engine.acquirer.done("lock:a")  # the first of them asks again
+            await asyncio.sleep(1)
+            assert faulty.calls["acquire"] - asked == 2000
+            assert passes <= 3
+            assert len(line.queue) == 2000
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+            await held.release()
+
+    run(play())
