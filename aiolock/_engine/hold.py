@@ -97,6 +97,8 @@ class Hold:
     """What the store answers, or answered, to its release."""
     heard = False
     """Somebody awaits that answer."""
+    finishes = False
+    """It is released by `Store.finish`."""
     shared = False
     """It was downgraded; what was shared from the first has a policy that says so."""
     downgraded: asyncio.Future[int] | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator
+from functools import partial
 from typing import Any, Final
 
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
 from aiolock._engine.policy import Policy, Seconds, checked_ttl, to_ms
-from aiolock._engine.watchdog import Watchdog, retrieve
-from aiolock.errors import LeaseLost
-from aiolock.store import WAS_ABSENT, WAS_QUEUED
+from aiolock._engine.watchdog import Watchdog
+from aiolock.errors import LeaseLost, StoreError
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
 
 log = logging.getLogger("aiolock")
 
@@ -119,33 +120,35 @@ class Lease:
         released = self._give_back()
         if released is None:
             return self._hold.state is not LeaseState.LOST
-        if self._hold.heard:
-            # Another task awaits it: should that be cancelled, this one is not.
-            await asyncio.wait([released])
-            if released.cancelled():
-                return True
-        elif not released.done():
-            self._hold.heard = True
-            deadline = self._hold.deadline
-            if deadline - self._watchdog.time() < _PATIENCE:
-                overdue = self._watchdog.overdue
-                overdue.add(released, deadline)
-                try:
-                    await released
-                finally:
-                    overdue.remove(released)
-            else:
-                await released
-        elif released.cancelled():
-            return True  # it was ours when the release that was cancelled had been sent
-        if (
-            released.result() in (WAS_ABSENT, WAS_QUEUED)
-            and self._hold.state is LeaseState.RELEASED
-        ):
+        try:
+            was = await self._answer(released)
+        except StoreError as failure:
+            self._watchdog.unheard(self._hold, failure)
+            raise
+        if was in (WAS_ABSENT, WAS_QUEUED) and self._hold.state is LeaseState.RELEASED:
             self._hold.state = LeaseState.LOST
             self._hold.reason = LossReason.REFUSED
             self.lost.set()
         return self._hold.state is not LeaseState.LOST
+
+    async def _answer(self, released: asyncio.Future[int]) -> int:
+        """What the store says to a release, which is sent and goes on."""
+        if self._hold.heard:
+            # Another task awaits it: should that be cancelled, this one is not.
+            await asyncio.wait([released])
+        elif not released.done():
+            self._hold.heard = True
+            deadline = self._hold.deadline
+            if deadline - self._watchdog.time() >= _PATIENCE:
+                return await released
+            overdue = self._watchdog.overdue
+            overdue.add(released, deadline)
+            try:
+                return await released
+            finally:
+                overdue.remove(released)
+        # Cancelled, it was ours when it was sent.
+        return WAS_HOLDER if released.cancelled() else released.result()
 
     def _give_back(self) -> asyncio.Future[int] | None:
         """`release` without waiting: what it would wait for, or None when there is nothing."""
@@ -238,4 +241,4 @@ def leased(watchdog: Watchdog, hold: Hold, policy: Policy) -> Lease:
 def give_back(lease: Lease) -> None:
     """Release without waiting; what is not heard is sent again (see `Releases`)."""
     if (released := lease._give_back()) is not None:
-        released.add_done_callback(retrieve)
+        released.add_done_callback(partial(lease._watchdog.heard, lease._hold))

@@ -46,16 +46,20 @@ class Releases:
     def __len__(self) -> int:
         return len(self._left)
 
-    def release(
-        self, key: str, waiter: str, ttl: int, *, fence: int = 0, entered: bool = False
-    ) -> asyncio.Future[int]:
-        """`Store.release`, which is heard in the end; ``ttl`` is that of the lease, in ms."""
-        return self._send(Release(key, waiter, fence, entered), ttl / 1000 + _SLACK)
+    def release(self, key: str, waiter: str, ttl: int, *, fence: int = 0) -> asyncio.Future[int]:
+        """Release what was never entered; ``ttl`` is that of the lease, in ms."""
+        return self._send(Release(key, waiter, fence, entered=False), self._until(ttl))
 
-    def _send(self, release: Release, lasts: float) -> asyncio.Future[int]:
+    def again(self, release: Release, ttl: int, failure: StoreError) -> None:
+        """This one has failed: send it again."""
+        self._failed(release, self._until(ttl), failure)
+
+    def _until(self, ttl: int) -> float:
+        return self._loop.time() + min(_LONGEST, ttl / 1000 + _SLACK)
+
+    def _send(self, release: Release, until: float) -> asyncio.Future[int]:
         key, waiter, fence, entered = release
         released = self._store.release(key, waiter, fence, entered=entered)
-        until = self._loop.time() + min(_LONGEST, lasts)
         released.add_done_callback(partial(self._released, release, until))
         return released
 
@@ -65,10 +69,12 @@ class Releases:
         failure = released.exception()
         if failure is None:
             self._pause = FIRST_PAUSE
-            return
+        elif isinstance(failure, StoreError):
+            self._failed(release, until, failure)
         # What fails otherwise is a fault of ours, or of the store's: it would fail for ever.
-        failed = isinstance(failure, StoreError) and not failure._under_way
-        if failed and self._loop.time() < until and not self._closed:
+
+    def _failed(self, release: Release, until: float, failure: StoreError) -> None:
+        if not failure._under_way and self._loop.time() < until and not self._closed:
             self._left[release] = until
             if self._timer is None:
                 self._timer = self._loop.call_later(self._pause, self._try_again)
@@ -77,9 +83,8 @@ class Releases:
     def _try_again(self) -> None:
         self._timer = None
         left, self._left = self._left, {}
-        now = self._loop.time()
         for release, until in left.items():
-            _ = self._send(release, until - now)
+            _ = self._send(release, until)
 
     def aclose(self) -> None:
         """Try once more, and no more after that."""

@@ -93,6 +93,7 @@ class Scope:
         return alone
 
     def _log_unconfirmed(self, released: asyncio.Future[int]) -> None:
+        self.lease._watchdog.heard(self.lease._hold, released)
         if not released.cancelled() and (failure := released.exception()):
             self._log(failure)
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, Owner
 from aiolock._engine.overdue import Overdue
-from aiolock._engine.releases import Releases
+from aiolock._engine.releases import Release, Releases
 from aiolock._engine.wheel import Wheel
-from aiolock.errors import ClientClosed
+from aiolock.errors import ClientClosed, StoreError
 from aiolock.store import Renewal, Store
 
 _BATCH: Final = 256
@@ -193,7 +193,7 @@ class Watchdog:
     def abandon(self, hold: Hold) -> None:
         """Release without waiting; what is not heard is sent again (see `Releases`)."""
         if (released := self.release(hold)) is not None:
-            released.add_done_callback(retrieve)
+            released.add_done_callback(partial(self.heard, hold))
 
     # The end of a hold
 
@@ -212,14 +212,25 @@ class Watchdog:
                 fence = 0 if hold.crossed else hold.fence
                 key = hold.policy.key
                 if finished and mine:
+                    hold.finishes = True
                     hold.released = self._store.finish(key, hold.waiter, hold.fence, finished)
                 else:
-                    hold.released = self.releases.release(
-                        key, hold.waiter, hold.ttl, fence=fence, entered=True
-                    )
+                    hold.released = self._store.release(key, hold.waiter, fence)
                 if not mine:
-                    hold.released.add_done_callback(retrieve)
+                    hold.released.add_done_callback(partial(self.heard, hold))
         return hold.released if hold.state is LeaseState.RELEASED else None
+
+    def heard(self, hold: Hold, released: asyncio.Future[int]) -> None:
+        """What became of a release that nobody awaits."""
+        if not released.cancelled() and isinstance(failure := released.exception(), StoreError):
+            self.unheard(hold, failure)
+
+    def unheard(self, hold: Hold, failure: StoreError) -> None:
+        """Its release has failed, which whoever hears of it says here: it is sent again."""
+        if not hold.finishes:
+            fence = 0 if hold.crossed else hold.fence
+            release = Release(hold.policy.key, hold.waiter, fence, entered=True)
+            self.releases.again(release, hold.ttl, failure)
 
     def check(self, hold: Hold) -> None:
         """Notice a deadline that passed while the loop was blocked."""
