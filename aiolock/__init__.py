@@ -7,8 +7,9 @@
             ...  # ours alone, in all processes; cancelled when the lease is lost
 
 `connect` makes a client, one for each process; what that makes are descriptions that any number of
-tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `latch` and
-`barrier` (see `LockClient`). ``memory://`` needs no server and works within one event loop.
+tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `event`,
+`latch` and `barrier` (see `LockClient`). ``memory://`` needs no server and works within one event
+loop.
 """
 
 from aiolock._client import LockClient, connect
@@ -16,6 +17,7 @@ from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
+from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Acquisition, Lock
 from aiolock._locks.multilock import MultiLease, MultiLock
@@ -44,6 +46,7 @@ __all__ = [
     "Barrier",
     "ClientClosed",
     "Election",
+    "Event",
     "Latch",
     "Leader",
     "Lease",

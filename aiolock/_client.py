@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, cast
 
 import anyio
 
@@ -29,16 +29,25 @@ from aiolock._engine.policy import (
 )
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election
+from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLock
 from aiolock._locks.naming import fields, naming
 from aiolock._locks.once import Once
+from aiolock._locks.options import (
+    ElectionOptions,
+    LockOptions,
+    MultiLockOptions,
+    RWLockOptions,
+    SemaphoreOptions,
+    spelled_out,
+)
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
-from aiolock._locks.semaphore import Semaphore, rule
+from aiolock._locks.semaphore import Semaphore
 from aiolock.errors import ClientClosed
-from aiolock.store import Store
+from aiolock.store import Rule, Store
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -251,6 +260,8 @@ class LockClient:
         on_lost: OnLost = "cancel",
         min_hold: Seconds | None = None,
         lock_delay: Seconds | None = None,
+        confirm: bool = True,
+        priority: int = 0,
     ) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
@@ -270,6 +281,10 @@ class LockClient:
             released or lost before.
         :param lock_delay: seconds for which nobody enters after its holder has *lost* it: what
             that one had sent before may still be on its way to the storage.
+        :param confirm: leaving the body waits until the store has confirmed the release. Without
+            it, leaving takes no time, and says nothing of a loss that only that answer would tell.
+        :param priority: from -9 to 9: who waits with a lower number is before all that wait with a
+            higher one, however long they have waited; among equals, who came first.
         """
         policy = Policy(
             name,
@@ -282,58 +297,25 @@ class LockClient:
             on_lost,
             plain(min_hold),
             plain(lock_delay),
+            confirm=confirm,
+            priority=priority,
         )
         return Lock(self._engine, policy)
 
-    def rwlock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds | None = None,
-        timeout: Seconds | None = None,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_waiters: int | None = None,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        min_hold: Seconds | None = None,
-        lock_delay: Seconds | None = None,
-    ) -> RWLock:
+    @spelled_out(lock, RWLockOptions)
+    def rwlock(self, name: str, **options: Unpack[RWLockOptions]) -> RWLock:
         """A lock that readers share and a writer has alone: see `RWLock`.
 
         The parameters and errors are those of `lock`, for both of its locks.
         """
-        writing = self.lock(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_waiters=max_waiters,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            min_hold=min_hold,
-            lock_delay=lock_delay,
-        )._policy
+        writing = self.lock(name, **options)._policy
         return RWLock(
             Lock(self._engine, replace(writing, shared=True)),
             Lock(self._engine, replace(writing, downgrades=True)),
         )
 
-    def semaphore(
-        self,
-        name: str,
-        limit: int,
-        *,
-        ttl: Seconds | None = None,
-        timeout: Seconds | None = None,
-        renew: bool = True,
-        max_waiters: int | None = None,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        min_hold: Seconds | None = None,
-        lock_delay: Seconds | None = None,
-    ) -> Semaphore:
+    @spelled_out(lock, SemaphoreOptions)
+    def semaphore(self, name: str, limit: int, **options: Unpack[SemaphoreOptions]) -> Semaphore:
         """``limit`` permits under this name, for all processes together: see `Semaphore`.
 
         The other parameters and the errors are those of `lock`; with ``min_hold`` and
@@ -341,32 +323,18 @@ class LockClient:
         ``semaphore("api", 10, min_hold=1)`` lets no more than 10 begin in any second.
         """
         checked_number("limit", limit)
-        one = self.lock(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            max_waiters=max_waiters,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            min_hold=min_hold,
-            lock_delay=lock_delay,
-        )._policy
-        return Semaphore(
-            Lock(self._engine, replace(one, shared=True, kind="semaphore", rule=rule(1, limit))),
-            limit,
+        permit = replace(
+            self.lock(name, **options)._policy,
+            shared=True,
+            kind="semaphore",
+            rule=Rule.PERMITS,
+            number=1,
+            declared=limit,
         )
+        return Semaphore(Lock(self._engine, permit), limit)
 
-    def multilock(
-        self,
-        *names: str,
-        ttl: Seconds | None = None,
-        timeout: Seconds | None = None,
-        renew: bool = True,
-        max_waiters: int | None = None,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-    ) -> MultiLock:
+    @spelled_out(lock, MultiLockOptions)
+    def multilock(self, *names: str, **options: Unpack[MultiLockOptions]) -> MultiLock:
         """Several locks as one: all of them or none, in an order in which nobody deadlocks.
 
         The parameters and errors are those of `lock`, for each name; ``timeout`` is for all of
@@ -374,17 +342,9 @@ class LockClient:
         """
         if not names:
             raise ValueError("a multilock needs at least one name")
-        describe = functools.partial(
-            self.lock,
-            ttl=ttl,
-            renew=renew,
-            max_waiters=max_waiters,
-            max_hold=max_hold,
-            on_lost=on_lost,
-        )
-        return MultiLock(
-            [describe(name) for name in dict.fromkeys(map(checked_name, names))], plain(timeout)
-        )
+        timeout = plain(options.pop("timeout", None))
+        each = dict.fromkeys(map(checked_name, names))
+        return MultiLock([self.lock(name, **options) for name in each], timeout)
 
     def latch(
         self,
@@ -404,8 +364,27 @@ class LockClient:
         """
         checked_number("count", count)
         kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
-        rule = f"^{count}/{count}"
-        return Latch(self._passing("latch", name, rule, timeout, max_waiters), count, kept)
+        opens = self._passing("latch", name, Rule.COUNT, count, count, timeout, max_waiters)
+        return Latch(opens, count, kept)
+
+    def event(
+        self,
+        name: str,
+        *,
+        remember: Seconds = 3600.0,
+        timeout: Seconds | None = None,
+        max_waiters: int | None = None,
+    ) -> Event:
+        """Something that happens once, and that any number of tasks wait for: see `Event`.
+
+        :param remember: seconds for which it is remembered after it was last set; a minute at
+            least.
+        :param timeout: seconds that `Event.wait` waits at most; None waits as long as it takes.
+        :param max_waiters: `QueueFull` at once when so many wait already.
+        """
+        kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
+        happens = self._passing("event", name, Rule.COUNT, 1, 0, timeout, max_waiters)
+        return Event(happens, kept)
 
     def barrier(
         self,
@@ -421,11 +400,18 @@ class LockClient:
         :param max_waiters: `QueueFull` at once when so many wait already.
         """
         checked_number("parties", parties)
-        rule = f"&{parties}/{parties}"
-        return Barrier(self._passing("barrier", name, rule, timeout, max_waiters), parties)
+        group = self._passing("barrier", name, Rule.GROUP, parties, parties, timeout, max_waiters)
+        return Barrier(group, parties)
 
-    def _passing(
-        self, kind: str, name: str, rule: str, timeout: Seconds | None, max_waiters: int | None
+    def _passing(  # noqa: PLR0917  # what its three callers were given
+        self,
+        kind: str,
+        name: str,
+        rule: Rule,
+        number: int,
+        declared: int,
+        timeout: Seconds | None,
+        max_waiters: int | None,
     ) -> Lock:
         """The lock of those who wait for something and then go on, without holding anything."""
         policy = Policy(
@@ -437,35 +423,20 @@ class LockClient:
             shared=True,
             kind=kind,
             rule=rule,
+            number=number,
+            declared=declared,
         )
         return Lock(self._engine, policy)
 
-    def election(
-        self,
-        name: str,
-        *,
-        ttl: Seconds | None = None,
-        timeout: Seconds | None = None,
-        max_waiters: int | None = None,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        lock_delay: Seconds | None = None,
-    ) -> Election:
+    @spelled_out(lock, ElectionOptions)
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
         """One leader among many, whom everybody can ask for: see `Election`.
 
         The parameters and errors are those of `lock`: ``ttl`` is for how long nobody leads when a
         leader has died, ``timeout`` for how long a candidate waits, ``max_hold`` the longest term.
         """
-        policy = self.lock(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            max_waiters=max_waiters,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            lock_delay=lock_delay,
-        )._policy
-        return Election(Lock(self._engine, replace(policy, kind="election")))
+        policy = replace(self.lock(name, **options)._policy, kind="election")
+        return Election(Lock(self._engine, policy))
 
     def periodic(
         self,
@@ -538,19 +509,9 @@ class LockClient:
         )
         return Once(Lock(self._engine, policy), remember=kept, wait=wait, named=named)
 
+    @spelled_out(lock, LockOptions)
     def locked(
-        self,
-        name: str,
-        *,
-        ttl: Seconds | None = None,
-        timeout: Seconds | None = None,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_waiters: int | None = None,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        min_hold: Seconds | None = None,
-        lock_delay: Seconds | None = None,
+        self, name: str, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorate an async function so that each call runs under a lock.
 
@@ -559,18 +520,7 @@ class LockClient:
         client may be opened after the function was decorated.
         """
         fields(checked_name(name))
-        describe = functools.partial(
-            self.lock,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_waiters=max_waiters,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            min_hold=min_hold,
-            lock_delay=lock_delay,
-        )
+        describe = functools.partial(self.lock, **options)
         describe(name)  # a bad argument is an error here, not at the first call
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:

@@ -11,17 +11,18 @@ What was given up does not act. A copy of a command may arrive long after the cl
 from another copy, and may have undone it since. Such a copy takes, prolongs, counts and queues
 nothing: a store that sends over a network must see to that itself (see `Late`).
 
-Names are opaque to a store. A client of another version may write ids that this one does not know
-all of (see `WaiterId`): whatever a store cannot read is no reason to fail.
+Names are opaque to a store. How a waiter is written down is its own affair: one codec of each store
+is the only place that knows. A client of another version may have written what this one does not
+know all of: whatever a store cannot read is no reason to fail.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 Value = TypeVar("Value")
@@ -29,113 +30,92 @@ Value = TypeVar("Value")
 CLAIM = 3_000
 """The longest first lease of a pushed grant, in ms: what one stuck waiter costs the others."""
 
+PRIORITY = 100_000_000_000_000
+"""How much higher a ticket is, in µs, for each step of `Form.priority`: three years, so that no
+waiter of one priority stands behind one of a later."""
 
-class WaiterId(NamedTuple):
-    """What a store must know of a waiter, written into its id as ``<mode>:<client>:<seq>``.
 
-    The mode is ``x`` (exclusive) or ``s`` (shared), then ``b`` where pushes cannot be counted (so
-    that nobody takes a count of 0 for dead), then ``f`` where the lease is not renewed (so that its
-    end does not mean that its client is stuck), then ``o`` where it wants something done that is
-    done once (see `Store.finish`), then ``d`` where it may be downgraded, then the claim in ms,
-    then, of a shared one, the `rule`, then the `terms` on which its grant ends.
+class Waiter(NamedTuple):
+    """One acquisition, as the store names it: no two are alike."""
 
-    A later version may write more: other letters before the claim, and other text behind it, which
-    whoever does not know them passes over. The rule, if there is one, stands next to the claim.
-    """
-
-    blind: bool
-    fixed: bool
-    claim: int
     client: str
+    """The client's id: 96 random bits, without ``:``."""
     seq: int
-    terms: str = ""
-    """For how long nobody enters after it, however it ends: see `opens`."""
-    once: bool = False
+    """Its number among those of its client."""
+
+
+class Rule(Enum):
+    """When a waiter that shares fits. The number of the rule is `Form.number`."""
+
+    ALWAYS = ""
+    """Beside all others that share."""
+    PERMITS = "*"
+    """While so many of the `Form.declared` permits are free."""
+    GROUP = "&"
+    """Once so many stand in the queue, all of which then enter together."""
+    COUNT = "^"
+    """Once the count of the name is as high; so it is in nobody's way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a store must know of every waiter of one lock."""
+
+    claim: int
+    """The lease of a grant by push, in ms, until its client has confirmed it."""
     shared: bool = False
     """It enters beside others that share, never beside an exclusive one."""
+    rule: Rule = Rule.ALWAYS
+    """Where it is shared: when it fits."""
+    number: int = 0
+    declared: int = 0
+    """The number that all who use this name declare alike; 0 for none."""
+    fixed: bool = False
+    """The lease is not renewed, so that its end does not mean that its client is stuck."""
+    once: bool = False
+    """It wants something done that is done once: see `Store.finish`."""
     downgrades: bool = False
     """It is exclusive, and may become shared: see `Store.downgrade`."""
-    rule: str = ""
-    """When a shared one fits: a letter, a number, and for some ``/`` and the number declared, which
-    is the same for all that are at it. ``*2/5``: while 2 of 5 permits are free. ``&5/5``: once 5
-    stand in the queue, all of which then enter together. ``^5/5``, ``^5``: once the count is 5."""
+    after_loss: int = 0
+    """So many ms after its grant was lost nobody enters."""
+    after_grant: int = 0
+    """Nor so many ms after its grant, however that ends."""
+    period: int = 0
+    """Nor until the end of the period, of so many ms since 1970, in which it was granted."""
 
-    def __str__(self) -> str:
-        mode = "s" if self.shared else "x"
-        flags = "b" * self.blind + "f" * self.fixed + "o" * self.once + "d" * self.downgrades
-        return f"{mode}{flags}{self.claim}{self.rule}{self.terms}:{self.client}:{self.seq}"
-
-    @classmethod
-    def parse(cls, text: str) -> WaiterId:
-        """The waiter of this id; of what is none, one that no client answers for."""
-        found = _WAITER.fullmatch(text)
-        if found is None:
-            return cls(blind=False, fixed=False, claim=0, client=text, seq=0)
-        mode, flags, claim, rule, rest, client, seq = found.groups()
-        return cls(
-            blind="b" in flags,
-            fixed="f" in flags,
-            claim=int(claim),
-            client=client,
-            seq=int(seq),
-            terms="".join(kind + number for kind, number in _TERM.findall(rest)),
-            once="o" in flags,
-            shared=mode == "s",
-            downgrades="d" in flags,
-            rule=rule or "",
-        )
-
-    @property
-    def number(self) -> int:
-        """The number of its rule; 0 without one."""
-        return int(_NUMBER.findall(self.rule)[0]) if self.rule else 0
-
-    @property
-    def declared(self) -> int:
-        """The number that all declare alike; 0 for none."""
-        return int(_NUMBER.findall(self.rule)[1]) if "/" in self.rule else 0
+    priority: int = 0
+    """It stands before all waiters of a higher number, however long they have waited."""
 
     @property
     def permits(self) -> int:
         """How many permits it takes; 0 where there are none."""
-        return self.number if self.rule.startswith("*") else 0
+        return self.number if self.rule is Rule.PERMITS else 0
 
     @property
     def counts(self) -> bool:
         """Whether it waits for a count, and so is in nobody's way."""
-        return self.rule.startswith("^")
+        return self.rule is Rule.COUNT
+
+    @property
+    def closes(self) -> bool:
+        """Whether nobody may enter for a while after its grant."""
+        return bool(self.after_loss or self.after_grant or self.period)
 
     def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
         """When somebody may enter after its grant, in ms of the store's clock; 0 for at once.
 
-        The grant was made at ``granted``, and lost, where it was, at ``lost``. Each of the terms
-        is a letter and a number of ms: ``+`` so long after a loss, ``~`` so long after the grant,
-        ``@`` until the end of that period, of so many ms since 1970, in which it was granted.
-
-        They hold for a grant that was entered. Of a claim that nobody confirmed that is not known:
-        with ``@`` it was not, for who has that confirms before it enters.
+        The grant was made at ``granted``, and lost, where it was, at ``lost``. These terms hold for
+        a grant that was entered. Of a claim that nobody confirmed that is not known: where there
+        is a `period` it was not, for who has one confirms before it enters.
         """
         opens = 0
-        for kind, number in _TERM.findall(self.terms):
-            ms = int(number)
-            if kind == "+":
-                opens = max(opens, 0 if lost is None else lost + ms)
-            elif kind == "~":
-                opens = max(opens, granted + ms)
-            elif confirmed and ms:
-                opens = max(opens, (granted // ms + 1) * ms)
+        if lost is not None and self.after_loss:
+            opens = lost + self.after_loss
+        if self.after_grant:
+            opens = max(opens, granted + self.after_grant)
+        if self.period and confirmed:
+            opens = max(opens, (granted // self.period + 1) * self.period)
         return opens
-
-
-_NUMBER: Final = re.compile(r"[0-9]+")
-_TERM: Final = re.compile(r"([+~@])([0-9]{1,18})")
-_WAITER: Final = re.compile(
-    r"([A-Za-z])([A-Za-z]*)([0-9]{1,18})(?![0-9])([*&^][0-9]{1,18}(?:/[0-9]{1,18})?)?([^:]*)"
-    r":([^:]+):([0-9]{1,18})"
-)
-
-NOBODY = "-"
-"""The client that holds a lock which is closed: its grant ends like any other, but is nobody's."""
 
 
 class Granted(NamedTuple):
@@ -154,7 +134,10 @@ class Granted(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The waiter stands in the queue; ``place`` 1 is next; ``until`` the first lease ends, ms.
+    """The waiter stands in the queue; ``until`` the first lease ends, ms.
+
+    ``place`` is 1 where nobody stands before it. Else it is more than that, and not to be relied
+    on: to count those before it costs some stores too much.
 
     ``displaced`` is as in `Granted`.
     """
@@ -198,7 +181,8 @@ class Renewal(NamedTuple):
     """One line of a `Store.renew`; a ttl of 0 asks only whether the grant still holds."""
 
     name: str
-    waiter: str
+    waiter: Waiter
+    form: Form
     fence: int
     ttl: int
 
@@ -309,10 +293,12 @@ have been its own doing.
 class Inbox(Protocol):
     """Where a store delivers what comes unasked: called in the client's loop, never awaited."""
 
-    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
+    def granted(  # noqa: PLR0917  # once for each hand-off, and keywords cost a tenth of it
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
         """The lock was handed to this waiter, at ``now`` (µs, store), for ``lease`` ms."""
 
-    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         """This grant was taken away (``expired`` or ``broken``).
 
         Where it had expired, the client's waiters for ``name`` have left the queue as well.
@@ -321,11 +307,11 @@ class Inbox(Protocol):
     def done(self, name: str) -> None:
         """Whoever waits for ``name`` knows too little: ask again.
 
-        What those with ``o`` wanted done once is done, and they have left the queue; or it stays
+        What some wanted done once is done, and they have left the queue; or it stays
         closed for a while, and whoever is first in the queue is to ask for how long.
         """
 
-    def requested(self, name: str, waiter: str, fence: int) -> None:
+    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         """Somebody asks whoever has this grant to let go, when it can."""
 
     def reconnected(self) -> None:
@@ -340,15 +326,16 @@ class Store(Protocol):
     command is under way whether or not anybody awaits it, and commands about one waiter are
     carried out in the order in which they were called. A future's exception is a `StoreError`.
 
-    Whoever cancels the future of an `acquire` calls `release` next, so the store may then drop
-    the command as long as it keeps that order. Every other command is carried out whatever
-    becomes of its future. No future stays open for ever: a store gives up in 9.5 seconds at most.
+    A client speaks only of its own waiters. Whoever cancels the future of an `acquire` calls
+    `release` next, so the store may then drop the command as long as it keeps that order. Every
+    other command is carried out whatever becomes of its future. No future stays open for ever: a
+    store gives up in 9.5 seconds at most.
     """
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         """Connect, and listen for what comes for ``client``; `StoreError` when it cannot.
 
-        Returns whether the store can count who listens (see `WaiterId`).
+        Where the store cannot count who listens, it takes nobody for dead.
         """
         ...
 
@@ -357,7 +344,15 @@ class Store(Protocol):
         ...
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
     ) -> asyncio.Future[Answer]:
         """Take the lock for ``ttl`` ms if nobody holds it or waits for it, else queue.
 
@@ -371,13 +366,13 @@ class Store(Protocol):
         ...
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         """Remove the waiter from the holders or the queue, and hand the lock on if it held it.
 
         With a ``fence`` it speaks of that grant alone; with 0 of whatever the waiter is now. Not
         ``entered``: the grant was given up, or back, so that the lock does not stay closed for it
-        (see `WaiterId.opens`).
+        (see `Form.opens`).
         Answers one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
         """
         ...
@@ -393,10 +388,12 @@ class Store(Protocol):
         """
         ...
 
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
         """End this grant: what it was for is done, which is remembered for ``keep`` ms.
 
-        Every waiter that wants it done once (``o``) leaves the queue, its client is told, and
+        Every waiter that wants it done once leaves the queue, its client is told, and
         whoever asks later gets `Done`. Answers as `release`: `WAS_HOLDER`, also for a second time.
         """
         ...
@@ -405,8 +402,8 @@ class Store(Protocol):
         """Ask who holds the lock to let go, when they can; how many were told. Changes nothing."""
         ...
 
-    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
-        """Let this grant, of a waiter with ``d``, share the lock from now on, without letting go.
+    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+        """Let this grant share the lock from now on, without letting go; see `Form.downgrades`.
 
         It keeps its id, its fence and its lease. Those at the head of the queue who share it too
         enter. Answers `WAS_HOLDER`, also for a second time, or `WAS_ABSENT`.
@@ -472,31 +469,39 @@ class Relay:
         """Through here goes every operation; ``start`` calls the other store."""
         return start()
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         """As the other store."""
-        return await self._store.open(client, inbox)
+        await self._store.open(client, inbox)
 
     async def aclose(self) -> None:
         """As the other store."""
         await self._store.aclose()
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
     ) -> asyncio.Future[Answer]:
         """As the other store."""
         return self._call(
             "acquire",
             lambda: self._store.acquire(
-                name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+                name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
             ),
         )
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         """As the other store."""
         return self._call(
-            "release", lambda: self._store.release(name, waiter, fence, entered=entered)
+            "release", lambda: self._store.release(name, waiter, form, fence, entered=entered)
         )
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
@@ -507,17 +512,19 @@ class Relay:
         """As the other store."""
         return self._call("status", lambda: self._store.status(name, waiters=waiters))
 
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
         """As the other store."""
-        return self._call("finish", lambda: self._store.finish(name, waiter, fence, keep))
+        return self._call("finish", lambda: self._store.finish(name, waiter, form, fence, keep))
 
     def request(self, name: str) -> asyncio.Future[int]:
         """As the other store."""
         return self._call("request", lambda: self._store.request(name))
 
-    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         """As the other store."""
-        return self._call("downgrade", lambda: self._store.downgrade(name, waiter, fence))
+        return self._call("downgrade", lambda: self._store.downgrade(name, waiter, form, fence))
 
     def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
         """As the other store."""

@@ -15,6 +15,7 @@ from aiolock.store import (
     WAS_ABSENT,
     WAS_UNKNOWN,
     Answer,
+    Form,
     Granted,
     Inbox,
     Late,
@@ -22,6 +23,7 @@ from aiolock.store import (
     Queued,
     Renewal,
     Status,
+    Waiter,
 )
 from aiolock.stores.memory import MemoryServer, MemoryStore
 
@@ -50,7 +52,7 @@ class Server(MemoryServer):
         self.lossy = True
         self.refuses = Refuses.NOTHING
         self.broken: set[int] = set()
-        self.over: set[str] = set()  # waiters that are no more, as their clients have been told
+        self.over: set[Waiter] = set()  # waiters that are no more, as their clients have been told
         self.ghosts: list[str] = []
         self.late = self.refused = 0  # copies that came late, and those that were refused for it
 
@@ -62,17 +64,19 @@ class Server(MemoryServer):
             self.refuses is Refuses.WRITES and command.writes
         )
 
-    def push(self, client: str, deliver: Callable[[Inbox], None]) -> int:
+    def push(self, client: str, deliver: Callable[[Inbox], None]) -> None:
         if self.lossy and client in self._inboxes and self.dice.random() < 0.05:
             # As when the subscription breaks: heard by the server, not by the client, which
             # notices and is told that pushes may have been missed.
             inbox = self._inboxes[client]
             asyncio.get_running_loop().call_later(self.dice.random(), self._again, client, inbox)
-            return 1
-        return super().push(client, deliver)
+        else:
+            super().push(client, deliver)
 
-    def acquire(self, name: str, waiter: str, ttl: int, **options: Any) -> Answer | Late:
-        answer = super().acquire(name, waiter, ttl, **options)
+    def acquire(
+        self, name: str, waiter: Waiter, form: Form, ttl: int, **options: Any
+    ) -> Answer | Late:
+        answer = super().acquire(name, waiter, form, ttl, **options)
         if isinstance(answer, Granted | Queued) and waiter in self.over:
             asyncio.get_running_loop().call_later(NEVER_MIND, self._look_for, name, waiter)
         return answer
@@ -85,9 +89,11 @@ class Server(MemoryServer):
         if self._inboxes.get(client) is inbox:
             inbox.reconnected()
 
-    def _look_for(self, name: str, waiter: str) -> None:
-        line = self._line(name)
-        if waiter in line.tickets or any(g.as_granted.waiter == waiter for g in line.holders):
+    def _look_for(self, name: str, waiter: Waiter) -> None:
+        state = self._states.get(name)
+        if state is None:
+            return
+        if waiter in state.waiting or any(grant.waiter == waiter for grant in state.holders):
             self.ghosts.append(f"{waiter} at {name}")
 
 
@@ -103,7 +109,7 @@ class _Command:
     """It is refused after its time."""
     buries: bool = False
     """With it, what came before is given up."""
-    ends: str = ""
+    ends: Waiter | None = None
     """The waiter that is no more when this is answered."""
     written: int = 0
 
@@ -132,9 +138,9 @@ class Store(MemoryStore):
         self._pending: list[_Command] = []
         self._copies_until = 0.0
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         self._inbox = inbox
-        return await super().open(client, inbox)
+        await super().open(client, inbox)
 
     async def aclose(self) -> None:
         await self._drained()
@@ -146,22 +152,24 @@ class Store(MemoryStore):
 
     # The operations
 
-    def acquire(self, name: str, waiter: str, ttl: int, **options: Any) -> asyncio.Future[Answer]:
+    def acquire(
+        self, name: str, waiter: Waiter, form: Form, ttl: int, **options: Any
+    ) -> asyncio.Future[Answer]:
         return self._send(
-            partial(self.server.acquire, name, waiter, ttl, **options),
+            partial(self.server.acquire, name, waiter, form, ttl, **options),
             sure=False,
             stamped=True,
         )
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         # Who gives back one grant, which it has not entered, asks again.
         over = entered or not fence
         return self._send(
             partial(self.server.release, name, waiter, fence, entered=entered),
             buries=over,
-            ends=waiter if over else "",
+            ends=waiter if over else None,
         )
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
@@ -170,13 +178,15 @@ class Store(MemoryStore):
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return self._send(partial(self.server.status, name, waiters=waiters), writes=False)
 
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
         return self._send(partial(self.server.finish, name, waiter, fence, keep))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._send(partial(self.server.request, name), stamped=True)
 
-    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         return self._send(partial(self.server.downgrade, name, waiter, fence))
 
     def post(self, name: str, count: int, **options: Any) -> asyncio.Future[int]:

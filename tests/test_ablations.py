@@ -52,8 +52,8 @@ SAFEGUARDS = (
         "whoever gives up says so",
         "_engine/acquirer.py",
         "            asked.cancel()  # or it might be sent again after the release\n"
-        "        _ = self._watchdog.releases.release("
-        "attempt.policy.key, attempt.id, attempt.ttl)\n",
+        "        key, form = attempt.policy.key, attempt.policy.form\n"
+        "        _ = self._watchdog.releases.release(key, attempt.waiter, form, attempt.ttl)\n",
         "            asked.cancel()\n",
         "test_cancellation.py::test_queued_behind_another_client",
     ),
@@ -112,6 +112,13 @@ SAFEGUARDS = (
         "    if claim or not flags:find('f', 1, true) then\n",
         "    if not flags:find('f', 1, true) then\n",
         "test_contract.py::TestRedis::test_a_claim_that_ends_costs_one_claim",
+    ),
+    Safeguard(
+        "who was downgraded is a holder still",
+        "stores/redis/lua/beside.lua",
+        "  local mine = downgraded(waiter) or waiter",
+        "  local mine = waiter",
+        "test_contract.py::TestRedis::test_a_late_question_of_one_that_was_downgraded",
     ),
     Safeguard(
         "past the dead without waiting",
@@ -270,7 +277,8 @@ SAFEGUARDS = (
     Safeguard(
         "a grant nobody waits for goes back",
         "_engine/acquirer.py",
-        "                _ = self._watchdog.releases.release(name, waiter, CLAIM, fence=fence)\n",
+        "                _ = self._watchdog.releases.release("
+        "name, waiter, form, CLAIM, fence=fence)\n",
         "                pass\n",
         "test_waiting.py::test_a_grant_for_somebody_who_gave_up_is_given_back",
     ),
@@ -549,13 +557,6 @@ SAFEGUARDS = (
         "    grant = 's' .. grant:sub(2)\n",
         "",
         "test_contract.py::TestRedis::test_downgrade",
-    ),
-    Safeguard(
-        "… and its loss told by that name",
-        f"{LUA}/reap.lua",
-        "'l ' .. as_granted(member) .. ' expired '",
-        "'l ' .. member .. ' expired '",
-        "test_contract.py::TestRedis::test_downgrade_of_what_is_lost",
     ),
     Safeguard(
         "whoever passes late passes",

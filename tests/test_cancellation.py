@@ -275,7 +275,7 @@ async def test_permits(stand: Stand, kind: Kind) -> None:
 
     async def scenario() -> None:
         await take()
-        held = Lock(stand.other._engine, replace(others._one._policy, rule="*2/3"))
+        held = Lock(stand.other._engine, replace(others._one._policy, number=2))
         await _let_in(stand, take, held, ours)
 
     async def all_are_free() -> None:

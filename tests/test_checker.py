@@ -132,7 +132,7 @@ def wiped(t: float, fence: int) -> Event:
 
 
 W: Final = "x1000:ada:1"
-"""The id of A's waiter at the store."""
+"""A's waiter, as the server has it."""
 
 
 def waits(t: float, attempt: str) -> list[Event]:

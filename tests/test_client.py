@@ -150,14 +150,14 @@ class _SlowToOpen(MemoryStore):
 
     winds_up = 1.0
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         try:
             await asyncio.sleep(2)
         except asyncio.CancelledError:
             if self.winds_up:
                 await asyncio.sleep(self.winds_up)
             raise
-        return await super().open(client, inbox)
+        await super().open(client, inbox)
 
 
 @virtual

@@ -17,7 +17,7 @@ import redis.asyncio
 
 import aiolock
 from aiolock import StoreError
-from aiolock.store import WAS_ABSENT, Granted, Party, Queued, Status, Store, WaiterId
+from aiolock.store import WAS_ABSENT, Granted, Party, Queued, Status, Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
 from aiolock.testing import FaultyStore, Peer, StoreContract
@@ -42,6 +42,24 @@ class TestMemory(StoreContract):
     async def left_behind(self, name: str) -> object:
         """Whether the server keeps anything of the name."""
         return name in self._memory.names()
+
+
+class _Uncounted(MemoryServer):
+    """A server that cannot count who listens."""
+
+    def listens(self, client: str) -> bool:
+        """As far as it can tell, everybody does."""
+        return True
+
+
+class TestMemoryUncounted(TestMemory):
+    """The same, where nobody is taken for dead."""
+
+    counts_who_listens = False
+
+    @pytest.fixture(autouse=True)
+    def _server(self) -> None:
+        self._memory = _Uncounted()
 
 
 class TestMemoryByUrl(StoreContract):
@@ -147,44 +165,6 @@ class TestRedisClientResp3(TestRedisClient):
     options: ClassVar[dict[str, Any]] = {"protocol": 3, "decode_responses": True}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("x3000:ada:7", WaiterId(blind=False, fixed=False, claim=3000, client="ada", seq=7)),
-        (
-            "sbfod3000*2/5+1~2@3:ada:7",
-            WaiterId(
-                blind=True,
-                fixed=True,
-                claim=3000,
-                client="ada",
-                seq=7,
-                terms="+1~2@3",
-                once=True,
-                shared=True,
-                downgrades=True,
-                rule="*2/5",
-            ),
-        ),
-    ],
-)
-def test_ids_of_waiters(text: str, expected: WaiterId) -> None:
-    """An id carries all that a store must know, and is read back as it was written."""
-    assert WaiterId.parse(text) == expected
-    assert str(expected) == text
-
-
-def test_ids_of_waiters_of_another_version() -> None:
-    """What is not known is passed over; what is no id at all is nobody's, and no error."""
-    known = WaiterId.parse("xqfz3000!5~200%x:ada:7")
-    assert known == WaiterId.parse("xf3000~200:ada:7")
-    assert WaiterId.parse("s3000^5/5!7:ada:7").declared == 5
-    assert WaiterId.parse("y3000:ada:7").client == "ada"
-    for text in ("", ":", "x:ada:7", "x3000:ada", "x3000::7", "x3000:ada:b", "?", f"x{9**999}:a:1"):
-        assert WaiterId.parse(text).client == text
-        assert WaiterId.parse(text).opens(1, 2) == 0
-
-
 def test_a_status_for_people() -> None:
     """A status as text: what it is, then a line for each holder and waiter."""
     holder = Party("aclientsid", "box", 42, 1.5, 0, 1_500_000, 2.26, permits=2, shared=True, seq=9)
@@ -258,9 +238,9 @@ async def test_faulty_refuses() -> None:
         faulty.refuse("release", math.inf)
         for _ in range(5):
             with pytest.raises(StoreError, match="refused"):
-                await faulty.release("a", ann.waiter(), 0)
+                await ann.leave("a", ann.waiter())
         faulty.resume()
-        assert await faulty.release("a", ann.waiter(), 0) == WAS_ABSENT
+        assert await ann.leave("a", ann.waiter()) == WAS_ABSENT
 
 
 async def test_faulty_refuses_to_open() -> None:

@@ -21,7 +21,17 @@ async def client(world: World) -> AsyncIterator[aiolock.LockClient]:
         yield client
 
 
-KINDS = ("semaphore", "latch", "barrier", "once", "election", "elected", "periodic", "lock")
+KINDS = (
+    "semaphore",
+    "event",
+    "latch",
+    "barrier",
+    "once",
+    "election",
+    "elected",
+    "periodic",
+    "lock",
+)
 
 
 async def test_names_of_kinds_are_names(client: aiolock.LockClient) -> None:
@@ -30,6 +40,7 @@ async def test_names_of_kinds_are_names(client: aiolock.LockClient) -> None:
         assert lease is not None
     async with client.semaphore("k", 1), client.election("k").campaign("me"):
         await client.latch("k", 1).count_down()
+        await client.event("k").set()
         for kind in KINDS:
             async with client.lock(f"{kind}:k", timeout=0):
                 pass
@@ -50,6 +61,7 @@ async def test_status_has_the_name_of_its_user(client: aiolock.LockClient) -> No
         client.semaphore("k", 1),
         client.once("k", remember=1),
         client.periodic("k", every=1),
+        client.event("k"),
         client.latch("k", 1),
         client.barrier("k", 2),
     ]

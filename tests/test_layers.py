@@ -35,9 +35,11 @@ CORE = [
     "aiolock._engine.scope",
     "aiolock._engine.engine",
     "aiolock._locks",
+    "aiolock._locks.options",
     "aiolock._locks.lock",
     "aiolock._locks.rwlock",
     "aiolock._locks.semaphore",
+    "aiolock._locks.event",
     "aiolock._locks.latch",
     "aiolock._locks.barrier",
     "aiolock._locks.election",
@@ -49,6 +51,7 @@ CORE = [
     "aiolock",
 ]
 STORE = {"aiolock.store", "aiolock.errors"}
+MACHINE = "aiolock.stores.machine"
 DRIVERS = {"redis", "hiredis", "fakeredis"}
 
 
@@ -124,9 +127,16 @@ def test_core_imports_what_is_below(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.stores")])
 def test_stores_import_the_protocol(module: str) -> None:
-    """A store imports the protocol and the errors, and its own modules; never another store."""
+    """A store imports the protocol, its machine, the errors, its own modules; no other store."""
     own = ".".join(module.split(".")[:3])
-    assert {name for name in ours(module) if not name.startswith(own)} <= STORE
+    assert {name for name in ours(module) if not name.startswith(own)} <= STORE | {MACHINE}
+
+
+def test_the_machine_is_pure() -> None:
+    """The protocol's state machine has no clock, no event loop and no I/O."""
+    assert ours(MACHINE) == STORE - {"aiolock.errors"}
+    beside = {name for name in imports(MACHINE) if not name.startswith("aiolock")}
+    assert beside == {"__future__", "bisect", "collections.abc", "dataclasses", "typing"}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.testing")])

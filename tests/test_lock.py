@@ -14,7 +14,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LockError, NotHeld, QueueFull, WouldDeadlock
-from aiolock.store import Granted, WaiterId
+from aiolock.store import Form, Granted, Waiter
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.worlds import World, asking, queued, settled, virtual
@@ -626,12 +626,12 @@ async def test_cancelled_while_waiting(
 async def test_dead_holder() -> None:
     """When a holder has died the next waiter enters within 100 ms of the end of its lease."""
     server = MemoryServer()
-    dead = str(WaiterId(blind=False, fixed=False, claim=5000, client="dead", seq=1))
+    dead, form = Waiter("dead", 1), Form(claim=5000)
     now = asyncio.get_running_loop().time
     async with aiolock.connect(server) as client:
         for ttl in (0.2, 30, 3600):
             grant = server.acquire(
-                "lock:a", dead, int(ttl * 1000), ticket=0, wait=True, max_waiters=0
+                "lock:a", dead, form, int(ttl * 1000), ticket=0, wait=True, max_waiters=0
             )
             assert isinstance(grant, Granted)
             begun = now()
@@ -649,12 +649,12 @@ async def test_dead_holder() -> None:
 async def test_dead_waiter() -> None:
     """A waiter whose process has died is skipped, and nobody waits for it."""
     server = MemoryServer()
-    dead = str(WaiterId(blind=False, fixed=False, claim=5000, client="dead", seq=1))
+    dead, form = Waiter("dead", 1), Form(claim=5000)
     now = asyncio.get_running_loop().time
     async with aiolock.connect(server) as client:
         lock = client.lock("a")
         async with lock:
-            server.acquire("lock:a", dead, 30_000, ticket=0, wait=True, max_waiters=0)
+            server.acquire("lock:a", dead, form, 30_000, ticket=0, wait=True, max_waiters=0)
             waiting = asking(lock)
             await queued(lock, 2)
             begun = now()

@@ -40,6 +40,38 @@ async def test_latch_counts_a_token_once(world: World) -> None:
         assert await theirs.latch("l", 2).count_down("part 2") == 0
 
 
+async def test_event(world: World) -> None:
+    """All that wait go on when it is set, in any process, and so does whoever comes later."""
+    async with world.client() as ours, world.client() as theirs:
+        event = ours.event("e")
+        assert (event.name, repr(event)) == ("e", "<Event 'e'>")
+        tasks = [asyncio.create_task(client.event("e").wait()) for client in (ours, theirs) * 3]
+        await queued(event, 6)
+        assert not await event.is_set()
+        with pytest.raises(AcquireTimeout, match="'e' was not set"):
+            await theirs.event("e", timeout=0.01).wait()
+        await theirs.event("e").set()
+        await asyncio.gather(*tasks)
+        assert await event.is_set()
+        await event.set()
+        await event.wait(timeout=0)
+        assert (await event.status()).waiters == ()
+
+
+@virtual
+async def test_event_is_forgotten() -> None:
+    """After so many seconds since it was last set, and not before."""
+    async with aiolock.connect(MemoryServer()) as client:
+        event = client.event("e", remember=100)
+        await event.set()
+        await asyncio.sleep(90)
+        await event.set()
+        await asyncio.sleep(90)
+        assert await event.is_set()
+        await asyncio.sleep(11)
+        assert not await event.is_set()
+
+
 @virtual
 async def test_latch_is_forgotten() -> None:
     """Its ttl after the last count, open or not."""

@@ -9,6 +9,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, NotHeld, StoreError
+from aiolock.store import Form, Waiter
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis._scripts import FINISH
 from aiolock.testing import FaultyStore
@@ -270,7 +271,9 @@ async def test_the_reply_that_it_is_remembered_is_lost() -> None:
     """Sent again and found nothing, it may have been its own doing: nobody knows."""
 
     class Forgetful(MemoryStore):
-        def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+        def finish(
+            self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        ) -> asyncio.Future[int]:
             return self._soon(int(FINISH.decode_again(0)))
 
     async with aiolock.connect(Forgetful(MemoryServer())) as client:

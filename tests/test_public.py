@@ -30,6 +30,7 @@ NAMES = [
     "Barrier",
     "ClientClosed",
     "Election",
+    "Event",
     "Latch",
     "Leader",
     "Lease",
@@ -62,11 +63,13 @@ SIGNATURES = {
     "LockClient.aclose": "async (self)",
     "LockClient.lock": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
-        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
+        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None,"
+        " confirm=True, priority=0)"
     ),
     "LockClient.locked": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
-        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None)"
+        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None,"
+        " confirm=True, priority=0)"
     ),
     "LockClient.multilock": (
         "(self, *names, ttl=None, timeout=None, renew=True, max_waiters=None, max_hold=None,"
@@ -85,6 +88,7 @@ SIGNATURES = {
     "LockClient.latch": (
         "(self, name, count, *, remember=86400.0, timeout=None, max_waiters=None)"
     ),
+    "LockClient.event": "(self, name, *, remember=3600.0, timeout=None, max_waiters=None)",
     "LockClient.barrier": "(self, name, parties, *, timeout=None, max_waiters=None)",
     "LockClient.election": (
         "(self, name, *, ttl=None, timeout=None, max_waiters=None, max_hold=None,"
@@ -120,6 +124,11 @@ SIGNATURES = {
     "Semaphore.resize": "async (self, limit)",
     "Semaphore.status": "async (self)",
     "Semaphore.break_": "async (self, fence=None)",
+    "Event.name": "property",
+    "Event.set": "async (self)",
+    "Event.is_set": "async (self)",
+    "Event.wait": "async (self, timeout=the lock's own)",
+    "Event.status": "async (self)",
     "Latch.name": "property",
     "Latch.count": "property",
     "Latch.count_down": "async (self, token=None)",
@@ -224,7 +233,14 @@ def test_methods() -> None:
     """None of these classes has a public method or property beside those."""
     kinds: list[type] = [aiolock.LockClient, aiolock.Lock, aiolock.Lease, aiolock.RWLock]
     kinds += [aiolock.MultiLock, aiolock.MultiLease, aiolock.Once, aiolock.Periodic]
-    kinds += [aiolock.Semaphore, aiolock.Latch, aiolock.Barrier, aiolock.Election, aiolock.Term]
+    kinds += [
+        aiolock.Semaphore,
+        aiolock.Event,
+        aiolock.Latch,
+        aiolock.Barrier,
+        aiolock.Election,
+        aiolock.Term,
+    ]
     for kind in kinds:
         ours = {
             name.partition(".")[2] for name in SIGNATURES if name.startswith(f"{kind.__name__}.")

@@ -23,6 +23,7 @@ from redis.backoff import ExponentialBackoff
 import aiolock
 from aiolock.stores.redis import RedisStore, _scripts, from_url
 from aiolock.stores.redis._errors import ACL_RULE
+from aiolock.testing import Peer
 from tests.failures import Peek, check_nothing_left, check_works, take, until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -274,7 +275,8 @@ async def test_subscription_breaks_while_opening(
     monkeypatch.setattr(RedisStore, "_introduce", introduce_and_break)
     store = from_url(server.url, prefix)
     inbox: Any = Unheeded()
-    assert await store.open("me", inbox)
+    await store.open("me", inbox)
+    assert not store._blind
     await store.aclose()
 
 
@@ -433,7 +435,8 @@ async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
     inbox: Any = Unheeded()
     await store.aclose()
     for _ in range(3):
-        assert await store.open("me", inbox)
+        await store.open("me", inbox)
+        assert not store._blind
         assert (await store.read("x")).count == 0
         await store.aclose()
         await store.aclose()
@@ -446,7 +449,8 @@ def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loo
 
     async def main() -> None:
         inbox: Any = Unheeded()
-        assert await store.open("me", inbox)
+        await store.open("me", inbox)
+        assert not store._blind
         assert (await store.read("x")).count == 0
         await store.aclose()
 
@@ -576,3 +580,25 @@ async def test_idle_waiters_send_next_to_nothing(
             await lease.release()
             lease = await asyncio.wait_for(waiter, 5)
         await lease.release()
+
+
+async def test_clients_that_are_not_counted(server: RedisServer, prefix: str) -> None:
+    """Where one client's listening cannot be counted, nobody takes its waiters for dead."""
+    blind = from_url(server.url, prefix)
+    async with (
+        Peer(from_url(server.url, prefix)) as ann,
+        Peer(blind) as bob,
+        Peer(from_url(server.url, prefix)) as cat,
+    ):
+        blind._counted = False  # as where the server does not count subscribers
+        grant = await ann.take("n")
+        waiting = [await bob.queue("n"), await cat.queue("n")]
+        await bob.store.aclose()
+        await ann.sees_end_of(cat)
+        status = await ann.store.status("n")
+        assert [party.alive for party in status.waiters] == [True, False]
+        await ann.release("n", grant)
+        (holder,) = (await ann.store.status("n")).holders
+        assert (holder.client, holder.alive) == (bob.client, True)
+        assert waiting[0].waiter.client == bob.client
+        assert await ann.store.break_("n", [holder.fence]) == 1

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock.store import Granted
+from aiolock.store import Form, Granted, Waiter
 from aiolock.stores.redis import RedisStore, from_url
+from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._pipe import LATE_AFTER, Pipe, _Command
 from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, bulk
 from tests.failures import command_link, linked, until
@@ -48,16 +49,30 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT_TIMEOUT", 0.2)
 
 
+FORM = Form(claim=3000)
+
+
+def waiter(number: int) -> Waiter:
+    """One that asks for a lock of its own."""
+    return Waiter("me", number)
+
+
+def text(number: int) -> str:
+    """As it is written down."""
+    return encode(waiter(number), FORM, blind=False)
+
+
 def ask(store: RedisStore, number: int, *, first: bool = True) -> asyncio.Future[Any]:
     """Ask for a lock of its own, as a waiter of its own, for the first time or once more."""
     ticket = 0 if first else 10**15
-    name, waiter = f"name {number}", f"x3000:me:{number}"
-    return store.acquire(name, waiter, 30000, ticket=ticket, wait=True, max_waiters=0)
+    return store.acquire(
+        f"name {number}", waiter(number), FORM, 30000, ticket=ticket, wait=True, max_waiters=0
+    )
 
 
 def leave(store: RedisStore, number: int) -> asyncio.Future[int]:
     """Give up whatever that waiter has."""
-    return store.release(f"name {number}", f"x3000:me:{number}", 0)
+    return store.release(f"name {number}", waiter(number), FORM, 0)
 
 
 def look(store: RedisStore) -> asyncio.Future[Any]:
@@ -97,11 +112,11 @@ async def test_forgotten_before_it_was_written(
     waiting, cancelled, later = ask(store, 2), ask(store, 3), ask(store, 4, first=False)
     cancelled.cancel()
     await asyncio.sleep(0)  # whoever is cancelled hears of it after the command has
-    assert not pipe.forget("x3000:me:1")
-    assert pipe.forget("x3000:me:2")
-    assert not pipe.forget("x3000:me:2")
-    assert pipe.forget("x3000:me:3")
-    assert not pipe.forget("x3000:me:4")
+    assert not pipe.forget(text(1))
+    assert pipe.forget(text(2))
+    assert not pipe.forget(text(2))
+    assert pipe.forget(text(3))
+    assert not pipe.forget(text(4))
     assert waiting.cancelled()
     proxy.accept()
     await later
@@ -118,7 +133,7 @@ async def test_forgotten_too_late(store: RedisStore, proxy: Proxy) -> None:
     asked = ask(store, 1)
     proxy.accept()
     await asked
-    assert not pipe.forget("x3000:me:1")
+    assert not pipe.forget(text(1))
     await leave(store, 1)
 
 
@@ -144,10 +159,10 @@ async def test_release_is_sent_though_nobody_listens(store: RedisStore, proxy: P
     await cut_off(store, proxy)
     leave(store, 1).cancel()
     proxy.accept()
-    other = "x3000:me:2"
-    answer = await store.acquire("name 1", other, 30000, ticket=0, wait=False, max_waiters=0)
+    other = waiter(2)
+    answer = await store.acquire("name 1", other, FORM, 30000, ticket=0, wait=False, max_waiters=0)
     assert isinstance(answer, Granted)
-    await store.release("name 1", other, answer.fence)
+    await store.release("name 1", other, FORM, answer.fence)
 
 
 # --- Nothing grows
@@ -330,7 +345,7 @@ async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy:
     link = command_link(proxy)
     link.deaf(drop=True)
     ask(store, 1).cancel()
-    arguments = store._names.three("name 1") + bulk("x3000:me:1") + bulk(0) + store._channels
+    arguments = store._names.three("name 1") + bulk(text(1)) + bulk(0) + store._channels
     left = store._pipe.call(RELEASE, 8, arguments + bulk(1), buries=True)
     await asyncio.sleep(0)
     link.cut()

@@ -197,7 +197,7 @@ async def test_downgrade_that_comes_too_late() -> None:
     server = MemoryServer()
     async with aiolock.connect(server) as client:
         lease = await asking(client.rwlock("a").write())
-        server._lines.clear()
+        server._states.clear()
         with pytest.raises(LeaseLost, match="does not know it any more"):
             await lease.downgrade()
         assert lease.state == "lost"

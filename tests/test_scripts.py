@@ -22,11 +22,11 @@ from aiolock.store import (
     Granted,
     Late,
     Queued,
-    Renewal,
     Status,
 )
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import from_url
+from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._names import Names
 from aiolock.testing import Peer
@@ -54,7 +54,8 @@ async def test_fences_grow_when_the_clock_was_set_back(
             redis_server.call("SET", fence, str(FAR_AHEAD))
         else:
             redis_server.call("DEL", fence, holders)
-            redis_server.call("ZADD", holders, "4000000000000", f"{hold.waiter}:{FAR_AHEAD}")
+            text = encode(hold.waiter, hold.policy.form, blind=False)
+            redis_server.call("ZADD", holders, "4000000000000", f"{text}:{FAR_AHEAD}")
             hold.fence = FAR_AHEAD
         async with aiolock.connect(redis_server.url, prefix=prefix) as other:
             reads = where.endswith("reader")
@@ -145,7 +146,7 @@ def test_the_holders_live_as_long_as_the_longest_of_them(lua: Scripts) -> None:
     lua.acquire("s9000:ada:1", 3_600_000, 0, 0)
     lua.acquire("s9000:ada:2", 1_000, 0, 0)
     short = next(grant for grant in lua.holders() if grant[0] == "s9000:ada:2")
-    assert lua.renew([Renewal("", *short, 2_000)]) == [True]
+    assert lua.renew([(*short, 2_000)]) == [True]
     assert lua.redis.pttl(lua.keys[0]) > 3_600_000
 
 
@@ -157,7 +158,7 @@ def test_what_closes_the_lock_outlives_the_lease(lua: Scripts, mode: str, terms:
     closed = int(terms[1:])
     assert lua.redis.pttl(lua.keys[0]) > closed
     (held,) = lua.holders()
-    assert lua.renew([Renewal("", *held, 1_000)]) == [True]
+    assert lua.renew([(*held, 1_000)]) == [True]
     assert lua.redis.pttl(lua.keys[0]) > closed
 
 
@@ -208,7 +209,7 @@ def test_a_late_copy_changes_nothing(lua: Scripts) -> None:
     assert isinstance(lua.acquire("x9000:ada:1", 60_000, 0, 0, early), Granted)
     assert isinstance(lua.acquire("x9000:ada:2", 60_000, 0, 0, early), Queued)
     held, before = lua.holders()[0], lua.redis.dump(lua.keys[0])
-    renewals = [Renewal("", *held, 90_000)]
+    renewals = [(*held, 90_000)]
     for answer in (
         lua.acquire("x9000:ada:3", 60_000, 0, 0, late),
         lua.acquire("x9000:ada:3", 60_000, -1, 0, late),
@@ -313,7 +314,7 @@ async def test_what_a_release_carries(
         pipe, waiter = store._pipe, ann.waiter()
         monkeypatch.setattr(pipe, "bury", in_a_minute)  # as after a break
         pipe._burying = True
-        assert await store.release("n", waiter, 0) == WAS_ABSENT
+        assert await ann.leave("n", waiter) == WAS_ABSENT
         assert await ann.ask("n", waiter) == Busy(0)
         grant = await ann.take("n")
         assert await ann.release("n", grant) == WAS_HOLDER
@@ -325,7 +326,7 @@ async def test_what_a_release_carries(
         assert await ann.release("n", Grant(grant.waiter, again.fence)) == WAS_HOLDER
         monkeypatch.setattr(pipe, "forget", lambda _: True)  # as without a connection
         called = int(redis_server.call("INFO", "commandstats")["cmdstat_evalsha"]["calls"])
-        unsent = store.release("n", waiter, 0)
+        unsent = ann.leave("n", waiter)
         assert unsent.done()
         assert unsent.result() == WAS_ABSENT
         assert int(redis_server.call("INFO", "commandstats")["cmdstat_evalsha"]["calls"]) == called
@@ -357,12 +358,12 @@ def test_a_claim_is_marked_until_it_is_confirmed(lua: Scripts) -> None:
         lua.release(*lua.holders()[0])
         (held,) = lua.holders()
         assert lua.claims() == [f"{held[0]}:{held[1]}"]
-        lua.renew([Renewal("", *held, 0)])
+        lua.renew([(*held, 0)])
         assert len(lua.claims()) == 1
         if "d" in form:
             assert lua.downgrade(*held) == WAS_HOLDER
             assert lua.claims() == [f"s{held[0][1:]}:{held[1]}"]
-        assert lua.renew([Renewal("", *held, 60_000)]) == [True]
+        assert lua.renew([(*held, 60_000)]) == [True]
         assert lua.claims() == []
 
 
@@ -386,3 +387,39 @@ def test_where_the_holders_run(lua: Scripts) -> None:
     assert busy.holder is not None
     assert (busy.holder.host, busy.holder.pid, busy.holder.seq) == ("the host", 42, 1)
     lua.redis.delete(lua.names.client("ada"), lua.names.client("bob"))
+
+
+# --- What cannot be read
+
+
+@pytest.mark.parametrize("text", ["nobody's", "?9000:ada:1", "x:ada:1", "9000:bob:1", "x9000", ":"])
+@pytest.mark.parametrize("form", ["x9000", "s9000", "s9000*1/3", "sf9000&2/2", "sf9000^9"])
+def test_no_script_fails_on_what_is_no_waiter(lua: Scripts, text: str, form: str) -> None:
+    """As a holder it is in the way until its lease ends; in the queue it is in nobody's."""
+    lua.listen("ada")
+    ours, other = f"{form}:ada:1", f"{form}:ada:2"
+    lua.redis.zadd(lua.keys[0], {f"{text}:7": time.time() * 1e3 + 60_000})
+    lua.redis.pexpire(lua.keys[0], 300_000)
+    lua.redis.zadd(lua.keys[1], {text: 1})
+    lua.redis.pexpire(lua.keys[1], 300_000)
+    assert isinstance(lua.acquire(ours, 60_000, -1, 0), Busy)
+    assert isinstance(lua.acquire(ours, 60_000, 0, 0), Queued)
+    assert isinstance(lua.acquire(other, 60_000, 0, 5), Queued)
+    status = lua.status()
+    assert [party.client for party in (*status.holders, *status.waiters)] == [
+        *(text, text),
+        *("ada", "ada"),
+    ]
+    assert lua.request() == 0
+    assert lua.renew([(ours, 7, 1)]) == [False]
+    assert lua.finish(ours, 7, 1_000) == WAS_ABSENT
+    assert lua.downgrade("xd9000:ada:1", 7) == WAS_ABSENT
+    assert lua.break_([8]) == 0
+    assert lua.resize(2 if "&" in form else 3, 3, 90_000) == (2 if "&" in form else 3)
+    assert lua.post(1, "t:a", 0, "word", 90_000) == 1
+    lua.redis.zadd(lua.keys[0], {f"{text}:7": 1_000})
+    assert lua.acquire(f"{form}:ada:3", 60_000, -1, 0)
+    assert text not in [waiter for waiter, _ in lua.holders()]
+    assert lua.release(other, 0) in {WAS_HOLDER, WAS_QUEUED}
+    assert lua.release(ours, 0) in {WAS_HOLDER, WAS_QUEUED}
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == []

@@ -17,6 +17,7 @@ from aiolock.store import (
     WAS_QUEUED,
     Answer,
     Busy,
+    Form,
     Granted,
     Inbox,
     Operation,
@@ -24,6 +25,7 @@ from aiolock.store import (
     Relay,
     Renewal,
     Status,
+    Waiter,
 )
 from tests.virtual import VirtualLoop
 from tests.worlds import abandon
@@ -49,9 +51,8 @@ class ByHand(Relay):
     def __init__(self) -> None:  # there is no other store
         self.sent: list[Command] = []
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         self.inbox = inbox
-        return True
 
     async def aclose(self) -> None:
         pass
@@ -62,12 +63,20 @@ class ByHand(Relay):
         return future
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
     ) -> asyncio.Future[Answer]:
         return self._send("acquire", waiter, ticket)
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         return self._send("release", waiter, fence)
 
@@ -110,8 +119,14 @@ class Scene:
         return task
 
     @property
-    def waiter(self) -> str:
-        return str(self.store.sent[0].arguments[0])
+    def waiter(self) -> Waiter:
+        waiter = self.store.sent[0].arguments[0]
+        assert isinstance(waiter, Waiter)
+        return waiter
+
+    @property
+    def form(self) -> Form:
+        return self.client.lock("n", ttl=5)._policy.form
 
     def answer(self, index: int, answer: object) -> None:
         self.store.sent[index].future.set_result(answer)
@@ -121,7 +136,7 @@ class Scene:
 
     def push(self, fence: int, granted: float, lease: int = 5_000) -> None:
         now = START + int(granted * SECOND)
-        self.store.inbox.granted("lock:n", self.waiter, fence, lease, now)
+        self.store.inbox.granted("lock:n", self.waiter, self.form, fence, lease, now)
 
 
 _scenes: list[aiolock.LockClient] = []

@@ -225,9 +225,9 @@ def test_who_is_displaced_with_many_others() -> None:
             held = await theirs.lock("a", ttl=3600).acquire()
             waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(2000)]
             await asyncio.sleep(1)
-            line = server._lines["lock:a"]
-            line.queue.clear()
-            line.tickets.clear()
+            state = server._states["lock:a"]
+            state.queue.clear()
+            state.waiting.clear()
             passes = 0
             again = client._engine.acquirer._ask_for_displaced
 
@@ -242,7 +242,7 @@ def test_who_is_displaced_with_many_others() -> None:
             await asyncio.sleep(1)
             assert faulty.calls["acquire"] - asked == 2000
             assert passes <= 3
-            assert len(line.queue) == 2000
+            assert len(state.queue) == 2000
             for task in waiting:
                 task.cancel()
             await asyncio.wait(waiting)

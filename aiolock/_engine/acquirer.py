@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, cast
 
 from aiolock._engine import deadlock, refusals
@@ -32,13 +32,15 @@ from aiolock.store import (
     Busy,
     Differs,
     Done,
+    Form,
     Full,
     Granted,
     Party,
     Queued,
     Renewal,
+    Rule,
     Store,
-    WaiterId,
+    Waiter,
 )
 
 _TOO_LATE: Final = 5
@@ -80,14 +82,11 @@ class Acquirer:
         self._loop = asyncio.get_running_loop()
         self._time = watchdog.time
         self._closed = False
-        self.counted = True
-        """Whether the store can count who listens."""
         self.on_reconnect: set[Callable[[], object]] = set()
         """Called when pushes and replies may have been missed."""
         self._numbers = itertools.count(1)
-        self._id_prefix = lru_cache(maxsize=256)(self._make_id_prefix)
-        self._attempts: dict[str, dict[str, Attempt]] = {}
-        """By key, and then by the waiter's id."""
+        self._attempts: dict[str, dict[Waiter, Attempt]] = {}
+        """By key, and then by waiter."""
         self._queues: dict[str, LocalQueue] = {}
         self._displaced: dict[str, float] = {}
 
@@ -128,7 +127,7 @@ class Acquirer:
         raise await self._not_acquired(attempt, timeout if wait else None)
 
     def _new_attempt(self, policy: Policy, owner: Owner, timeout: float | None) -> Attempt:
-        waiter = f"{self._id_prefix(policy.lease, policy.form)}{next(self._numbers)}"
+        waiter = Waiter(self._client, next(self._numbers))
         attempt = Attempt(waiter, policy, policy.lease, self._time())
         if timeout is None:
             attempt.patient = owner[0]
@@ -146,7 +145,7 @@ class Acquirer:
         hold = Hold(
             policy,
             owner,
-            attempt.id,
+            attempt.waiter,
             ttl=attempt.ttl,
             fence=fence,
             lease=lease,
@@ -181,7 +180,9 @@ class Acquirer:
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
         """What the owner holds already, where it may have it once more."""
-        held = self._watchdog.held_by(owner) if not policy.rule else None  # permits add up
+        held = (
+            self._watchdog.held_by(owner) if policy.rule is Rule.ALWAYS else None
+        )  # permits add up
         if held is None:
             return None
         if (held.shared or held.policy.shared) and not policy.shared:
@@ -189,13 +190,6 @@ class Acquirer:
         if not policy.reentrant:
             raise refusals.holds_already(policy)
         return held
-
-    def _make_id_prefix(self, ttl: int, form: WaiterId) -> str:
-        """A waiter's id but for its number at the end."""
-        # Who missed that its group went on must find it when it asks, however late.
-        claim = ttl if form.rule.startswith("&") else min(ttl, CLAIM)
-        who = form._replace(blind=not self.counted, claim=claim, client=self._client)
-        return str(who)[:-1]
 
     async def _granted(self, attempt: Attempt, *, wait: bool) -> Grant | None:
         """A grant that has not ended before we knew, or None where we do not wait for one."""
@@ -258,7 +252,9 @@ class Acquirer:
         """
         fence = grant[0]
         sent = self._time()
-        renewal = Renewal(attempt.policy.key, attempt.id, fence, attempt.ttl)
+        renewal = Renewal(
+            attempt.policy.key, attempt.waiter, attempt.policy.form, fence, attempt.ttl
+        )
         attempt.waits_for, attempt.asked = None, self._store.renew([renewal])
         try:
             (still,) = await attempt.asked
@@ -280,7 +276,8 @@ class Acquirer:
         if attempt.asked is not None:
             attempt.asked.cancel()  # a question after which the push came
         # Where that fails we give up, and all of it is released.
-        released = self._store.release(attempt.policy.key, attempt.id, fence, entered=False)
+        key, form = attempt.policy.key, attempt.policy.form
+        released = self._store.release(key, attempt.waiter, form, fence, entered=False)
         released.add_done_callback(_heard)
         attempt.waits_for, attempt.asked = None, released
         if attempt.interrupted is not None:  # meanwhile: so not until the store has answered
@@ -291,7 +288,8 @@ class Acquirer:
         policy = attempt.policy
         attempt.asked = asked = self._store.acquire(
             policy.key,
-            attempt.id,
+            attempt.waiter,
+            policy.form,
             attempt.ttl,
             ticket=attempt.ticket,
             wait=wait,
@@ -431,7 +429,7 @@ class Acquirer:
         attempt.left = True  # here: where something above raises, it is tried again
         # It may not be there, where the client is open again since.
         waiters = self._attempts.get(key)
-        if waiters is not None and waiters.pop(attempt.id, None) is not None and not waiters:
+        if waiters is not None and waiters.pop(attempt.waiter, None) is not None and not waiters:
             del self._attempts[key]
 
     def _give_up(self, attempt: Attempt) -> None:
@@ -443,21 +441,24 @@ class Acquirer:
             if not attempt.known and _was_refused(asked):
                 return  # the store knows nothing of it
             asked.cancel()  # or it might be sent again after the release
-        _ = self._watchdog.releases.release(attempt.policy.key, attempt.id, attempt.ttl)
+        key, form = attempt.policy.key, attempt.policy.form
+        _ = self._watchdog.releases.release(key, attempt.waiter, form, attempt.ttl)
 
     # Inbox: what the store pushes
 
-    def _attempt(self, key: str, waiter: str) -> Attempt | None:
+    def _attempt(self, key: str, waiter: Waiter) -> Attempt | None:
         attempts = self._attempts.get(key)
         return None if attempts is None else attempts.get(waiter)
 
-    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
+    def granted(  # noqa: PLR0917  # see `Inbox`
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
         granted = self._attempt(name, waiter)
         if granted is None:
             hold = self._watchdog.holds.get(waiter)
             if hold is None or hold.fence != fence:
                 # It gave up, and the store had not heard of that: what it got is somebody else's.
-                _ = self._watchdog.releases.release(name, waiter, CLAIM, fence=fence)
+                _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)
             return
         if fence <= granted.void:
             return  # it was given back, or taken away
@@ -468,7 +469,7 @@ class Acquirer:
         elif not granted.waits_for.done():
             granted.waits_for.set_result(grant)
 
-    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         hold = self._watchdog.holds.get(waiter)
         waiting = self._attempt(name, waiter)
         if hold is not None and hold.fence == fence:
@@ -491,7 +492,7 @@ class Acquirer:
             if attempt.policy.once:
                 self._ask_again(attempt)
 
-    def requested(self, name: str, waiter: str, fence: int) -> None:
+    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         hold = self._watchdog.holds.get(waiter)
         waiting = self._attempt(name, waiter)
         if hold is not None and hold.fence == fence:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.policy import Policy
-from aiolock.store import Party
+from aiolock.store import Party, Waiter
 
 
 class Attempt:
@@ -54,8 +54,8 @@ class Attempt:
     task: asyncio.Task[Any] | None = None
     """The task that waits in the queue, where it waits for itself and for as long as it takes."""
 
-    def __init__(self, waiter_id: str, policy: Policy, ttl: int, began: float) -> None:
-        self.id = waiter_id
+    def __init__(self, waiter: Waiter, policy: Policy, ttl: int, began: float) -> None:
+        self.waiter = waiter
         self.policy = policy
         self.ttl = ttl
         self.began = self.sent = self.last_asked = began

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aiolock._engine.acquisition import Attempt
-from aiolock.store import CLAIM, Queued
+from aiolock.store import CLAIM, Queued, Waiter
 
 KEEP_ALIVE: Final = 60.0
 """Seconds after which every waiter asks again, so that a queue that still lives does not expire."""
@@ -27,7 +27,7 @@ class LocalQueue:
         self._ask_again = ask_again
         self._time = time
         self._call_later = asyncio.get_running_loop().call_later
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: dict[Waiter, Attempt] = {}
         self._ask_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf  # kept here: a handle of uvloop's does not always know
@@ -39,9 +39,9 @@ class LocalQueue:
         further back may not hear of hand-offs before it, so it asks often enough to learn of each
         claim before that ends.
         """
-        self._attempts[attempt.id] = attempt
+        self._attempts[attempt.waiter] = attempt
         until = answer.until if answer.place == 1 else min(answer.until, attempt.ttl, CLAIM)
-        if next(iter(self._attempts)) == attempt.id:
+        if next(iter(self._attempts)) == attempt.waiter:
             # Only what is known of the first may put its question off: a stream of newcomers must
             # not keep one from asking whose place has got lost.
             self._ask_at = math.inf
@@ -54,7 +54,7 @@ class LocalQueue:
 
     def leave(self, attempt: Attempt) -> bool:
         """The waiter waits no more; whether nobody is left."""
-        if self._attempts.pop(attempt.id, None) is not None and self._attempts:
+        if self._attempts.pop(attempt.waiter, None) is not None and self._attempts:
             # The lock may be its by now; should we not hear what becomes of it: its claim ends.
             ends = min(attempt.ttl, CLAIM) / 1000
             shares = attempt.policy.shared and not attempt.policy.passes

@@ -18,6 +18,7 @@ from aiolock._engine.acquisition import Attempt
 from aiolock._engine.hold import Hold, Owned
 from aiolock._engine.policy import Policy
 from aiolock.errors import WouldDeadlock
+from aiolock.store import Rule, Waiter
 
 log = logging.getLogger("aiolock")
 
@@ -50,14 +51,14 @@ def check(
     attempt: Attempt,
     task: Task,
     owned: Owned,
-    attempts: Mapping[str, Mapping[str, Attempt]],
+    attempts: Mapping[str, Mapping[Waiter, Attempt]],
 ) -> None:
     """`WouldDeadlock` where this task would wait for itself, by way of others of this process.
 
     ``owned`` is what each task holds, ``attempts`` who waits, by key.
     """
     wanted = attempt.policy
-    if wanted.rule:
+    if wanted.rule is not Rule.ALWAYS:
         return
     # From what this task holds to those who wait for it, and to what those hold: until one of them
     # holds what is wanted.
@@ -88,7 +89,8 @@ def _blocked(attempts: Iterable[Attempt], hold: Hold) -> Iterable[Task]:
 def _excludes(hold: Hold, wanted: Policy) -> bool:
     """Whether nobody gets this before that is released."""
     policy = hold.policy
-    if policy.rule or wanted.rule or not policy.renew or policy.max_hold is not None:
+    of_several = (policy.rule, wanted.rule) != (Rule.ALWAYS, Rule.ALWAYS)
+    if of_several or not policy.renew or policy.max_hold is not None:
         return False  # one of several permits, or a lease that ends by itself
     return not (wanted.shared and (hold.shared or policy.shared))
 

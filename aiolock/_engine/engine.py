@@ -55,7 +55,7 @@ class Engine:
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
         try:
-            self.acquirer.counted = await self.store.open(self.client, self.acquirer)
+            await self.store.open(self.client, self.acquirer)
         except BaseException:
             self.state = State.CLOSED  # a lifespan may try again
             raise

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from aiolock._engine.grant import lasts
 from aiolock._engine.policy import Policy
+from aiolock.store import Waiter
 
 Item = TypeVar("Item")
 
@@ -108,7 +109,7 @@ class Hold:
         self,
         policy: Policy,
         owner: Owner,
-        waiter: str,
+        waiter: Waiter,
         *,
         ttl: int,
         fence: int,

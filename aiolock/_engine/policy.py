@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Literal, TypeVar, overload
 
 from aiolock.errors import LockError
-from aiolock.store import WaiterId
+from aiolock.store import CLAIM, Form, Rule
 
 Error = TypeVar("Error", bound=LockError)
 
@@ -20,6 +20,9 @@ SHORTEST_TTL = 0.01
 LONGEST_TTL = 365 * 24 * 3600.0
 MOST = 1_000_000_000
 """Permits, or those who take part: more than fit, and few enough to be told apart from times."""
+
+MOST_URGENT = 9
+"""How far `Policy.priority` goes, both ways."""
 
 OnLost = Literal["cancel", "signal"]
 
@@ -84,6 +87,10 @@ def to_ms(value: float) -> int:
     return max(1, round(value * 1000))
 
 
+def _ms_or_0(value: float | None) -> int:
+    return to_ms(value) if value else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How one lock behaves; see `LockClient.lock` for each field."""
@@ -98,6 +105,8 @@ class Policy:
     on_lost: OnLost = "cancel"
     min_hold: float | None = None
     lock_delay: float | None = None
+    confirm: bool = True
+    priority: int = 0
     every: float | None = None
     once: bool = False
     shared: bool = False
@@ -105,16 +114,18 @@ class Policy:
     kind: str = "lock"
     """What it is to its user, and its key space: those of one name and of different kinds are
     different things. A word without a colon."""
-    rule: str = ""
-    """When it fits, where it is shared (see `WaiterId.rule`)."""
+    rule: Rule = Rule.ALWAYS
+    """When it fits, where it is shared; then its numbers (see `Form`)."""
+    number: int = 0
+    declared: int = 0
     key: str = field(init=False)
     """Its name at the store: the kind, which ends with the first colon, and the name."""
     passes: bool = field(init=False)
     """Whoever gets it goes on without it, so it does not matter whether it has ended."""
     lease: int = field(init=False)
     """For how many ms to ask for it: its ``ttl``, or its ``max_hold`` if that is less."""
-    form: WaiterId = field(init=False)
-    """What the store must know of it: the id of its waiters, but for the client and the number."""
+    form: Form = field(init=False)
+    """What the store must know of its waiters."""
 
     def __post_init__(self) -> None:
         checked_name(self.name)
@@ -134,30 +145,32 @@ class Policy:
                     f"max_waiters must be at least 1, not {self.max_waiters!r}:"
                     " for none at all, acquire with blocking=False"
                 )
-        for flag in ("renew", "reentrant"):
+        for flag in ("renew", "reentrant", "confirm"):
             if not isinstance(getattr(self, flag), bool):
                 raise TypeError(f"{flag} must be True or False, not {getattr(self, flag)!r}")
+        checked_number("priority", self.priority, least=-MOST_URGENT, most=MOST_URGENT)
         if self.on_lost not in ("cancel", "signal"):
             raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")
-        terms = (("+", self.lock_delay), ("~", self.min_hold), ("@", self.every))
-        text = "".join(f"{kind}{to_ms(value)}" for kind, value in terms if value)
-        form = WaiterId(
-            blind=False,
-            fixed=not self.renew,
-            claim=0,
-            client="",
-            seq=0,
-            terms=text,
-            once=self.once,
-            shared=self.shared,
-            downgrades=self.downgrades,
-            rule=self.rule,
-        )
         lease = to_ms(self.ttl if self.max_hold is None else min(self.ttl, self.max_hold))
+        form = Form(
+            # Who missed that its group went on must find it when it asks, however late.
+            claim=lease if self.rule is Rule.GROUP else min(lease, CLAIM),
+            shared=self.shared,
+            rule=self.rule,
+            number=self.number,
+            declared=self.declared,
+            fixed=not self.renew,
+            once=self.once,
+            downgrades=self.downgrades,
+            after_loss=_ms_or_0(self.lock_delay),
+            after_grant=_ms_or_0(self.min_hold),
+            period=_ms_or_0(self.every),
+            priority=self.priority,
+        )
         object.__setattr__(self, "lease", lease)  # frozen
         object.__setattr__(self, "form", form)
         object.__setattr__(self, "key", f"{self.kind}:{self.name}")
-        object.__setattr__(self, "passes", self.rule[:1] in ("&", "^"))
+        object.__setattr__(self, "passes", self.rule in (Rule.GROUP, Rule.COUNT))
 
     @property
     def called(self) -> str:

@@ -9,7 +9,11 @@ from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
 from aiolock.store import Differs, Full, Party
 
-_NOT_IN_TIME: Final = {"barrier": "was not complete", "latch": "did not open"}
+_NOT_IN_TIME: Final = {
+    "barrier": "was not complete",
+    "event": "was not set",
+    "latch": "did not open",
+}
 """What there is to say of those that are not held, by their kind."""
 
 

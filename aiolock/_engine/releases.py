@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from aiolock.errors import StoreError
-from aiolock.store import Store
+from aiolock.store import Form, Store, Waiter
 
 FIRST_PAUSE: Final = 1.0
 """Seconds until it is sent again for the first time; then it takes ever longer."""
@@ -26,7 +26,8 @@ class Release(NamedTuple):
     """What is released; the same each time that it is sent (see `Store.release`)."""
 
     key: str
-    waiter: str
+    waiter: Waiter
+    form: Form
     fence: int
     entered: bool
 
@@ -46,9 +47,11 @@ class Releases:
     def __len__(self) -> int:
         return len(self._left)
 
-    def release(self, key: str, waiter: str, ttl: int, *, fence: int = 0) -> asyncio.Future[int]:
+    def release(
+        self, key: str, waiter: Waiter, form: Form, ttl: int, *, fence: int = 0
+    ) -> asyncio.Future[int]:
         """Release what was never entered; ``ttl`` is that of the lease, in ms."""
-        return self._send(Release(key, waiter, fence, entered=False), self._until(ttl))
+        return self._send(Release(key, waiter, form, fence, entered=False), self._until(ttl))
 
     def again(self, release: Release, ttl: int, failure: StoreError) -> None:
         """This one has failed: send it again."""
@@ -58,8 +61,8 @@ class Releases:
         return self._loop.time() + min(_LONGEST, ttl / 1000 + _SLACK)
 
     def _send(self, release: Release, until: float) -> asyncio.Future[int]:
-        key, waiter, fence, entered = release
-        released = self._store.release(key, waiter, fence, entered=entered)
+        key, waiter, form, fence, entered = release
+        released = self._store.release(key, waiter, form, fence, entered=entered)
         released.add_done_callback(partial(self._released, release, until))
         return released
 

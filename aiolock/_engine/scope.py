@@ -9,6 +9,7 @@ from typing import Any
 from aiolock._engine.hold import LeaseState, without
 from aiolock._engine.lease import Lease
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
+from aiolock.store import WAS_ABSENT
 
 log = logging.getLogger("aiolock")
 
@@ -53,13 +54,14 @@ class Scope:
         """Leave the body: give the lock back, and raise `LeaseLost` where that is the truth.
 
         The body's own exception and a `CancelledError` are never replaced: after one, the release
-        is sent but not waited for, so there is nothing that could.
+        is sent but not waited for, so there is nothing that could. Nor is it where the lock is not
+        to be confirmed.
         """
         lease, hold = self.lease, self.lease._hold
         lease._watchdog.check(hold)
         hold.bodies = without(hold.bodies, self)
         try:
-            if error is None and not self._cancelled:
+            if error is None and not self._cancelled and hold.policy.confirm:
                 await lease.release()
             elif (released := lease._give_back()) is not None:
                 released.add_done_callback(self._log_unconfirmed)
@@ -94,8 +96,12 @@ class Scope:
 
     def _log_unconfirmed(self, released: asyncio.Future[int]) -> None:
         self.lease._watchdog.heard(self.lease._hold, released)
-        if not released.cancelled() and (failure := released.exception()):
+        if released.cancelled():
+            return
+        if failure := released.exception():
             self._log(failure)
+        elif released.result() == WAS_ABSENT:
+            log.warning("aiolock: %r had been lost before it was released", self.lease.name)
 
     def _log(self, failure: BaseException) -> None:
         log.warning(

@@ -19,7 +19,7 @@ from aiolock._engine.overdue import Overdue
 from aiolock._engine.releases import Release, Releases
 from aiolock._engine.wheel import Wheel
 from aiolock.errors import ClientClosed, StoreError
-from aiolock.store import Renewal, Store
+from aiolock.store import Renewal, Store, Waiter
 
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
@@ -67,7 +67,7 @@ class Watchdog:
         # Not asked which loop that is: it would ask which process, a system call each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
-        self.holds: dict[str, Hold] = {}
+        self.holds: dict[Waiter, Hold] = {}
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
         self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
         longest = math.inf if self.time == loop.time else _AWAKE
@@ -210,12 +210,12 @@ class Watchdog:
                 self._forget(hold)
             if mine or hold.crossed or _may_be_at_store(hold.reason):
                 fence = 0 if hold.crossed else hold.fence
-                key = hold.policy.key
+                key, form = hold.policy.key, hold.policy.form
                 if finished and mine:
                     hold.finishes = True
-                    hold.released = self._store.finish(key, hold.waiter, hold.fence, finished)
+                    hold.released = self._store.finish(key, hold.waiter, form, hold.fence, finished)
                 else:
-                    hold.released = self._store.release(key, hold.waiter, fence)
+                    hold.released = self._store.release(key, hold.waiter, form, fence)
                 if not mine:
                     hold.released.add_done_callback(partial(self.heard, hold))
         return hold.released if hold.state is LeaseState.RELEASED else None
@@ -229,7 +229,7 @@ class Watchdog:
         """Its release has failed, which whoever hears of it says here: it is sent again."""
         if not hold.finishes:
             fence = 0 if hold.crossed else hold.fence
-            release = Release(hold.policy.key, hold.waiter, fence, entered=True)
+            release = Release(hold.policy.key, hold.waiter, hold.policy.form, fence, entered=True)
             self.releases.again(release, hold.ttl, failure)
 
     def check(self, hold: Hold) -> None:
@@ -276,12 +276,14 @@ class Watchdog:
             hold.deadline = min(hold.deadline, now + lasts(ttl))
             hold.ceiling = (now + lasts(ttl), now)
             self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
-        renewal = Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)
+        renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
         return self._renew([(hold, renewal)], now)
 
     def downgrade(self, hold: Hold) -> asyncio.Future[int]:
         """Let it share the lock; what the store answers."""
-        downgraded = self._store.downgrade(hold.policy.key, hold.waiter, hold.fence)
+        downgraded = self._store.downgrade(
+            hold.policy.key, hold.waiter, hold.policy.form, hold.fence
+        )
         downgraded.add_done_callback(retrieve)
         return downgraded
 
@@ -350,7 +352,9 @@ class Watchdog:
                 ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.asking = True
-                renewals.append((hold, Renewal(hold.policy.key, hold.waiter, hold.fence, ttl)))
+                renewals.append(
+                    (hold, Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl))
+                )
                 self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
         hold.state = LeaseState.HELD  # no answer that is missing makes a difference to it

@@ -18,7 +18,7 @@ from aiolock._engine.policy import Policy, Seconds, to_ms
 from aiolock._engine.watchdog import retrieve
 from aiolock._locks.lock import DEFAULT, Default, Lock
 from aiolock.errors import StoreError
-from aiolock.store import Posted, Status
+from aiolock.store import Posted, Rule, Status
 
 _BOARD: Final = "elected"
 """The kind under whose keys it is put up who leads."""
@@ -187,7 +187,7 @@ class Election:
                 seen = latest
                 if leader is not None:
                     yield leader
-            policy = replace(self._board, rule=f"^{seen + 1}")
+            policy = replace(self._board, number=seen + 1)
             give_back(await Lock(self._lock._engine, policy).acquire())
 
     async def request_resign(self) -> bool:
@@ -209,7 +209,8 @@ class Election:
             timeout=None,
             renew=False,
             shared=True,
-            rule="^1",
+            rule=Rule.COUNT,
+            number=1,
             max_waiters=None,
             max_hold=None,
         )

@@ -86,7 +86,7 @@ class Semaphore:
         if checked_number("permits", permits) > self._limit:
             raise ValueError(f"there are {self._limit} permits, so nobody can have {permits}")
         if permits > 1:
-            policy = replace(lock._policy, rule=rule(permits, self._limit))
+            policy = replace(lock._policy, number=permits)
             lock = Lock(lock._engine, policy)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
         return lock._acquisition(timeout, blocking=blocking, where=where)
@@ -127,8 +127,3 @@ class Semaphore:
         traceback: TracebackType | None,
     ) -> CoroutineType[Any, Any, None]:
         return self._one._leave(error, sys._getframe(1))
-
-
-def rule(permits: int, limit: int) -> str:
-    """When so many permits of so many fit, as the store reads it."""
-    return f"*{permits}/{limit}"

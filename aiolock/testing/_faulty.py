@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeVar, get_args
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox, Relay, Store
+from aiolock.store import Form, Inbox, Relay, Store, Waiter
 from aiolock.store import Operation as _Called
 
 Value = TypeVar("Value")
@@ -84,13 +84,13 @@ class FaultyStore(Relay):
 
     # The store
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         """As the other store, unless refused."""
         self._loop = asyncio.get_running_loop()
         self.calls["open"] += 1
         if _due(self._refused, "open"):
             raise _refusal("open")
-        return await self._store.open(client, _FaultyInbox(self, inbox))
+        await self._store.open(client, _FaultyInbox(self, inbox))
 
     async def aclose(self) -> None:
         """As the other store; what was held back is delivered."""
@@ -136,16 +136,18 @@ class _FaultyInbox:
         self._push = faulty._push
         self._inbox = inbox
 
-    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
-        self._push(lambda: self._inbox.granted(name, waiter, fence, lease, now))
+    def granted(  # noqa: PLR0917  # an Inbox's
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
+        self._push(lambda: self._inbox.granted(name, waiter, form, fence, lease, now))
 
-    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         self._push(lambda: self._inbox.lost(name, waiter, fence, reason))
 
     def done(self, name: str) -> None:
         self._push(lambda: self._inbox.done(name))
 
-    def requested(self, name: str, waiter: str, fence: int) -> None:
+    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         self._push(lambda: self._inbox.requested(name, waiter, fence))
 
     def reconnected(self) -> None:

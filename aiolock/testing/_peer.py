@@ -7,7 +7,7 @@ import itertools
 import secrets
 from typing import Final, NamedTuple, Self
 
-from aiolock.store import CLAIM, Answer, Granted, Queued, Renewal, Store, WaiterId
+from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Renewal, Rule, Store, Waiter
 
 LONG: Final = 60_000
 """A ttl, in ms, that does not end while a test runs."""
@@ -16,12 +16,33 @@ PATIENCE: Final = 20.0
 A_MOMENT: Final = 0.01
 """Seconds in which a lease of 1 ms has certainly ended."""
 
+PLAIN: Final = Form(CLAIM)
+"""Of a waiter that wants the lock for itself."""
+READER: Final = Form(CLAIM, shared=True)
+"""Of one that shares it with all who share it."""
+
+
+def permits(number: int, declared: int) -> Form:
+    """Of one that wants so many of the declared permits."""
+    return Form(CLAIM, shared=True, rule=Rule.PERMITS, number=number, declared=declared)
+
+
+def group_of(number: int) -> Form:
+    """Of one that enters with others, so many in all."""
+    return Form(CLAIM, shared=True, rule=Rule.GROUP, number=number, declared=number)
+
+
+def count_of(number: int, declared: int = 0) -> Form:
+    """Of one that waits until the count is as high."""
+    return Form(CLAIM, shared=True, rule=Rule.COUNT, number=number, declared=declared)
+
 
 class Handed(NamedTuple):
     """The push by which a waiter became the holder."""
 
     name: str
-    waiter: str
+    waiter: Waiter
+    form: Form
     fence: int
     lease: int
     now: int
@@ -31,7 +52,7 @@ class Lost(NamedTuple):
     """The push by which a holder learned that it is one no more."""
 
     name: str
-    waiter: str
+    waiter: Waiter
     fence: int
     reason: str
 
@@ -39,14 +60,14 @@ class Lost(NamedTuple):
 class Grant(NamedTuple):
     """What a holder releases and renews by."""
 
-    waiter: str
+    waiter: Waiter
     fence: int
 
 
 class Place(NamedTuple):
     """A waiter and its ticket."""
 
-    waiter: str
+    waiter: Waiter
     ticket: int
 
 
@@ -56,7 +77,7 @@ class Peer:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.client = secrets.token_urlsafe(12)
-        self.counted = False
+        self._forms: dict[Waiter, Form] = {}
         self._handed: asyncio.Queue[Handed] = asyncio.Queue()
         self._lost: asyncio.Queue[Lost] = asyncio.Queue()
         self._requested: asyncio.Queue[Grant] = asyncio.Queue()
@@ -64,44 +85,26 @@ class Peer:
         self._seq = itertools.count(1)
 
     async def __aenter__(self) -> Self:
-        self.counted = await self.store.open(self.client, self)
+        await self.store.open(self.client, self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.store.aclose()
 
-    def waiter(
-        self,
-        *,
-        claim: int = CLAIM,
-        fixed: bool = False,
-        blind: bool = False,
-        terms: str = "",
-        once: bool = False,
-        shared: bool = False,
-        downgrades: bool = False,
-        rule: str = "",
-    ) -> str:
-        """The id of another waiter of this client."""
-        return str(
-            WaiterId(
-                blind or not self.counted,
-                fixed,
-                claim,
-                self.client,
-                next(self._seq),
-                terms,
-                once,
-                shared or rule != "",
-                downgrades,
-                rule,
-            )
-        )
+    def waiter(self, form: Form = PLAIN) -> Waiter:
+        """Another waiter of this client, whose form is remembered."""
+        waiter = Waiter(self.client, next(self._seq))
+        self._forms[waiter] = form
+        return waiter
+
+    def form(self, waiter: Waiter) -> Form:
+        """The form of a waiter of this client."""
+        return self._forms[waiter]
 
     def ask(
         self,
         name: str,
-        waiter: str = "",
+        waiter: Waiter | None = None,
         *,
         ticket: int = 0,
         wait: bool = True,
@@ -109,63 +112,85 @@ class Peer:
         ttl: int = LONG,
     ) -> asyncio.Future[Answer]:
         """Start an acquire, of a new waiter if none is given."""
+        waiter = waiter or self.waiter()
         return self.store.acquire(
             name,
-            waiter or self.waiter(),
+            waiter,
+            self.form(waiter),
             ttl,
             ticket=ticket,
             wait=wait,
             max_waiters=max_waiters,
         )
 
-    async def take(self, name: str, waiter: str = "", *, ticket: int = 0) -> Grant:
+    async def take(self, name: str, waiter: Waiter | None = None, *, ticket: int = 0) -> Grant:
         """Acquire a lock that must be free."""
         waiter = waiter or self.waiter()
         answer = await self.ask(name, waiter, ticket=ticket)
         assert isinstance(answer, Granted), answer
         return Grant(waiter, answer.fence)
 
-    async def queue(self, name: str, waiter: str = "", *, ticket: int = 0) -> Place:
+    async def queue(self, name: str, waiter: Waiter | None = None, *, ticket: int = 0) -> Place:
         """Queue for a lock that must be taken."""
         waiter = waiter or self.waiter()
         answer = await self.ask(name, waiter, ticket=ticket)
         assert isinstance(answer, Queued), answer
         return Place(waiter, answer.ticket)
 
-    async def release(self, name: str, grant: Grant, *, entered: bool = True) -> int:
+    def release(self, name: str, grant: Grant, *, entered: bool = True) -> asyncio.Future[int]:
         """Release this very grant."""
-        return await self.store.release(name, grant.waiter, grant.fence, entered=entered)
+        waiter, fence = grant
+        return self.store.release(name, waiter, self.form(waiter), fence, entered=entered)
+
+    def leave(self, name: str, waiter: Waiter, *, entered: bool = True) -> asyncio.Future[int]:
+        """Release a waiter from wherever it stands."""
+        return self.release(name, Grant(waiter, 0), entered=entered)
+
+    def finish(self, name: str, grant: Grant, keep: int) -> asyncio.Future[int]:
+        """End this grant: what it was for is done."""
+        waiter, fence = grant
+        return self.store.finish(name, waiter, self.form(waiter), fence, keep)
+
+    def downgrade(self, name: str, grant: Grant) -> asyncio.Future[int]:
+        """Let this grant share the lock from now on."""
+        waiter, fence = grant
+        return self.store.downgrade(name, waiter, self.form(waiter), fence)
+
+    def renewal(self, name: str, grant: Grant, ttl: int) -> Renewal:
+        """One line of a `Store.renew`."""
+        waiter, fence = grant
+        return Renewal(name, waiter, self.form(waiter), fence, ttl)
 
     async def holds(self, name: str, grant: Grant) -> bool:
         """Whether it is a holder still."""
-        (held,) = await self.store.renew([Renewal(name, grant.waiter, grant.fence, 0)])
+        (held,) = await self.store.renew([self.renewal(name, grant, 0)])
         return held
 
     async def confirm(self, name: str, handed: Handed) -> Grant:
         """Renew the claim of a pushed grant for the first time."""
         grant = Grant(handed.waiter, handed.fence)
-        assert await self.store.renew([Renewal(name, *grant, LONG)]) == [True]
+        assert await self.store.renew([self.renewal(name, grant, LONG)]) == [True]
         return grant
 
     async def expire(self, name: str, grant: Grant) -> None:
         """Let a lease end as if nobody had renewed it."""
-        assert await self.store.renew([Renewal(name, grant.waiter, grant.fence, 1)]) == [True]
+        assert await self.store.renew([self.renewal(name, grant, 1)]) == [True]
         await asyncio.sleep(A_MOMENT)
 
     async def sees_end_of(self, other: Peer) -> None:
         """Close another client's store, and wait until the server has noticed."""
+        grant = await self.take(name := fresh_name())
+        await other.queue(name)
         await other.store.aclose()
-        parties: object = "not asked yet"
-        while parties:
-            name = fresh_name()
-            grant = await self.take(name)
-            await self.queue(name, other.waiter())
-            await self.release(name, grant)
-            parties = (await self.store.status(name)).holders
+        while any(waiter.alive for waiter in (await self.store.status(name)).waiters):
+            pass
+        await self.release(name, grant)
 
     async def handed(self) -> Handed:
         """The next grant that was pushed."""
-        return await self._handed.get()
+        handed = await self._handed.get()
+        assert handed.form == self.form(handed.waiter)
+        return handed
 
     async def told(self) -> Lost:
         """The next loss that was pushed."""
@@ -185,15 +210,17 @@ class Peer:
         """Remember it."""
         self._done.put_nowait(name)
 
-    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
+    def granted(  # noqa: PLR0917  # an Inbox's
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
         """Remember it."""
-        self._handed.put_nowait(Handed(name, waiter, fence, lease, now))
+        self._handed.put_nowait(Handed(name, waiter, form, fence, lease, now))
 
-    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         """Remember it."""
         self._lost.put_nowait(Lost(name, waiter, fence, reason))
 
-    def requested(self, name: str, waiter: str, fence: int) -> None:  # noqa: ARG002  # an Inbox's
+    def requested(self, name: str, waiter: Waiter, fence: int) -> None:  # noqa: ARG002  # an Inbox's
         """Remember it."""
         self._requested.put_nowait(Grant(waiter, fence))
 

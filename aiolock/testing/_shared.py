@@ -8,28 +8,48 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import ClassVar, Final
 
 from aiolock.store import (
+    CLAIM,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
     Busy,
     Differs,
+    Form,
     Full,
     Granted,
     Posted,
     Queued,
-    Renewal,
     Store,
 )
-from aiolock.testing._peer import A_MOMENT, LONG, PATIENCE, Grant, Lost, Peer, fresh_name
+from aiolock.testing._peer import (
+    A_MOMENT,
+    LONG,
+    PATIENCE,
+    PLAIN,
+    READER,
+    Grant,
+    Lost,
+    Peer,
+    count_of,
+    fresh_name,
+    group_of,
+    permits,
+)
 
-_KEPT = LONG
+_KEPT: Final = LONG
 """Milliseconds for which a test has something remembered."""
+_DOWNGRADES: Final = Form(CLAIM, downgrades=True)
 
 
 class SharedContract(ABC):
     """See `StoreContract`."""
+
+    counts_who_listens: ClassVar[bool] = True
+    """Whether the store can count who listens. Where it cannot, it is to take nobody for dead."""
 
     @abstractmethod
     def store(self) -> Store:
@@ -74,8 +94,8 @@ class SharedContract(ABC):
             name = fresh_name()
             reading = await self._read(ann, name)
             writer = await bob.queue(name)
-            reader = await ann.queue(name, ann.waiter(shared=True))
-            busy = await bob.ask(name, bob.waiter(shared=True), wait=False)
+            reader = await ann.queue(name, ann.waiter(READER))
+            busy = await bob.ask(name, bob.waiter(READER), wait=False)
             assert isinstance(busy, Busy)
             await ann.release(name, reading)
             handed = await bob.handed()
@@ -87,9 +107,9 @@ class SharedContract(ABC):
         """When a writer leaves, all readers up to the next writer enter, in one step."""
         async with self.peers(3) as (ann, bob, cat):
             writing = await ann.take(name := fresh_name())
-            row = [await peer.queue(name, peer.waiter(shared=True)) for peer in (bob, ann, bob)]
+            row = [await peer.queue(name, peer.waiter(READER)) for peer in (bob, ann, bob)]
             writer = await cat.queue(name)
-            behind = await bob.queue(name, bob.waiter(shared=True))
+            behind = await bob.queue(name, bob.waiter(READER))
             assert await ann.release(name, writing) == WAS_HOLDER
             entered = [await bob.handed(), await ann.handed(), await bob.handed()]
             assert [grant.waiter for grant in entered] == [place.waiter for place in row]
@@ -108,8 +128,8 @@ class SharedContract(ABC):
             name = fresh_name()
             await self._read(ann, name)
             writer = await bob.queue(name)
-            reader = await ann.queue(name, ann.waiter(shared=True))
-            assert await bob.store.release(name, writer.waiter, 0) == WAS_QUEUED
+            reader = await ann.queue(name, ann.waiter(READER))
+            assert await bob.leave(name, writer.waiter) == WAS_QUEUED
             assert (await ann.handed()).waiter == reader.waiter
 
     async def test_a_dead_writer_holds_nobody_back(self) -> None:
@@ -122,14 +142,14 @@ class SharedContract(ABC):
 
     async def _past_a_dead_writer(self, max_waiters: int) -> None:
         async with self.peers(3) as (ann, bob, cat):
-            if not ann.counted:
+            if not self.counts_who_listens:
                 return  # then nobody is taken for dead
             name = fresh_name()
             await self._read(ann, name)
             await bob.queue(name)
-            reader = await cat.queue(name, cat.waiter(shared=True))
+            reader = await cat.queue(name, cat.waiter(READER))
             await ann.sees_end_of(bob)
-            newcomer = ann.ask(name, ann.waiter(shared=True), max_waiters=max_waiters)
+            newcomer = ann.ask(name, ann.waiter(READER), max_waiters=max_waiters)
             assert isinstance(await newcomer, Granted)
             assert (await cat.handed()).waiter == reader.waiter
 
@@ -137,7 +157,7 @@ class SharedContract(ABC):
         """A reader among others that asks again gets its own grant again, pushed or not."""
         async with self.peers(2) as (ann, bob):
             writing = await ann.take(name := fresh_name())
-            places = [await bob.queue(name, bob.waiter(shared=True)) for _ in range(3)]
+            places = [await bob.queue(name, bob.waiter(READER)) for _ in range(3)]
             await ann.release(name, writing)
             handed = [await bob.handed() for _ in places]
             for place, grant in zip(places, handed, strict=True):
@@ -166,12 +186,13 @@ class SharedContract(ABC):
         """What is kept of the holders lives as long as the longest of them."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            long = ann.waiter(shared=True)
+            long = ann.waiter(READER)
             answer = await ann.ask(name, long, ttl=100 * LONG)
             assert isinstance(answer, Granted)
-            short = await bob.ask(name, waiter := bob.waiter(shared=True), ttl=LONG)
+            short = await bob.ask(name, waiter := bob.waiter(READER), ttl=LONG)
             assert isinstance(short, Granted)
-            assert await bob.store.renew([Renewal(name, waiter, short.fence, 50)]) == [True]
+            renewal = bob.renewal(name, Grant(waiter, short.fence), 50)
+            assert await bob.store.renew([renewal]) == [True]
             await asyncio.sleep(0.1)
             await self._read(bob, name)
             again = await ann.ask(name, long)
@@ -195,14 +216,15 @@ class SharedContract(ABC):
         """After a reader that says so nobody writes for a while, but others read."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(shared=True, terms=f"~{LONG}"))
+            grant = await ann.take(name, ann.waiter(replace(READER, after_grant=LONG)))
             assert await ann.release(name, grant) == WAS_HOLDER
             assert isinstance(await bob.ask(name, wait=False), Busy)
             reading = await self._read(bob, name)
             assert 0 < (await bob.store.status(name)).closed <= LONG / 1000
             await bob.release(name, reading)
             name = fresh_name()
-            await ann.release(name, await ann.take(name, ann.waiter(shared=True, terms="~100")))
+            grant = await ann.take(name, ann.waiter(replace(READER, after_grant=100)))
+            await ann.release(name, grant)
             await self._in_time(name, bob)
 
     # Downgrading
@@ -211,17 +233,17 @@ class SharedContract(ABC):
         """A writer that reads from now on keeps its grant, and lets the readers behind it in."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(downgrades=True))
-            reader = await bob.queue(name, bob.waiter(shared=True))
+            grant = await ann.take(name, ann.waiter(_DOWNGRADES))
+            reader = await bob.queue(name, bob.waiter(READER))
             writer = await cat.queue(name)
             for _ in range(2):
-                downgraded = ann.store.downgrade(name, grant.waiter, grant.fence)
+                downgraded = ann.downgrade(name, grant)
                 assert await downgraded == WAS_HOLDER
             handed = await bob.handed()
             assert handed.waiter == reader.waiter
             assert handed.fence > grant.fence
             assert await ann.holds(name, grant)
-            assert await ann.store.renew([Renewal(name, *grant, LONG)]) == [True]
+            assert await ann.store.renew([ann.renewal(name, grant, LONG)]) == [True]
             status = await bob.store.status(name)
             assert [holder.fence for holder in status.holders] == [grant.fence, handed.fence]
             assert all(holder.shared for holder in status.holders)
@@ -236,24 +258,38 @@ class SharedContract(ABC):
         """A release without a fence finds what was downgraded."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(downgrades=True))
-            await ann.store.downgrade(name, grant.waiter, grant.fence)
+            grant = await ann.take(name, ann.waiter(_DOWNGRADES))
+            await ann.downgrade(name, grant)
             other = await self._read(ann, name)
-            assert await ann.store.release(name, grant.waiter, 0) == WAS_HOLDER
+            assert await ann.leave(name, grant.waiter) == WAS_HOLDER
             assert await ann.release(name, other) == WAS_HOLDER
             assert not await self.left_behind(name)
+
+    async def test_a_late_question_of_one_that_was_downgraded(self) -> None:
+        """Whoever holds it is told so, and does not stand in the queue besides."""
+        async with self.peers(1) as (ann,):
+            waiter = ann.waiter(_DOWNGRADES)
+            grant = await ann.take(name := fresh_name(), waiter)
+            await ann.downgrade(name, grant)
+            for wait in (True, False):
+                answer = await ann.ask(name, waiter, wait=wait)
+                assert isinstance(answer, Granted)
+                assert answer.fence == grant.fence
+            assert await ann.leave(name, waiter) == WAS_HOLDER
+            status = await ann.store.status(name)
+            assert (status.holders, status.waiters) == ((), ())
 
     async def test_downgrade_of_what_is_lost(self) -> None:
         """Only a holder is downgraded, and what was downgraded is lost under its own name."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(downgrades=True))
+            grant = await ann.take(name, ann.waiter(_DOWNGRADES))
             await ann.expire(name, grant)
-            assert await ann.store.downgrade(name, grant.waiter, grant.fence) == WAS_ABSENT
-            theirs = await bob.take(name, bob.waiter(downgrades=True))
+            assert await ann.downgrade(name, grant) == WAS_ABSENT
+            theirs = await bob.take(name, bob.waiter(_DOWNGRADES))
             assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
-            assert await ann.store.downgrade(name, grant.waiter, grant.fence) == WAS_ABSENT
-            assert await bob.store.downgrade(name, theirs.waiter, theirs.fence) == WAS_HOLDER
+            assert await ann.downgrade(name, grant) == WAS_ABSENT
+            assert await bob.downgrade(name, theirs) == WAS_HOLDER
             await bob.expire(name, theirs)
             await self._read(ann, name)
             assert await bob.told() == Lost(name, theirs.waiter, theirs.fence, "expired")
@@ -265,8 +301,8 @@ class SharedContract(ABC):
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             one, two = await self._permits(ann, name, 1), await self._permits(bob, name, 2)
-            both = await ann.queue(name, ann.waiter(rule="*2/3"))
-            single = await bob.queue(name, bob.waiter(rule="*1/3"))
+            both = await ann.queue(name, ann.waiter(permits(2, 3)))
+            single = await bob.queue(name, bob.waiter(permits(1, 3)))
             status = await bob.store.status(name)
             assert [(party.permits, party.shared) for party in status.holders] == [
                 (1, True),
@@ -282,10 +318,10 @@ class SharedContract(ABC):
             first, second = await ann.handed(), await bob.handed()
             assert (first.waiter, second.waiter) == (both.waiter, single.waiter)
             assert first.fence < second.fence
-            assert isinstance(await ann.ask(name, ann.waiter(rule="*1/3"), wait=False), Busy)
+            assert isinstance(await ann.ask(name, ann.waiter(permits(1, 3)), wait=False), Busy)
             assert await bob.release(name, Grant(second.waiter, second.fence)) == WAS_HOLDER
             assert await bob.release(name, Grant(second.waiter, second.fence)) == WAS_ABSENT
-            last = await ann.ask(name, ann.waiter(rule="*1/3"), wait=False)
+            last = await ann.ask(name, ann.waiter(permits(1, 3)), wait=False)
             assert isinstance(last, Granted)
 
     async def test_permits_come_back(self) -> None:
@@ -293,20 +329,20 @@ class SharedContract(ABC):
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             gone = await self._permits(ann, name, 2)
-            place = await bob.queue(name, bob.waiter(rule="*3/3"))
+            place = await bob.queue(name, bob.waiter(permits(3, 3)))
             await ann.expire(name, gone)
             after = await bob.take(name, place.waiter, ticket=place.ticket)
             assert after.fence > gone.fence
-            assert isinstance(await ann.ask(name, ann.waiter(rule="*1/3"), wait=False), Busy)
+            assert isinstance(await ann.ask(name, ann.waiter(permits(1, 3)), wait=False), Busy)
 
     async def test_permits_of_one_who_left_the_queue(self) -> None:
         """When one that wants many gives up, those behind it that fit enter."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             await self._permits(ann, name, 2)
-            many = await bob.queue(name, bob.waiter(rule="*2/3"))
-            single = await ann.queue(name, ann.waiter(rule="*1/3"))
-            assert await bob.store.release(name, many.waiter, 0) == WAS_QUEUED
+            many = await bob.queue(name, bob.waiter(permits(2, 3)))
+            single = await ann.queue(name, ann.waiter(permits(1, 3)))
+            assert await bob.leave(name, many.waiter) == WAS_QUEUED
             assert (await ann.handed()).waiter == single.waiter
 
     async def test_resize(self) -> None:
@@ -314,7 +350,7 @@ class SharedContract(ABC):
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             held = [await self._permits(ann, name, 1) for _ in range(3)]
-            places = [await bob.queue(name, bob.waiter(rule="*1/3")) for _ in range(2)]
+            places = [await bob.queue(name, bob.waiter(permits(1, 3))) for _ in range(2)]
             assert await ann.store.resize(name, 3, 4, _KEPT) == 3
             handed = await bob.handed()
             assert handed.waiter == places[0].waiter
@@ -333,7 +369,7 @@ class SharedContract(ABC):
         async with self.peers(1) as (ann,):
             name = fresh_name()
             assert await ann.store.resize(name, 2, 0, _KEPT) == 2
-            place = await ann.queue(name, ann.waiter(rule="*1/2"))
+            place = await ann.queue(name, ann.waiter(permits(1, 2)))
             assert await ann.store.resize(name, 2, 1, _KEPT) == 0
             assert (await ann.handed()).waiter == place.waiter
 
@@ -342,30 +378,30 @@ class SharedContract(ABC):
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             await self._permits(ann, name, 1)
-            assert await bob.ask(name, bob.waiter(rule="*1/5")) == Differs(3)
-            assert await bob.ask(name, bob.waiter(rule="*1/5"), wait=False) == Differs(3)
+            assert await bob.ask(name, bob.waiter(permits(1, 5))) == Differs(3)
+            assert await bob.ask(name, bob.waiter(permits(1, 5)), wait=False) == Differs(3)
             await bob.store.resize(name, 5, 5, _KEPT)
-            for rule in ("*1/5", "*1/3"):
-                assert isinstance(await bob.ask(name, bob.waiter(rule=rule)), Granted)
-            assert await bob.ask(name, bob.waiter(rule="*1/4")) == Differs(5)
+            for declared in (5, 3):
+                assert isinstance(await bob.ask(name, bob.waiter(permits(1, declared))), Granted)
+            assert await bob.ask(name, bob.waiter(permits(1, 4))) == Differs(5)
 
     async def test_permits_that_stay_closed(self) -> None:
         """A permit that is closed for a while after its holder is given to nobody."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(rule="*2/3", terms=f"~{LONG}"))
+            grant = await ann.take(name, ann.waiter(replace(permits(2, 3), after_grant=LONG)))
             await ann.release(name, grant)
             await self._permits(bob, name, 1)
-            await bob.queue(name, bob.waiter(rule="*1/3"))
+            await bob.queue(name, bob.waiter(permits(1, 3)))
             name = fresh_name()
-            grant = await ann.take(name, ann.waiter(rule="*2/3", terms="~100"))
+            grant = await ann.take(name, ann.waiter(replace(permits(2, 3), after_grant=100)))
             await ann.release(name, grant)
-            await self._in_time(name, bob, rule="*3/3")
+            await self._in_time(name, bob, permits(3, 3))
 
     @staticmethod
-    async def _in_time(name: str, peer: Peer, rule: str = "") -> None:
+    async def _in_time(name: str, peer: Peer, form: Form = PLAIN) -> None:
         """Ask until it opens, and give it back."""
-        waiter, answer = peer.waiter(rule=rule), None
+        waiter, answer = peer.waiter(form), None
         while not isinstance(answer, Granted):
             answer = await peer.ask(name, waiter, wait=False)
             await asyncio.sleep(A_MOMENT)
@@ -378,14 +414,14 @@ class SharedContract(ABC):
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             for _ in range(2):
-                one = await ann.queue(name, ann.waiter(rule="&3/3"))
-                two = await bob.queue(name, bob.waiter(rule="&3/3"))
-                three = await ann.ask(name, last := ann.waiter(rule="&3/3"))
+                one = await ann.queue(name, ann.waiter(group_of(3)))
+                two = await bob.queue(name, bob.waiter(group_of(3)))
+                three = await ann.ask(name, last := ann.waiter(group_of(3)))
                 assert isinstance(three, Granted)
                 first, second = await ann.handed(), await bob.handed()
                 assert (first.waiter, second.waiter) == (one.waiter, two.waiter)
                 assert first.fence < second.fence < three.fence
-                await ann.queue(name, ann.waiter(rule="&3/3"))
+                await ann.queue(name, ann.waiter(group_of(3)))
                 again = await bob.ask(name, two.waiter, ticket=two.ticket)
                 assert isinstance(again, Granted)
                 assert again.fence == second.fence
@@ -395,47 +431,48 @@ class SharedContract(ABC):
     async def test_group_of_the_living(self) -> None:
         """Who has left, or whose client has gone, does not count."""
         async with self.peers(3) as (ann, bob, cat):
-            if not ann.counted:
+            if not self.counts_who_listens:
                 return  # then nobody is taken for dead
             name = fresh_name()
-            places = [await ann.queue(name, ann.waiter(rule="&3/3"))]
-            await bob.queue(name, bob.waiter(rule="&3/3"))
+            places = [await ann.queue(name, ann.waiter(group_of(3)))]
+            await bob.queue(name, bob.waiter(group_of(3)))
             await ann.sees_end_of(bob)
-            left = await ann.queue(name, ann.waiter(rule="&3/3"))
-            await ann.store.release(name, left.waiter, 0)
-            places.append(await ann.queue(name, ann.waiter(rule="&3/3")))
-            assert isinstance(await cat.ask(name, cat.waiter(rule="&3/3")), Granted)
+            left = await ann.queue(name, ann.waiter(group_of(3)))
+            await ann.leave(name, left.waiter)
+            places.append(await ann.queue(name, ann.waiter(group_of(3))))
+            assert isinstance(await cat.ask(name, cat.waiter(group_of(3))), Granted)
             assert [(await ann.handed()).waiter for _ in places] == [p.waiter for p in places]
-            assert await cat.ask(name, cat.waiter(rule="&2/2")) == Differs(3)
+            assert await cat.ask(name, cat.waiter(group_of(2))) == Differs(3)
 
     async def test_group_that_is_completed_by_one_who_does_not_wait(self) -> None:
         """Who completes a group enters with it, also where it would not wait for the others."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
-            one = await ann.queue(name, ann.waiter(rule="&3/3"))
-            assert isinstance(await bob.ask(name, bob.waiter(rule="&3/3"), wait=False), Busy)
-            two = await bob.queue(name, bob.waiter(rule="&3/3"))
+            one = await ann.queue(name, ann.waiter(group_of(3)))
+            assert isinstance(await bob.ask(name, bob.waiter(group_of(3)), wait=False), Busy)
+            two = await bob.queue(name, bob.waiter(group_of(3)))
             again = await bob.ask(name, two.waiter, wait=False)
             assert isinstance(again, Busy), "it is one of those that wait, and not another"
-            last = await cat.ask(name, cat.waiter(rule="&3/3"), wait=False)
+            last = await cat.ask(name, cat.waiter(group_of(3)), wait=False)
             assert isinstance(last, Granted)
-            assert (await ann.handed()).waiter == one.waiter
-            assert (await bob.handed()).waiter == two.waiter
+            first, second = await ann.handed(), await bob.handed()
+            assert (first.waiter, second.waiter) == (one.waiter, two.waiter)
+            assert first.fence < second.fence < last.fence
             status = await cat.store.status(name)
             assert (len(status.holders), status.waiters) == (3, ())
 
     async def test_permits_past_the_dead(self) -> None:
         """Permits for which nobody alive waits are given to one who does not wait."""
         async with self.peers(3) as (ann, bob, cat):
-            if not ann.counted:
+            if not self.counts_who_listens:
                 return  # then nobody is taken for dead
             name = fresh_name()
             gone = await self._permits(ann, name, 3)
-            await bob.queue(name, bob.waiter(rule="*2/3"))
-            await bob.queue(name, bob.waiter(rule="*3/3"))
+            await bob.queue(name, bob.waiter(permits(2, 3)))
+            await bob.queue(name, bob.waiter(permits(3, 3)))
             await ann.sees_end_of(bob)
             await ann.expire(name, gone)
-            waiter = cat.waiter(rule="*1/3")
+            waiter = cat.waiter(permits(1, 3))
             assert isinstance(await cat.ask(name, waiter, wait=False), Granted)
             assert not (await cat.store.status(name)).waiters
 
@@ -444,35 +481,38 @@ class SharedContract(ABC):
     async def test_the_dead_in_a_queue_that_stays_full(self) -> None:
         """Also who may not join lets in those who stood behind the dead that it removes."""
         async with self.peers(4) as (ann, bob, cat, dan):
-            if not ann.counted:
+            if not self.counts_who_listens:
                 return  # then nobody is taken for dead
             name = fresh_name()
-            assert isinstance(await ann.ask(name, ann.waiter(rule="*1/2")), Granted)
-            await bob.queue(name, bob.waiter(rule="*2/2"))
-            first = await cat.queue(name, cat.waiter(rule="*1/2"))
-            await cat.queue(name, cat.waiter(rule="*1/2"))
+            assert isinstance(await ann.ask(name, ann.waiter(permits(1, 2))), Granted)
+            await bob.queue(name, bob.waiter(permits(2, 2)))
+            first = await cat.queue(name, cat.waiter(permits(1, 2)))
+            await cat.queue(name, cat.waiter(permits(1, 2)))
             await ann.sees_end_of(bob)
-            assert isinstance(await dan.ask(name, dan.waiter(rule="*1/2"), max_waiters=2), Full)
+            assert isinstance(await dan.ask(name, dan.waiter(permits(1, 2)), max_waiters=2), Full)
             assert (await cat.handed()).waiter == first.waiter
 
     async def test_counts_are_in_nobodys_way(self) -> None:
         """Who waits for less enters past one who waits for more, and does not have to wait."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
-            high = await bob.queue(name, bob.waiter(rule="^9"))
-            low = await cat.queue(name, cat.waiter(rule="^5"))
-            higher = await bob.queue(name, bob.waiter(rule="^10"))
+            high = await bob.queue(name, bob.waiter(count_of(9)))
+            low = await cat.queue(name, cat.waiter(count_of(5)))
+            higher = await bob.queue(name, bob.waiter(count_of(10)))
             assert await self._up_to(ann, name, 5) == 5
             assert (await cat.handed()).waiter == low.waiter
             for wait in (True, False):
-                assert isinstance(await cat.ask(name, cat.waiter(rule="^5"), wait=wait), Granted)
-                assert isinstance(await cat.ask(name, cat.waiter(rule="^6"), wait=False), Busy)
-            back = await cat.ask(name, cat.waiter(rule="^4"), ticket=high.ticket + 1)
+                assert isinstance(await cat.ask(name, cat.waiter(count_of(5)), wait=wait), Granted)
+                assert isinstance(await cat.ask(name, cat.waiter(count_of(6)), wait=False), Busy)
+            back = await cat.ask(name, cat.waiter(count_of(4)), ticket=high.ticket + 1)
             assert isinstance(back, Granted)
-            for place, number in ((high, 1), (higher, 2)):
+            for place in (high, higher):
                 again = await bob.ask(name, place.waiter, ticket=place.ticket)
                 assert isinstance(again, Queued)
-                assert (again.ticket, again.place) == (place.ticket, number)
+                assert again.ticket == place.ticket
+                assert (again.place == 1) == (place is high)
+            waiters = (await ann.store.status(name)).waiters
+            assert [waiter.seq for waiter in waiters] == [high.waiter.seq, higher.waiter.seq]
             assert await self._up_to(ann, name, 9) == 9
             assert (await bob.handed()).waiter == high.waiter
 
@@ -482,18 +522,18 @@ class SharedContract(ABC):
             name = fresh_name()
             assert await self._up_to(ann, name, 1) == 1
             for peer in (bob, cat):
-                assert isinstance(await peer.ask(name, peer.waiter(rule="^1")), Granted)
-            ahead = await bob.queue(name, bob.waiter(rule="^2"))
+                assert isinstance(await peer.ask(name, peer.waiter(count_of(1))), Granted)
+            ahead = await bob.queue(name, bob.waiter(count_of(2)))
             assert await self._up_to(ann, name, 2) == 2
             assert (await bob.handed()).waiter == ahead.waiter
-            await bob.queue(name, bob.waiter(rule="^3"))
-            assert isinstance(await cat.ask(name, cat.waiter(rule="^2")), Granted)
+            await bob.queue(name, bob.waiter(count_of(3)))
+            assert isinstance(await cat.ask(name, cat.waiter(count_of(2))), Granted)
 
     async def test_count(self) -> None:
         """Who waits for a count enters when it is reached, as does who comes later."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            places = [await bob.queue(name, bob.waiter(rule="^2/2")) for _ in range(2)]
+            places = [await bob.queue(name, bob.waiter(count_of(2, 2))) for _ in range(2)]
             assert await self._count(ann, name, "a", 2) == 1
             assert await self._count(ann, name, "a", 2) == 1
             assert await ann.store.read(name) == Posted(1, "")
@@ -502,10 +542,10 @@ class SharedContract(ABC):
             assert await self._count(bob, name, "b", 2) == 2
             handed = [await bob.handed() for _ in places]
             assert [grant.waiter for grant in handed] == [place.waiter for place in places]
-            assert isinstance(await ann.ask(name, ann.waiter(rule="^2/2")), Granted)
+            assert isinstance(await ann.ask(name, ann.waiter(count_of(2, 2))), Granted)
             assert await self._count(bob, name, "c", 2) == 3
             assert await self._count(bob, name, "d", 3) == -2
-            assert await bob.ask(name, bob.waiter(rule="^3/3")) == Differs(2)
+            assert await bob.ask(name, bob.waiter(count_of(3, 3))) == Differs(2)
 
     async def test_count_is_forgotten(self) -> None:
         """A count is remembered for as long as was asked for, and then begins anew."""
@@ -524,7 +564,7 @@ class SharedContract(ABC):
         async with self.peers(2) as (ann, bob):
             name, text = fresh_name(), "é\n{} %s \x00"
             assert await bob.store.read(name) == Posted(0, "")
-            place = await bob.queue(name, bob.waiter(rule="^4"))
+            place = await bob.queue(name, bob.waiter(count_of(4)))
             high = 1_800_000_000_000_000
             for count, value, result in (
                 (3, "old", Posted(3, "old")),
@@ -537,16 +577,16 @@ class SharedContract(ABC):
                 assert await posted == result.count
                 assert await bob.store.read(name) == result
             assert (await bob.handed()).waiter == place.waiter
-            assert isinstance(await bob.ask(name, bob.waiter(rule=f"^{high + 1}")), Granted)
-            assert isinstance(await bob.ask(name, bob.waiter(rule=f"^{high + 2}")), Queued)
+            assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 1))), Granted)
+            assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 2))), Queued)
 
     @staticmethod
     async def _read(peer: Peer, name: str) -> Grant:
-        return await peer.take(name, peer.waiter(shared=True))
+        return await peer.take(name, peer.waiter(READER))
 
     @staticmethod
-    async def _permits(peer: Peer, name: str, permits: int) -> Grant:
-        return await peer.take(name, peer.waiter(rule=f"*{permits}/3"))
+    async def _permits(peer: Peer, name: str, number: int) -> Grant:
+        return await peer.take(name, peer.waiter(permits(number, 3)))
 
     @staticmethod
     async def _up_to(peer: Peer, name: str, count: int) -> int:

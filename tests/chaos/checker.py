@@ -74,7 +74,8 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Final
 
-from aiolock.store import NOBODY
+from aiolock.store import Waiter
+from aiolock.stores.redis._codec import NOBODY, waiter_of
 from tests.chaos.history import Event
 from tests.chaos.run import (
     AT_ONCE,
@@ -580,7 +581,7 @@ def messages(run: Run) -> Iterator[Violation]:
 def ghosts(run: Run) -> Iterator[Violation]:
     """Nobody stands at the server who has ended: what was given up does not act."""
     assert run.ahead is not None or not run.standing
-    stands: dict[tuple[str, str, int], int] = {}  # since when it was seen
+    stands: dict[tuple[str, Waiter, int], int] = {}  # since when it was seen
     for event in run.standing:
         now = {
             (key, *_waiter(member, held=held))
@@ -593,22 +594,23 @@ def ghosts(run: Run) -> Iterator[Violation]:
             text = _haunts(run, waiter, fence, first, event["since"])
             if text:
                 attempt = run.attempts.get(run.waiters.get(waiter, ""))
-                text = f"{attempt.id if attempt else waiter} {text} of {key}"
+                whose = attempt.id if attempt else f"{waiter.client}#{waiter.seq}"
+                text = f"{whose} {text} of {key}"
                 if attempt is None:
                     yield Violation("ghosts", text, (event,))
                 else:
                     yield run.violation("ghosts", text, attempt)
 
 
-def _waiter(member: str, *, held: bool) -> tuple[str, int]:
+def _waiter(member: str, *, held: bool) -> tuple[Waiter, int]:
     """A waiter as `Run.waiters` has it, and the fence of its grant: 0 in a queue."""
     waiter, _, fence = member.rpartition(":") if held else (member, "", "0")
-    return waiter[1:], int(fence)
+    return waiter_of(waiter), int(fence)
 
 
-def _haunts(run: Run, waiter: str, fence: int, first: int, seen: int) -> str:
+def _haunts(run: Run, waiter: Waiter, fence: int, first: int, seen: int) -> str:
     """What is wrong with a waiter that was seen at the server from ``first`` to ``seen``, if so."""
-    who = run.who_is(f"x{waiter}")
+    who = run.who_is(waiter)
     if who is None:
         return ""  # a client that the history does not know: as of what is done
     where = "was among the holders" if fence else "stood in the queue"

@@ -38,7 +38,7 @@ handling    a, message, fence: a message's body has ended in peace
 handled     a, message: and that was confirmed
 has, had    a, names: a body that has these locks begins, and ends
 apart       a: none of these, for an error or a timeout
-waits       a, w: the id of the attempt's waiter at the store
+waits       a, w: the attempt's waiter, as the server has it
 over        w: the store has answered the release after which this waiter is no more
 watches     o: it begins to observe the election (``o`` is this watch)
 saw         o, fence, value: and this is who leads

@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from functools import partial
 
 import aiolock
-from aiolock.store import Answer, Inbox, Queued, Relay, Renewal, Store
+from aiolock.store import Answer, Form, Inbox, Queued, Relay, Renewal, Store, Waiter
+from aiolock.stores.redis._codec import encode
 from tests.chaos.history import History
 
 ATTEMPT: ContextVar[str] = ContextVar("attempt", default="")
@@ -21,14 +22,19 @@ def key(lease: aiolock.Lease) -> str:
     return lease._hold.policy.key
 
 
+def _text(waiter: Waiter, form: Form) -> str:
+    """A waiter as the conductor sees it at the server."""
+    return encode(waiter, form, blind=False)
+
+
 class Recorder(Relay):
     """A store that passes everything on, and writes down what only a store can see."""
 
     def __init__(self, store: Store, history: History) -> None:
         super().__init__(store)
         self._history = history
-        self._attempts: dict[str, str] = {}
-        self._over: set[str] = set()  # waiters whose end is written down
+        self._attempts: dict[Waiter, str] = {}
+        self._over: set[Waiter] = set()  # waiters whose end is written down
         self._pushed: set[tuple[str, int]] = set()  # attempt, fence
         self._heard: dict[str, int] = {}
         self._leases: dict[tuple[str, int], tuple[aiolock.Lease, int]] = {}
@@ -75,21 +81,29 @@ class Recorder(Relay):
 
     # Store
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         self._inbox = inbox
-        return await self._store.open(client, self)
+        await self._store.open(client, self)
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
     ) -> asyncio.Future[Answer]:
         # Asked again by a timer, so not in the attempt's own context.
         if waiter not in self._attempts:
             self._attempts[waiter] = ATTEMPT.get()
             if ATTEMPT.get():
-                self._history.note("waits", a=ATTEMPT.get(), w=waiter)
+                self._history.note("waits", a=ATTEMPT.get(), w=_text(waiter, form))
         attempt = self._attempts[waiter]
         asked = self._store.acquire(
-            name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+            name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
         )
         asked.add_done_callback(partial(self._answered, attempt, name))
         return asked
@@ -104,20 +118,20 @@ class Recorder(Relay):
                 )
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         since = time.monotonic_ns()
-        released = self._store.release(name, waiter, fence, entered=entered)
+        released = self._store.release(name, waiter, form, fence, entered=entered)
         released.add_done_callback(partial(self._given_back, name, fence, since))
         if entered or not fence:  # else it asks again
-            released.add_done_callback(partial(self._is_over, waiter))
+            released.add_done_callback(partial(self._is_over, waiter, form))
         return released
 
-    def _is_over(self, waiter: str, released: asyncio.Future[int]) -> None:
+    def _is_over(self, waiter: Waiter, form: Form, released: asyncio.Future[int]) -> None:
         heard = not released.cancelled() and released.exception() is None
         if heard and waiter not in self._over:
             self._over.add(waiter)
-            self._history.note("over", w=waiter)
+            self._history.note("over", w=_text(waiter, form))
 
     def _given_back(self, name: str, fence: int, since: int, released: asyncio.Future[int]) -> None:
         if fence and not released.cancelled() and released.exception() is None:
@@ -145,19 +159,21 @@ class Recorder(Relay):
 
     # Inbox
 
-    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
+    def granted(  # noqa: PLR0917  # see `Inbox`
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
         attempt = self._attempts[waiter]
         self._heard[attempt] = time.monotonic_ns()
         self._pushed.add((attempt, fence))
-        self._inbox.granted(name, waiter, fence, lease, now)
+        self._inbox.granted(name, waiter, form, fence, lease, now)
 
-    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         self._inbox.lost(name, waiter, fence, reason)
 
     def done(self, name: str) -> None:
         self._inbox.done(name)
 
-    def requested(self, name: str, waiter: str, fence: int) -> None:
+    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         self._inbox.requested(name, waiter, fence)
 
     def reconnected(self) -> None:

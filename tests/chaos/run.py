@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from aiolock.store import WAS_HOLDER, WaiterId
+from aiolock.store import WAS_HOLDER, Waiter
+from aiolock.stores.redis._codec import waiter_of
 from tests.chaos.faults import KINDS, PROCESS, REFUSALS
 from tests.chaos.history import Event
 
@@ -171,9 +172,9 @@ class Run:
         self._client: dict[str, str] = {}
         """The one that each process has opened last."""
         self._closed: dict[str, int] = {}
-        self.waiters: dict[str, str] = {}
-        """A waiter's id, but for its first letter -> its attempt."""
-        self.over: dict[str, int] = {}
+        self.waiters: dict[Waiter, str] = {}
+        """A waiter -> its attempt."""
+        self.over: dict[Waiter, int] = {}
         """The same -> when the store had answered that it is no more."""
         self.standing: list[Event] = []
         self._breaks: dict[tuple[str, str, int], tuple[Event, Event | None]] = {}
@@ -281,10 +282,10 @@ class Run:
         self._faults[event["target"]].append((event["kind"], span))
 
     def _note_waits(self, event: Event) -> None:
-        self.waiters[event["w"][1:]] = event["a"]
+        self.waiters[waiter_of(event["w"])] = event["a"]
 
     def _note_over(self, event: Event) -> None:
-        self.over.setdefault(event["w"][1:], event.t)
+        self.over.setdefault(waiter_of(event["w"]), event.t)
 
     def _note_standing(self, event: Event) -> None:
         self.standing.append(event)
@@ -374,9 +375,9 @@ class Run:
         """Whether a process had its subscription again, within these times."""
         return any(begin <= at <= end for at in self._reconnected[who])
 
-    def who_is(self, waiter: str) -> str | None:
+    def who_is(self, waiter: Waiter) -> str | None:
         """The process of a waiter."""
-        return self._clients.get(WaiterId.parse(waiter).client)
+        return self._clients.get(waiter.client)
 
     def in_trouble(self, begin: int, end: int) -> int:
         """How many processes may have been given a lock that they did not hear of, or died with."""

@@ -21,13 +21,14 @@ from aiolock._engine.releases import FIRST_PAUSE
 from aiolock.store import (
     CLAIM,
     WAS_HOLDER,
+    Form,
     Granted,
     Inbox,
     Operation,
     Queued,
     Relay,
     Renewal,
-    WaiterId,
+    Waiter,
 )
 from tests.protocol.acts import Act, acts, failures
 from tests.protocol.client import AtClient
@@ -37,6 +38,8 @@ from tests.protocol.world import Setting, World
 from tests.virtual import VirtualLoop
 
 NAME: Final = "the lock"
+FORM: Final = Form(CLAIM)
+"""What the store is told of each waiter."""
 TICK: Final = CLAIM / 1000 + 0.01
 """Seconds to a tick: what is as long as a claim is over after it."""
 SETTING: Final = Setting(tasks=(2, 1), claim=1, ttl=2, late=1, faults=0)
@@ -72,22 +75,29 @@ class ByHand(Relay):
     """What the lock is called at the store, once somebody has asked for it."""
     inbox: Inbox = field(init=False)
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         self.client, self.inbox = client, inbox
-        return True
 
     async def aclose(self) -> None: ...
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
     ) -> asyncio.Future[Any]:
         self.name = name
-        return self._send("ask", waiter, ticket)
+        return self._send("ask", waiter, form, ticket)
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[Any]:
-        return self._send("release", waiter, fence)
+        return self._send("release", waiter, form, fence)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
@@ -95,19 +105,19 @@ class ByHand(Relay):
     def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
         raise NotImplementedError
 
-    def _send(self, what: str, waiter: str, number: int) -> asyncio.Future[Any]:
+    def _send(self, what: str, waiter: Waiter, form: Form, number: int) -> asyncio.Future[Any]:
+        assert waiter.client == self.client
+        assert form == FORM
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop._now += 1e-9  # a real clock gives no two questions the same time
         answer = loop.create_future()
-        self.pipe.append(Sent(what, WaiterId.parse(waiter).seq - 1, number, answer))
+        self.pipe.append(Sent(what, waiter.seq - 1, number, answer))
         return answer
 
-    def waiter(self, task: int) -> str:
-        """The id of this task's waiter."""
-        return str(
-            WaiterId(blind=False, fixed=False, claim=CLAIM, client=self.client, seq=task + 1)
-        )
+    def waiter(self, task: int) -> Waiter:
+        """This task's waiter."""
+        return Waiter(self.client, task + 1)
 
     def now(self) -> int:
         """The server's clock."""
@@ -169,7 +179,8 @@ class Actor:
     def read_push(self, push: Push, granted_at: int) -> None:
         inbox, waiter = self.store.inbox, self.store.waiter(push.task)
         if push.what == "granted":
-            inbox.granted(self.store.name, waiter, push.fence, push.lease * CLAIM, granted_at)
+            lease = push.lease * CLAIM
+            inbox.granted(self.store.name, waiter, FORM, push.fence, lease, granted_at)
         elif push.what == "lost":
             inbox.lost(self.store.name, waiter, push.fence, "expired")
         else:

@@ -1,16 +1,17 @@
 """The server of the model beside the memory store: both are asked the same, and must answer alike.
 
-That the scripts do what the memory store does is shown in ``tests/test_model.py``.
+The memory store runs the protocol's state machine. That the scripts do what that does is shown in
+``tests/test_model.py``.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, Final, NamedTuple
 
-from aiolock.store import CLAIM, Busy, Granted, Late, Queued, Renewal, WaiterId
+from aiolock.store import CLAIM, Busy, Form, Granted, Late, Queued, Renewal, Waiter
+from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
 from tests.protocol.model import Answer, Safeguards, Server, Terms, Who
 from tests.protocol.server import AtServer
@@ -41,19 +42,19 @@ class Memory(MemoryServer):
     def __init__(self) -> None:
         self.micros = 1_000_000_000
         super().__init__(clock=lambda: self.micros / 1e6)
-        self.heard: list[tuple[str, str, int]] = []
+        self.heard: list[tuple[str, Waiter, int]] = []
 
-    def push(self, client: str, deliver: Callable[[Any], None]) -> int:
-        if client not in self._inboxes:
-            return 0
-        deliver(self)
-        return 1
+    def push(self, client: str, deliver: Callable[[Any], None]) -> None:
+        if client in self._inboxes:
+            deliver(self)
 
-    def granted(self, name: str, waiter: str, fence: int, lease: int, now: int) -> None:
-        assert lease == CLAIM
+    def granted(  # noqa: PLR0917  # as Inbox
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
+        assert lease == CLAIM == form.claim
         self.heard.append(("granted", waiter, fence))
 
-    def lost(self, name: str, waiter: str, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         self.heard.append(("lost", waiter, fence))
 
 
@@ -62,6 +63,7 @@ class Twins:
 
     def __init__(self, *, renews: bool, late: bool) -> None:
         self.terms = Terms(TTL, 1, BURIED if late else 0, renews)
+        self.form = Form(CLAIM, fixed=not renews)
         self.server = Server()
         self.listening = [True, True]
         self.memory = Memory()
@@ -123,7 +125,7 @@ class Twins:
             if serving.push is not None:  # which is with the reply, so in this very moment
                 pushes = [*pushes, (op.who.client, serving.push)]
             pushed = [
-                (push.what, self._waiter(Who(client, push.task)), self._fence(push.fence))
+                (push.what, _waiter(Who(client, push.task)), self._fence(push.fence))
                 for client, push in pushes
                 if self.listening[client]
             ]
@@ -159,11 +161,10 @@ class Twins:
         assert serving.release(op.who, op.number, op.buried).what == "done"
         # On the millisecond, as the ends of leases are here, so that both end with the same tick.
         bury = op.buried and self.memory.micros // 1000 * 1000 + op.buried * CLAIM * 1000
-        self.memory.release(NAME, self._waiter(op.who), self._fence(op.number), bury=bury)
+        self.memory.release(NAME, _waiter(op.who), self._fence(op.number), bury=bury)
 
     def _renew(self, serving: AtServer, op: Op) -> None:
-        renewal = Renewal(NAME, self._waiter(op.who), self._fence(op.number), TTL * CLAIM)
-        renewed = self.memory.renew([renewal])
+        renewed = self.memory.renew([self._renewal(op)])
         assert not isinstance(renewed, Late)
         (still,) = renewed
         assert serving.renew(op.who, op.number).what == ("renewed" if still else "refused"), op
@@ -172,23 +173,24 @@ class Twins:
         """In the model such a command is not there any more."""
         just_past = self.memory.micros - 1
         assert isinstance(self._acquire(op, 0, not_after=just_past), Late)
-        renewal = Renewal(NAME, self._waiter(op.who), self._fence(op.number), TTL * CLAIM)
-        assert isinstance(self.memory.renew([renewal], not_after=just_past), Late)
+        assert isinstance(self.memory.renew([self._renewal(op)], not_after=just_past), Late)
         assert serving.after() == self.server
+
+    def _renewal(self, op: Op) -> Renewal:
+        fence = self._fence(op.number)
+        return Renewal(NAME, _waiter(op.who), self.form, fence, TTL * CLAIM)
 
     def _acquire(self, op: Op, ticket: int, not_after: int = 0) -> object:
         return self.memory.acquire(
             NAME,
-            self._waiter(op.who),
+            _waiter(op.who),
+            self.form,
             TTL * CLAIM,
             ticket=ticket,
             wait=op.number >= 0,
             max_waiters=0,
             not_after=not_after,
         )
-
-    def _waiter(self, who: Who) -> str:
-        return _id(who, fixed=not self.terms.renews)
 
     def _fence(self, count: int) -> int:
         """The memory store's fence for one of the model's, which has just been minted at most."""
@@ -198,21 +200,19 @@ class Twins:
         return self.fences[count]
 
     def compare(self) -> None:
-        line = self.memory._lines.get(NAME)
-        holders = [(g.waiter, g.fence) for g in line.holders] if line else []
-        queue = [waiter for _, waiter in line.queue] if line else []
-        held = [(self._waiter(h.who), self._fence(h.fence)) for h in self.server.holders]
-        assert holders == held
-        assert queue == [self._waiter(place.who) for place in self.server.queue]
+        state = self.memory._states.get(NAME) or NameState()
+        held = [(_waiter(h.who), self._fence(h.fence)) for h in self.server.holders]
+        assert list(state.holders) == held
+        queue = [waiter for _, waiter in state.queue]
+        assert queue == [_waiter(place.who) for place in self.server.queue]
 
 
 def _client(number: int) -> str:
     return "AB"[number]
 
 
-@cache
-def _id(who: Who, *, fixed: bool) -> str:
-    return str(WaiterId(False, fixed, CLAIM, _client(who.client), who.task + 1))
+def _waiter(who: Who) -> Waiter:
+    return Waiter(_client(who.client), who.task + 1)
 
 
 def compare(depth: int, *, renews: bool = True, late: bool = False) -> int:

@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import TypeVar
 
 from aiolock.cli.demo.customers import CURRENT, Visit
-from aiolock.store import Answer, Operation, Queued, Relay, Store
+from aiolock.store import Answer, Form, Operation, Queued, Relay, Store, Waiter
 
 Value = TypeVar("Value")
 
@@ -19,7 +19,7 @@ class Observed(Relay):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._waiting: dict[str, Visit] = {}
+        self._waiting: dict[Waiter, Visit] = {}
         self.operations = 0
 
     def _call(
@@ -29,11 +29,19 @@ class Observed(Relay):
         return super()._call(operation, start)
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
     ) -> asyncio.Future[Answer]:
         """The answer that the waiter stands in the queue is noted on its visit."""
         answer = super().acquire(
-            name, waiter, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+            name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
         )
         visit = CURRENT.get(None)
         # A waiter asks for the first time in its own task, and again from a timer of any task.
@@ -43,11 +51,11 @@ class Observed(Relay):
         return answer
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         """The visit is over."""
         self._waiting.pop(waiter, None)
-        return super().release(name, waiter, fence, entered=entered)
+        return super().release(name, waiter, form, fence, entered=entered)
 
 
 def _note(visit: Visit, answer: asyncio.Future[Answer]) -> None:

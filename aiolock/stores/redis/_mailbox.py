@@ -12,6 +12,7 @@ from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
 from aiolock.store import Inbox
+from aiolock.stores.redis._codec import decode, waiter_of
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._names import Names
@@ -104,17 +105,20 @@ class Mailbox:
         if kind == "g":
             waiter, fence, lease, now, key = rest.split(" ", 4)
             name = self._names.name(key)
-            return partial(self._inbox.granted, name, waiter, int(fence), int(lease), int(now))
+            who, form, _ = decode(waiter)
+            return partial(self._inbox.granted, name, who, form, int(fence), int(lease), int(now))
         if kind == "l":
             grant, reason, key = rest.split(" ", 2)
             waiter, _, fence = grant.rpartition(":")
-            return partial(self._inbox.lost, self._names.name(key), waiter, int(fence), reason)
+            who = waiter_of(waiter)
+            return partial(self._inbox.lost, self._names.name(key), who, int(fence), reason)
         if kind == "d":
             return partial(self._inbox.done, self._names.name(rest))
         if kind == "r":
             grant, key = rest.split(" ", 1)
             waiter, _, fence = grant.rpartition(":")
-            return partial(self._inbox.requested, self._names.name(key), waiter, int(fence))
+            who = waiter_of(waiter)
+            return partial(self._inbox.requested, self._names.name(key), who, int(fence))
         if kind == "p":
             return self.word.set
         raise ValueError(f"no push of this kind: {kind!r}")

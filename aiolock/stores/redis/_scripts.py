@@ -10,21 +10,23 @@ from importlib import resources
 from typing import Any, Final, NamedTuple, cast
 
 from aiolock.store import (
-    NOBODY,
+    PRIORITY,
     WAS_HOLDER,
     WAS_UNKNOWN,
     Answer,
     Busy,
     Differs,
     Done,
+    Form,
     Full,
     Granted,
     Party,
     Posted,
     Queued,
     Status,
-    WaiterId,
+    Waiter,
 )
+from aiolock.stores.redis._codec import NOBODY, decode_any
 
 _INCLUDE: Final = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
@@ -86,8 +88,10 @@ def _busy(until: int, grant: bytes | None = None, says: bytes = b"") -> Busy:
     if grant is None:
         return Busy(until)
     text, _, minted = grant.decode().rpartition(":")
-    who, fence = WaiterId.parse(text), int(minted)
-    return Busy(until, _party(who, says, fence, fence=fence, remaining=until / 1000))
+    waiter, form, _ = decode_any(text)
+    return Busy(
+        until, _party(waiter, form, says, int(minted), fence=int(minted), remaining=until / 1000)
+    )
 
 
 _ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, Queued, Full, Done, Differs)
@@ -116,25 +120,23 @@ def status(name: str, reply: Any) -> Status:
         for client, says, heard in zip(*[iter(clients)] * 3, strict=True)
     }
 
-    def seen(
-        who: WaiterId, since: int, *, place: int = 0, fence: int = 0, left: float = 0.0
-    ) -> Party:
-        says, alive = known.get(who.client, (b"", False))
-        found = _party(who, says, since, place=place, fence=fence, remaining=left)
-        return found if alive or who.blind else replace(found, alive=False)
+    def seen(text: str, since: int, *, place: int = 0, fence: int = 0, left: float = 0.0) -> Party:
+        waiter, form, blind = decode_any(text)
+        says, alive = known.get(waiter.client, (b"", False))
+        found = _party(waiter, form, says, since, place=place, fence=fence, remaining=left)
+        return found if alive or blind else replace(found, alive=False)
 
     holders, closed = list[Party](), 0.0
     for grant, end in _pairs(held):
         text, _, minted = grant.decode().rpartition(":")
         # Less the half by which a claim is marked.
         left = (int(float(end)) - now / 1000) / 1000
-        who, fence = WaiterId.parse(text), int(minted)
-        if who.client == NOBODY:
+        if decode_any(text)[0].client == NOBODY:
             closed = max(closed, left)
         else:
-            holders.append(seen(who, fence, fence=fence, left=left))
+            holders.append(seen(text, int(minted), fence=int(minted), left=left))
     waiters = tuple(
-        seen(WaiterId.parse(waiter.decode()), int(ticket), place=place)
+        seen(waiter.decode(), _since(waiter.decode(), int(ticket)), place=place)
         for place, (waiter, ticket) in enumerate(_pairs(queued), start=1)
     )
     holders.sort(key=lambda party: party.fence)
@@ -142,7 +144,8 @@ def status(name: str, reply: Any) -> Status:
 
 
 def _party(
-    who: WaiterId,
+    waiter: Waiter,
+    form: Form,
     says: bytes,
     since: int,
     *,
@@ -153,17 +156,22 @@ def _party(
     """A holder since so many µs, or a waiter; ``says`` is what its client says of itself."""
     host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
     return Party(
-        client=who.client,
+        client=waiter.client,
         host=host,
         pid=int(pid) if pid.isdecimal() else 0,
         since=since / 1e6,
         place=place,
         fence=fence,
         remaining=remaining,
-        shared=who.shared,
-        permits=who.permits,
-        seq=who.seq,
+        shared=form.shared,
+        permits=form.permits,
+        seq=waiter.seq,
     )
+
+
+def _since(text: str, ticket: int) -> int:
+    """When a waiter with this ticket came, in µs."""
+    return ticket - decode_any(text)[1].priority * PRIORITY
 
 
 def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:

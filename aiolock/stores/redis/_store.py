@@ -19,12 +19,15 @@ from aiolock.errors import StoreError
 from aiolock.store import (
     WAS_ABSENT,
     Answer,
+    Form,
     Inbox,
     Posted,
     Renewal,
     Status,
+    Waiter,
 )
 from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis._codec import stem
 from aiolock.stores.redis._errors import DeafError, Place, code_of, store_error
 from aiolock.stores.redis._mailbox import Mailbox
 from aiolock.stores.redis._names import Names
@@ -46,6 +49,9 @@ _FORGET_CLIENT: Final = 3_600_000
 """Milliseconds for which host and process of a client are kept; written again twice as often."""
 
 
+_MOST_STEMS: Final = 1024
+"""Locks whose form is kept encoded."""
+
 _ENTERED: Final = bulk(1)
 _NOT_ENTERED: Final = bulk(0)
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
@@ -61,9 +67,11 @@ class RedisStore:
         self._names = Names(prefix)
         self._channels = bulk(self._names.channels)
         self._terms = lru_cache(maxsize=1024)(self._encode_terms)
+        self._stems: dict[int, tuple[Form, str]] = {}
+        """By the identity of a form, which is kept for as long, as hashing it takes longer."""
         self._resizes = itertools.count(1)
         self._closing = True
-        self._opening: asyncio.Task[bool] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -71,8 +79,9 @@ class RedisStore:
         server = where.get("path") or f"{where.get('host', '?')}:{where.get('port', '?')}"
         return f"<RedisStore {server} db={where.get('db', 0)} prefix={self._prefix!r}>"
 
-    async def open(self, client: str, inbox: Inbox) -> bool:
+    async def open(self, client: str, inbox: Inbox) -> None:
         self._closing = False
+        self._stems.clear()
         self._counted: bool | None = None
         self._client = client
         self._loop = asyncio.get_running_loop()
@@ -99,9 +108,9 @@ class RedisStore:
             raise
         if opening.cancelled():
             raise StoreError("the client was closed while it was opening")
-        return opening.result()
+        opening.result()
 
-    async def _open(self) -> bool:
+    async def _open(self) -> None:
         try:
             await self._pipe.open()
             await self._mailbox.open()
@@ -121,7 +130,6 @@ class RedisStore:
             log.warning(
                 "aiolock: the server does not count subscribers: a dead waiter costs a claim"
             )
-        return counted
 
     def _check_opening(self) -> None:
         if self._closing:  # and our cancellation was lost in a driver
@@ -157,10 +165,18 @@ class RedisStore:
     # The operations
 
     def acquire(
-        self, name: str, waiter: str, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        place = str(ticket if wait else -1)
-        asked = f"${len(waiter)}\r\n{waiter}\r\n${len(place)}\r\n{place}\r\n".encode("ascii")
+        who, place = self._text(waiter, form), str(ticket if wait else -1)
+        asked = f"${len(who)}\r\n{who}\r\n${len(place)}\r\n{place}\r\n".encode("ascii")
         arguments = self._names.three(name) + asked + self._terms(ttl, max_waiters)
         return self._pipe.call(
             scripts.ACQUIRE,
@@ -168,17 +184,18 @@ class RedisStore:
             arguments,
             sure=False,
             late=True,
-            waiter="" if ticket else waiter,  # a newcomer's only question may never be sent
+            waiter="" if ticket else who,  # a newcomer's only question may never be sent
         )
 
     def release(
-        self, name: str, waiter: str, fence: int, *, entered: bool = True
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
-        if not fence and self._pipe.forget(waiter):
+        who = self._text(waiter, form)
+        if not fence and self._pipe.forget(who):
             unsent: asyncio.Future[int] = self._loop.create_future()
             unsent.set_result(WAS_ABSENT)
             return unsent
-        grant = f"${len(waiter)}\r\n{waiter}\r\n${len(str(fence))}\r\n{fence}\r\n".encode("ascii")
+        grant = f"${len(who)}\r\n{who}\r\n${len(str(fence))}\r\n{fence}\r\n".encode("ascii")
         arguments = self._names.three(name) + grant + self._channels
         if fence and not entered:
             # A grant that came too late: its waiter asks again, so it is not to be buried.
@@ -186,10 +203,25 @@ class RedisStore:
         arguments += _ENTERED if entered else _NOT_ENTERED
         return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
 
+    def _text(self, waiter: Waiter, form: Form) -> str:
+        """The waiter as it is written down (see `_codec`)."""
+        known = self._stems.get(id(form))
+        if known is None:
+            if len(self._stems) >= _MOST_STEMS:
+                self._stems.clear()
+            known = self._stems[id(form)] = form, stem(form, self._client, blind=self._blind)
+        return f"{known[1]}{waiter.seq}"
+
+    @property
+    def _blind(self) -> bool:
+        """Whether nobody may take this client's waiters for dead: who listens is not counted."""
+        return not self._counted
+
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         keys = [self._names.holders(renewal.name) for renewal in renewals]
         values = [
-            bulk(f"{renewal.waiter}:{renewal.fence}") + bulk(renewal.ttl) for renewal in renewals
+            bulk(f"{self._text(renewal.waiter, renewal.form)}:{renewal.fence}") + bulk(renewal.ttl)
+            for renewal in renewals
         ]
         arguments = b"".join((bulk(len(keys)), *keys, *values))
         return self._pipe.call(scripts.RENEW, 1 + 3 * len(keys), arguments, late=True)
@@ -197,17 +229,20 @@ class RedisStore:
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._status(name, waiters=waiters))
 
-    def finish(self, name: str, waiter: str, fence: int, keep: int) -> asyncio.Future[int]:
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        values = b"".join(map(bulk, (waiter, fence, keep)))
+        values = b"".join(map(bulk, (self._text(waiter, form), fence, keep)))
         return self._pipe.call(scripts.FINISH, 7, keys + values + self._channels, buries=True)
 
     def request(self, name: str) -> asyncio.Future[int]:
         arguments = bulk(1) + self._names.holders(name) + self._channels
         return self._pipe.call(scripts.REQUEST, 3, arguments, late=True)
 
-    def downgrade(self, name: str, waiter: str, fence: int) -> asyncio.Future[int]:
-        arguments = self._names.three(name) + bulk(waiter) + bulk(fence) + self._channels
+    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+        grant = bulk(self._text(waiter, form)) + bulk(fence)
+        arguments = self._names.three(name) + grant + self._channels
         return self._pipe.call(scripts.DOWNGRADE, 7, arguments)
 
     def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:

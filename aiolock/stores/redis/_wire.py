@@ -255,7 +255,7 @@ class _PublicWire:
         self._reading = asyncio.create_task(self._read(), name="aiolock read")
         self._sending = asyncio.create_task(self._send(), name="aiolock send")
 
-    def write(self, data: bytes, *, at_once: bool) -> None:  # noqa: ARG002  # always soon
+    def write(self, data: bytes, *, at_once: bool) -> None:  # always soon
         self._outbox.put_nowait(data)
 
     async def _send(self) -> None:

@@ -13,6 +13,7 @@
 --          displaced: 1 when it had a place, by its ticket, and has it no more
 --          claim: 1 when it was granted before, by a push, and has not confirmed that; 0 or nothing else
 
+local PRIORITY = 1e14 -- how much higher a ticket is for each step of `Form.priority`
 local waiter, ticket = ARGV[1], tonumber(ARGV[2])
 local displaced, shared = ticket > 0 and 1 or 0, waiter:byte() == 115
 
@@ -47,14 +48,20 @@ local function stand_in_line() -- returns the answer where the line is full
         return {3, waiting}
       end
     end
-    -- Two that arrive in one microsecond, or after the clock was set back, keep their order.
-    local tail = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+    local tail, last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2], true
     ticket = tonumber(stamp)
+    if waiter:find('!', 1, true) then
+      ticket = ticket + PRIORITY * (tonumber(waiter:match('!(%-?%d+)')) or 0)
+    end
     if tail and tonumber(tail) >= ticket then
-      ticket = tonumber(tail) + 1
+      -- Two that arrive in one microsecond, or after the clock was set back, keep their order.
+      local most = string.format('(%.0f', ticket + PRIORITY / 2)
+      local before = redis.call('ZRANGE', KEYS[2], most, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+      ticket = math.max(ticket, tonumber(before or 0) + 1)
+      last = ticket > tonumber(tail)
     end
     if redis.call('ZADD', KEYS[2], 'NX', string.format('%.0f', ticket), waiter) == 1 then
-      place = redis.call('ZCARD', KEYS[2])
+      place = last and redis.call('ZCARD', KEYS[2]) or nil
     else -- a newcomer whose question was sent twice
       known = redis.call('ZSCORE', KEYS[2], waiter)
     end

@@ -2,12 +2,13 @@
 -- share it with this waiter. Returns the answer, or nil where it stands in the line, or does not wait;
 -- then `until_end` says when the first lease ends (ms), of which `holder`, and `place` is known or nil.
 local function beside()
+  local mine = downgraded(waiter) or waiter -- as it stands there where it holds
   local declared, of_ours, fence, tombstone = waiter:match('^s%a*%d+[*&^]%d+/(%d+)'), nil, nil, nil
   if declared then
     of_ours = redis.call('ZMSCORE', KEYS[1], 'used', 'limit', 'declared', waiter, '!' .. waiter)
     fence, tombstone = of_ours[4], of_ours[5]
   elseif first[3] or holder and (shared or tonumber(first[2]) >= FIRST) then
-    of_ours = redis.call('ZMSCORE', KEYS[1], waiter, '!' .. waiter)
+    of_ours = redis.call('ZMSCORE', KEYS[1], mine, '!' .. waiter)
     fence, tombstone = of_ours[1], of_ours[2]
   end
   if gave_up(tombstone) then
@@ -23,7 +24,7 @@ local function beside()
     --@include reap
     reap()
     first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-    fence = shared and redis.call('ZSCORE', KEYS[1], waiter)
+    fence = (shared or mine ~= waiter) and redis.call('ZSCORE', KEYS[1], mine)
   end
   holder, until_end = nil, nil
   if first[1] and tonumber(first[2]) < FIRST then
@@ -31,7 +32,7 @@ local function beside()
   end
   if fence then
     fence = string.format('%.0f', fence)
-    local ends = redis.call('ZSCORE', KEYS[1], waiter .. ':' .. fence)
+    local ends = redis.call('ZSCORE', KEYS[1], mine .. ':' .. fence)
     return {1, tonumber(fence), ends - now, tonumber(stamp), 0, is_claim(ends)}
   end
 

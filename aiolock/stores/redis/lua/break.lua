@@ -23,7 +23,7 @@ for i = 1, #grants, 2 do
     drop(member)
     broken = broken + 1
     floor = math.max(floor, tonumber(fence))
-    redis.pcall('PUBLISH', ARGV[1] .. client, 'l ' .. as_granted(member) .. ' broken ' .. KEYS[1])
+    redis.pcall('PUBLISH', ARGV[1] .. client, 'l ' .. member .. ' broken ' .. KEYS[1])
     close(ARGV[1], member, now, claim)
   end
 end

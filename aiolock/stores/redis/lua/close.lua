@@ -1,5 +1,5 @@
 -- close(channels, member, lost, claim): a grant that was entered has ended, at `lost` (ms) where its
--- holder lost it. Its id may say for how long nobody enters then (see `WaiterId`): `+` ms after a loss,
+-- holder lost it. Its id may say for how long nobody enters then (see `_codec.py`): `+` ms after a loss,
 -- `~` ms after the grant, and `@` until the end of that period of so many ms in which it was granted.
 -- It is nobody's grant that keeps the others out, which ends like any other, and shares what the one
 -- before it did. Who is first in the queue is told, and asks when that will be. Returns whether there

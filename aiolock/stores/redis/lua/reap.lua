@@ -18,7 +18,7 @@ local function reap()
       stuck[client] = true
     end
     if client ~= '-' then
-      local lost = 'l ' .. as_granted(member) .. ' expired ' .. KEYS[1]
+      local lost = 'l ' .. member .. ' expired ' .. KEYS[1]
       redis.pcall('PUBLISH', ARGV[5] .. client, lost)
     end
     close(ARGV[5], member, math.floor(ends), claim)

@@ -10,7 +10,7 @@ local FIRST = 1e15 -- see `shared`
 local told, from = 0, '(' .. string.format('%.0f', now)
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], from, FIRST - 1)) do
   local client = member:match('^%a+%d+[^:]*:([^:]+):') or '-'
-  local push = 'r ' .. (member:find('^s%a*d') and 'x' .. member:sub(2) or member) .. ' ' .. KEYS[1]
+  local push = 'r ' .. member .. ' ' .. KEYS[1]
   if client ~= '-' and redis.call('PUBLISH', ARGV[1] .. client, push) > 0 then
     told = told + 1
   end

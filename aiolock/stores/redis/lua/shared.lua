@@ -47,12 +47,9 @@ local function drop(member)
   return true
 end
 
--- A grant that was downgraded stands there as a shared one, and is spoken of as it was granted.
+-- A grant that was downgraded stands there as a shared one.
 local function downgraded(member)
   return member:find('^x%a*d') and 's' .. member:sub(2)
-end
-local function as_granted(member)
-  return member:find('^s%a*d') and 'x' .. member:sub(2) or member
 end
 
 -- What is taken, and of how many; where it is forgotten, as many as this waiter has declared.

@@ -1,0 +1,622 @@
+"""The protocol as a pure state machine: no I/O, no clock, no event loop.
+
+The state of one name, an operation, the store's clock and who listens give the answer, the state
+after it, and what is to be pushed to whom. The memory store runs this very code, and the Redis
+scripts are tested against it: read `Step` beside ``redis/lua/*.lua``, each method is the script of
+the same name.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from aiolock.store import (
+    PRIORITY,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Answer,
+    Busy,
+    Differs,
+    Done,
+    Form,
+    Full,
+    Granted,
+    Inbox,
+    Party,
+    Posted,
+    Queued,
+    Rule,
+    Status,
+    Waiter,
+)
+
+A_MINUTE: Final = 60_000
+"""Milliseconds for which a number that was declared is remembered when nobody holds any more."""
+RESIZED: Final = 10_000
+"""Milliseconds for which a resize is known again, after the last copy of it may have come: the
+client may send another, with a later limit, for that long."""
+KEEP_ALIVE: Final = 60_000
+"""Milliseconds after which to ask again where no lease will end."""
+
+NOBODY: Final = "-"
+"""The client that holds what is closed, or done: its grant ends like any other, but is nobody's."""
+_CLOSED: Final = Waiter(NOBODY, 0)
+"""Holds a lock that stays closed for a while."""
+_DONE: Final = Waiter(NOBODY, 1)
+"""Holds a lock while it is remembered that something is done."""
+
+
+class Grant(NamedTuple):
+    """The name of one grant: no late word can mean another."""
+
+    waiter: Waiter
+    fence: int
+
+
+@dataclass(slots=True)
+class Holder:
+    """One grant among the holders."""
+
+    grant: Grant
+    form: Form
+    end: int
+    """When its lease ends, in ms."""
+    shared: bool
+    """It lets in others that share: from the first, or since it was downgraded."""
+    claim: bool = False
+    """Its lease is the claim of a pushed grant, which nobody has confirmed yet."""
+
+    @property
+    def client(self) -> str:
+        return self.grant.waiter.client
+
+    @property
+    def nobodys(self) -> bool:
+        return self.client == NOBODY
+
+
+# What is pushed
+
+
+class PushGranted(NamedTuple):
+    """See `Inbox.granted`."""
+
+    waiter: Waiter
+    form: Form
+    fence: int
+    lease: int
+    now: int
+
+    def deliver(self, name: str, inbox: Inbox) -> None:
+        inbox.granted(name, *self)
+
+
+class PushLost(NamedTuple):
+    """See `Inbox.lost`."""
+
+    waiter: Waiter
+    fence: int
+    reason: str
+
+    def deliver(self, name: str, inbox: Inbox) -> None:
+        inbox.lost(name, self.waiter, self.fence, self.reason)
+
+
+class PushRequested(NamedTuple):
+    """See `Inbox.requested`."""
+
+    waiter: Waiter
+    fence: int
+
+    def deliver(self, name: str, inbox: Inbox) -> None:
+        inbox.requested(name, self.waiter, self.fence)
+
+
+class PushDone(NamedTuple):
+    """See `Inbox.done`."""
+
+    waiter: Waiter
+    """One of those it is for; it speaks of the name, and goes to the client once."""
+
+    def deliver(self, name: str, inbox: Inbox) -> None:
+        inbox.done(name)
+
+
+Push = PushGranted | PushLost | PushRequested | PushDone
+
+
+@dataclass(slots=True)
+class NameState:
+    """What is kept of one name."""
+
+    holders: dict[Grant, Holder] = field(default_factory=dict[Grant, Holder])
+    queue: list[tuple[int, Waiter]] = field(default_factory=list[tuple[int, Waiter]])
+    """Tickets and waiters, in order."""
+    waiting: dict[Waiter, tuple[int, Form]] = field(default_factory=dict[Waiter, tuple[int, Form]])
+    """The same, by waiter."""
+    given_up: dict[Waiter, int] = field(default_factory=dict[Waiter, int])
+    """What was given up, and until when, in ms, copies of its question may come."""
+    resized: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """By token: how many permits there were before, and until when that is remembered."""
+    # Remembered until `until`, in ms, and while somebody holds.
+    until: int = 0
+    limit: int | None = None
+    """How many permits there are, or what number was declared."""
+    declared: int = 0
+    """Another that may be declared since somebody set the limit."""
+    count: int = 0
+    tokens: set[str] = field(default_factory=set[str])
+    value: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Nobody holds it who is exclusive: whoever holds it may share it."""
+        return all(holder.shared for holder in self.holders.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be kept of it."""
+        numbers = self.limit is not None or self.count or self.value
+        return not (self.holders or self.queue or numbers or self.given_up or self.resized)
+
+    @property
+    def permits_taken(self) -> int:
+        return sum(holder.form.permits for holder in self.holders.values())
+
+    def place(self, waiter: Waiter) -> int:
+        return bisect_left(self.queue, (self.waiting[waiter][0], waiter)) + 1
+
+    def enqueue(self, ticket: int, waiter: Waiter, form: Form) -> None:
+        self.waiting[waiter] = ticket, form
+        insort(self.queue, (ticket, waiter))
+
+    def dequeue(self, waiter: Waiter) -> bool:
+        if waiter not in self.waiting:
+            return False
+        del self.queue[self.place(waiter) - 1]
+        del self.waiting[waiter]
+        return True
+
+    def keep(self, until: int) -> None:
+        """Remember the numbers until then, at least."""
+        self.until = max(self.until, until)
+
+    def forget(self, now: int) -> None:
+        """Remember nothing whose time, in ms, is over."""
+        if self.until and self.until <= now:
+            self.limit = None
+            self.declared = self.count = self.until = 0
+            self.value = ""
+            self.tokens.clear()
+            self.given_up.clear()
+            self.resized.clear()
+
+
+def _unknown(_: str) -> tuple[str, int]:
+    return "", 0
+
+
+def _outlives(form: Form) -> int:
+    """For how many ms at most after the end of its lease its grant may close the name."""
+    return max(form.after_loss, form.after_grant, form.period)
+
+
+class Step:
+    """One operation on the state of one name, at one moment.
+
+    ``now`` is the store's clock, in µs. ``listens`` says of a client whether it is there, as far as
+    the store can tell. ``fence`` is the last one that was minted. Afterwards `pushes` are to be
+    sent, in their order, and `fence` is the last one. ``says`` gives the host and the process of a
+    client, for who looks.
+    """
+
+    def __init__(
+        self,
+        state: NameState,
+        now: int,
+        listens: Callable[[str], bool],
+        fence: int = 0,
+        says: Callable[[str], tuple[str, int]] = _unknown,
+    ) -> None:
+        self._state = state
+        self._now = now
+        self._ms = now // 1000
+        self._listens = listens
+        self._says = says
+        self.fence = fence
+        self.pushes: list[Push] = []
+        self._asker = ""
+        """The client that is being answered, so it is there, whether or not it listens."""
+        self._passing = 0
+        """How many more of a full group enter."""
+        state.forget(self._ms)
+
+    # The operations
+
+    def acquire(
+        self, waiter: Waiter, form: Form, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+    ) -> Answer:
+        """See `Store.acquire`."""
+        state = self._state
+        self._asker = waiter.client
+        known = self._known(waiter, form)
+        if known is not None:
+            return known
+        displaced = ticket > 0 and waiter not in state.waiting
+        if self._enters(waiter, form, wait=wait):
+            state.dequeue(waiter)
+            if self._passing:
+                self._advance()  # the others of its group, who came before it
+            return Granted(self._grant(waiter, form, ttl), ttl, self._now, displaced)
+        if wait and not self._enqueue(waiter, form, ticket, max_waiters):
+            full = Full(len(state.queue))
+            if state.open and not form.counts:  # dead ones have left: who was behind may fit
+                self._advance()
+            return full
+        fence = 0
+        if state.open and not form.counts:
+            fence = self._advance(asking=waiter, ttl=ttl)
+            if not wait and not state.queue and self._fits(form):
+                fence = self._grant(waiter, form, ttl)  # all that waited were dead
+        if fence:
+            return Granted(fence, ttl, self._now, displaced)
+        return self._taken(waiter, wait=wait, displaced=displaced)
+
+    def release(self, waiter: Waiter, fence: int, *, entered: bool = True, bury: int = 0) -> int:
+        """See `Store.release`; ``bury``: until when, in µs, copies of its questions may come."""
+        state = self._state
+        self._asker = waiter.client
+        if bury:
+            self._give_up(waiter, -(-bury // 1000))
+        if not fence:
+            if state.dequeue(waiter):
+                if state.queue and state.open:
+                    self._advance()
+                return WAS_QUEUED
+            fence = next((g.fence for g in state.holders if g.waiter == waiter), 0)
+        holder = state.holders.pop(Grant(waiter, fence), None)
+        if holder is None:
+            return WAS_ABSENT
+        exclusive = not holder.shared
+        if not (entered and self._close(holder) and exclusive):
+            self._advance()
+        return WAS_HOLDER
+
+    def renew(self, waiter: Waiter, fence: int, ttl: int) -> bool:
+        """One line of `Store.renew`."""
+        holder = self._state.holders.get(Grant(waiter, fence))
+        if holder is None or holder.end <= self._ms:
+            return False
+        if ttl:
+            holder.end = self._ms + ttl
+            holder.claim = False
+            self._state.keep(holder.end + A_MINUTE + _outlives(holder.form))
+        return True
+
+    def finish(self, waiter: Waiter, fence: int, keep: int, *, bury: int = 0) -> int:
+        """See `Store.finish`; ``bury`` as in `release`."""
+        state = self._state
+        done = Grant(_DONE, fence)
+        if state.holders.pop(Grant(waiter, fence), None) is None:
+            return WAS_HOLDER if done in state.holders else WAS_ABSENT
+        # As long as it is remembered, a late copy finds that it is done: so at least until then.
+        end = max(self._ms + keep, -(-bury // 1000))
+        form = Form(claim=0, fixed=True, once=True)
+        state.holders[done] = Holder(done, form, end, shared=False)
+        waiting = [each for _, each in state.queue if state.waiting[each][1].once]
+        for each in waiting:
+            state.dequeue(each)
+        one_of_each = {each.client: each for each in reversed(waiting)}
+        self.pushes += [PushDone(each) for each in waiting if one_of_each[each.client] is each]
+        return WAS_HOLDER
+
+    def request(self) -> int:
+        """See `Store.request`."""
+        held = [
+            holder.grant
+            for holder in self._state.holders.values()
+            if holder.end > self._ms and not holder.nobodys
+        ]
+        self.pushes += [PushRequested(*grant) for grant in held]
+        return sum(self._listens(grant.waiter.client) for grant in held)
+
+    def break_(self, fences: Sequence[int]) -> int:
+        """See `Store.break_`."""
+        holders = self._state.holders
+        broken = [h for h in holders.values() if h.grant.fence in fences and not h.nobodys]
+        for holder in broken:
+            del holders[holder.grant]
+            self.pushes.append(PushLost(*holder.grant, "broken"))
+            self._close(holder, lost=self._ms)
+        if broken:
+            self._advance()
+        return len(broken)
+
+    def downgrade(self, waiter: Waiter, fence: int) -> int:
+        """See `Store.downgrade`."""
+        holder = self._state.holders.get(Grant(waiter, fence))
+        if holder is None:
+            return WAS_ABSENT
+        if not holder.shared:
+            if holder.end <= self._ms:
+                return WAS_ABSENT
+            holder.shared = True
+            self._advance()
+        return WAS_HOLDER
+
+    def resize(
+        self, declared: int, limit: int, keep: int, *, token: str = "", late: int = 0
+    ) -> int:
+        """See `Store.resize`. A copy with the same ``token`` may come until ``late`` (µs)."""
+        state = self._state
+        if token in state.resized and state.resized[token][1] > self._ms:
+            return state.resized[token][0]
+        before = self._permits(declared)
+        if token:
+            until = -(-(late or self._now) // 1000) + RESIZED
+            alive = {each: known for each, known in state.resized.items() if known[1] > self._ms}
+            state.resized = alive | {token: (before, until)}
+            state.keep(until)
+        other = before if declared == limit else declared
+        if other != limit:
+            state.declared = other
+        state.limit = limit
+        state.keep(self._ms + keep)
+        self._advance()
+        return before
+
+    def post(self, count: int, *, token: str, declared: int, value: str, keep: int) -> int:
+        """See `Store.post`."""
+        state = self._state
+        if declared and self._differs(declared):
+            return -(state.limit or 0)
+        before = state.count
+        if value and count >= before:
+            state.value = value
+        state.count = max(state.count, count)
+        if token and token not in state.tokens:
+            state.tokens.add(token)
+            state.count += 1
+        state.keep(self._ms + keep)
+        self._advance(counted=state.count > before)
+        return state.count
+
+    def read(self) -> Posted:
+        """See `Store.read`."""
+        return Posted(self._state.count, self._state.value)
+
+    def status(self, name: str, *, waiters: bool = True) -> Status:
+        """See `Store.status`."""
+        state = self._state
+        held = [holder for holder in state.holders.values() if holder.end > self._ms]
+        held.sort(key=lambda holder: holder.grant.fence)
+        opens = max((holder.end for holder in held if holder.nobodys), default=0)
+        closed = max(0.0, (opens - self._now / 1000) / 1000)
+        holders = tuple(self._alive(self._holder(each)) for each in held if not each.nobodys)
+        queue = state.queue if waiters else []
+        waiting = tuple(
+            self._alive(self._waiter(waiter, ticket, place))
+            for place, (ticket, waiter) in enumerate(queue, start=1)
+        )
+        return Status(name, holders, waiting, closed, state.limit)
+
+    def reap(self) -> None:
+        """Take out the leases that have ended; `acquire` does so by itself."""
+        ended = [h for h in self._state.holders.values() if h.end <= self._ms]
+        stuck = set[str]()
+        for holder in ended:
+            del self._state.holders[holder.grant]
+            if not holder.nobodys:
+                self.pushes.append(PushLost(*holder.grant, "expired"))
+            self._close(holder, lost=holder.end)
+            # A claim is to be confirmed, whether or not the lease is renewed afterwards.
+            if holder.claim or not holder.form.fixed:
+                stuck.add(holder.client)
+        for _, waiter in list(self._state.queue):
+            if waiter.client in stuck:
+                self._state.dequeue(waiter)
+
+    # The steps of these
+
+    def _known(self, waiter: Waiter, form: Form) -> Answer | None:
+        """The answer where what it wants cannot be, or is done, or it is a holder already."""
+        state = self._state
+        if state.given_up.get(waiter, 0) > self._ms:
+            return Busy(0)
+        if form.declared and self._differs(form.declared):
+            return Differs(state.limit or 0)
+        if any(holder.end <= self._ms for holder in state.holders.values()):
+            self.reap()
+        for holder in state.holders.values():
+            left = holder.end - self._ms
+            if holder.grant.waiter == waiter:
+                return Granted(holder.grant.fence, left, self._now, claim=holder.claim)
+            if holder.grant.waiter == _DONE and form.once:
+                return Done(left)
+        return None
+
+    def _enters(self, waiter: Waiter, form: Form, *, wait: bool) -> bool:
+        """Whether it enters at once: past those that wait, if it is in nobody's way."""
+        state = self._state
+        completes = form.rule is Rule.GROUP and not wait and waiter not in state.waiting
+        past = form.counts or completes or not state.queue
+        return past and self._fits(form)
+
+    def _taken(self, waiter: Waiter, *, wait: bool, displaced: bool) -> Answer:
+        state = self._state
+        first = min(state.holders.values(), key=lambda holder: holder.end, default=None)
+        until = first.end - self._ms if first else KEEP_ALIVE
+        if wait:
+            ticket, _ = state.waiting[waiter]
+            return Queued(ticket, state.place(waiter), until, self._now, displaced)
+        if first is None or first.nobodys:
+            return Busy(until)
+        return Busy(until, self._holder(first))
+
+    def _enqueue(self, waiter: Waiter, form: Form, ticket: int, max_waiters: int) -> bool:
+        """Put it at its old place or behind the tail; False when as many wait as may."""
+        state = self._state
+        if waiter in state.waiting:
+            return True
+        if not ticket and 0 < max_waiters <= len(state.queue):
+            self._remove_dead()
+            if max_waiters <= len(state.queue):
+                return False
+        state.enqueue(ticket or self._ticket(form), waiter, form)
+        return True
+
+    def _ticket(self, form: Form) -> int:
+        """Of a newcomer: behind the last of its priority, also where the clock was set back."""
+        ticket, queue = self._now + form.priority * PRIORITY, self._state.queue
+        before = bisect_left(queue, ticket + PRIORITY // 2, key=lambda place: place[0]) - 1
+        return max(ticket, queue[before][0] + 1) if before >= 0 else ticket
+
+    def _advance(self, *, asking: Waiter | None = None, ttl: int = 0, counted: bool = False) -> int:
+        """Let those at the head of the queue in for as long as they fit; the fence of ``asking``.
+
+        Where something was ``counted``, those that wait for a higher count are passed over.
+        """
+        state, mine = self._state, 0
+        over: list[tuple[int, Waiter, Form]] = []
+        while state.queue:
+            ticket, head = state.queue[0]
+            _, form = state.waiting[head]
+            state.dequeue(head)
+            if not self._is_there(head.client):
+                continue
+            if not self._fits(form):
+                over.append((ticket, head, form))
+                if counted and form.counts and not form.declared:
+                    continue
+                break
+            if head == asking:
+                mine = self._grant(head, form, ttl)
+            else:
+                fence = self._grant(head, form, form.claim, claim=True)
+                self.pushes.append(PushGranted(head, form, fence, form.claim, self._now))
+            all_taken = form.permits and state.permits_taken >= (state.limit or 0)
+            if not form.shared or all_taken:
+                break  # nobody fits beside it
+        for each in over:
+            state.enqueue(*each)
+        self._passing = 0
+        return mine
+
+    def _grant(self, waiter: Waiter, form: Form, lease: int, *, claim: bool = False) -> int:
+        self.fence = max(self.fence + 1, self._now)
+        grant, end = Grant(waiter, self.fence), self._ms + lease
+        self._state.holders[grant] = Holder(grant, form, end, form.shared, claim)
+        if form.shared:
+            self._state.keep(end + A_MINUTE + _outlives(form))
+        return self.fence
+
+    def _fits(self, form: Form) -> bool:
+        """Whether such a waiter, which is not in the queue now, may enter beside the holders."""
+        state = self._state
+        if not state.open or not (form.shared or not state.holders):
+            return False  # exclusive: alone
+        if form.rule is Rule.GROUP:
+            return self._is_full(form.number - 1)
+        if form.rule is Rule.COUNT:
+            return state.count >= form.number
+        if form.rule is Rule.PERMITS:
+            return state.permits_taken + form.number <= self._permits(form.declared)
+        return True
+
+    def _is_full(self, others: int) -> bool:
+        """Whether the group is full: the others stand in the queue, or are passing already."""
+        if self._passing:
+            self._passing -= 1
+            return True
+        if len(self._state.queue) >= others:
+            self._remove_dead()
+        if len(self._state.queue) < others:
+            return False
+        self._passing = others
+        return True
+
+    def _close(self, holder: Holder, *, lost: int | None = None) -> bool:
+        """Let nobody in for as long as the terms of a grant that has ended say; whether they do.
+
+        A grant that is nobody's keeps the others out, which ends like any other, and shares what
+        the one before it did.
+        """
+        form, fence = holder.form, holder.grant.fence
+        granted = min(fence, self._now) // 1000
+        # Lost unconfirmed it may have been entered, or not.
+        unsure = lost is not None and holder.claim
+        opens = form.opens(granted, lost, confirmed=not unsure)
+        if holder.nobodys or opens <= self._ms:
+            return False
+        closed = Grant(_CLOSED, fence)
+        terms = Form(
+            claim=0,
+            shared=holder.shared,
+            rule=form.rule,
+            number=form.number,
+            declared=form.declared,
+            fixed=True,
+        )
+        self._state.holders[closed] = Holder(closed, terms, opens, holder.shared)
+        self._state.keep(opens + A_MINUTE)
+        if self._state.queue:
+            self.pushes.append(PushDone(self._state.queue[0][1]))
+        return True
+
+    def _give_up(self, waiter: Waiter, until: int) -> None:
+        """Remember that it was given up, for as long as copies of its questions may still come."""
+        state = self._state
+        alive = {each: end for each, end in state.given_up.items() if end > self._ms}
+        state.given_up = alive | {waiter: until}
+        state.keep(until)
+
+    def _remove_dead(self) -> None:
+        for _, waiter in list(self._state.queue):
+            if not self._is_there(waiter.client):
+                self._state.dequeue(waiter)
+
+    def _is_there(self, client: str) -> bool:
+        return client == self._asker or self._listens(client)
+
+    def _permits(self, declared: int) -> int:
+        """How many there are; where that is forgotten, as many as are declared."""
+        if self._state.limit is None:
+            self._state.limit = declared
+            self._state.keep(self._ms + A_MINUTE)
+        return self._state.limit
+
+    def _differs(self, declared: int) -> bool:
+        """Whether another number is known."""
+        return self._permits(declared) != declared != self._state.declared
+
+    # What is seen of them
+
+    def _holder(self, holder: Holder) -> Party:
+        waiter, fence = holder.grant
+        party = self._party(waiter, holder.form, fence / 1e6, 0)
+        left = (holder.end - self._now / 1000) / 1000
+        return replace(party, fence=fence, remaining=left, shared=holder.shared)
+
+    def _waiter(self, waiter: Waiter, ticket: int, place: int) -> Party:
+        _, form = self._state.waiting[waiter]
+        return self._party(waiter, form, (ticket - form.priority * PRIORITY) / 1e6, place)
+
+    def _party(self, waiter: Waiter, form: Form, since: float, place: int) -> Party:
+        host, pid = self._says(waiter.client)
+        return Party(
+            client=waiter.client,
+            host=host,
+            pid=pid,
+            since=since,
+            place=place,
+            shared=form.shared,
+            permits=form.permits,
+            seq=waiter.seq,
+        )
+
+    def _alive(self, party: Party) -> Party:
+        return replace(party, alive=self._listens(party.client))

@@ -1,0 +1,99 @@
+"""How the Redis store writes a waiter down: one text, a member of the queue, read by the scripts.
+
+The only place that knows the format, with the scripts, its other end (see ``lua/``)::
+
+    <mode><flags><claim>[<rule><number>[/<declared>]][+<ms>][~<ms>][@<ms>][!<n>]:<client>:<seq>
+
+The mode is ``x`` (exclusive) or ``s`` (shared). The flags: ``b`` where pushes to its client cannot
+be counted, so that nobody takes a count of 0 for dead; ``f`` `Form.fixed`; ``o`` `Form.once`;
+``d`` `Form.downgrades`. The rule is one of `Rule`; ``+`` is `Form.after_loss`, ``~``
+`Form.after_grant`, ``@`` `Form.period`, ``!`` `Form.priority`. A grant is the text of its waiter,
+``:`` and the fence.
+
+A later version may write more: other letters before the claim, and other text behind it, which
+whoever does not know them passes over.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from aiolock.store import Form, Rule, Waiter
+
+NOBODY: Final = "-"
+"""The client that holds a lock which is closed: its grant ends like any other, but is nobody's."""
+
+_TERM: Final = re.compile(r"([+~@])([0-9]{1,18})")
+_PRIORITY: Final = re.compile(r"!(-?[0-9]{1,2})(?![0-9])")
+_FORM: Final = re.compile(
+    r"([A-Za-z])([A-Za-z]*)([0-9]{1,18})(?![0-9])"
+    r"(?:([*&^])([0-9]{1,18})(?:/([0-9]{1,18}))?)?([^:]*)"
+)
+
+
+def stem(form: Form, client: str, *, blind: bool) -> str:
+    """What the texts of all waiters of this form and client begin with; the number comes next."""
+    mode = "s" if form.shared else "x"
+    flags = "b" * blind + "f" * form.fixed + "o" * form.once + "d" * form.downgrades
+    rule = f"{form.rule.value}{form.number}" if form.rule is not Rule.ALWAYS else ""
+    declared = f"/{form.declared}" if form.declared else ""
+    terms = (("+", form.after_loss), ("~", form.after_grant), ("@", form.period))
+    closing = "".join(f"{letter}{ms}" for letter, ms in terms if ms)
+    priority = f"!{form.priority}" if form.priority else ""
+    return f"{mode}{flags}{form.claim}{rule}{declared}{closing}{priority}:{client}:"
+
+
+def encode(waiter: Waiter, form: Form, *, blind: bool) -> str:
+    """The text of a waiter."""
+    return f"{stem(form, waiter.client, blind=blind)}{waiter.seq}"
+
+
+def waiter_of(text: str) -> Waiter:
+    """Only who it is; `ValueError` for what is no waiter."""
+    _, client, seq = text.rsplit(":", 2)
+    return Waiter(client, int(seq))
+
+
+def decode(text: str) -> tuple[Waiter, Form, bool]:
+    """A waiter, its form, and whether it is blind; `ValueError` for what is no waiter."""
+    head, client, seq = text.split(":")
+    form, blind = _decode_form(head)
+    if not client or not seq.isdecimal():
+        raise ValueError(f"no waiter: {text!r}")
+    return Waiter(client, int(seq)), form, blind
+
+
+def decode_any(text: str) -> tuple[Waiter, Form, bool]:
+    """The same; of what is no waiter, one that nobody answers for."""
+    try:
+        return decode(text)
+    except ValueError:
+        return Waiter(text, 0), Form(claim=0), False
+
+
+@lru_cache(maxsize=1024)
+def _decode_form(head: str) -> tuple[Form, bool]:
+    """What stands before the client, which is the same for all waiters of a lock."""
+    found = _FORM.fullmatch(head)
+    if found is None:
+        raise ValueError(f"no form of a waiter: {head!r}")
+    mode, flags, claim, rule, number, declared, rest = found.groups()
+    terms = {letter: int(ms) for letter, ms in _TERM.findall(rest)}
+    priority = _PRIORITY.search(rest)
+    form = Form(
+        claim=int(claim),
+        shared=mode == "s",
+        rule=Rule(rule or ""),
+        number=int(number or 0),
+        declared=int(declared or 0),
+        fixed="f" in flags,
+        once="o" in flags,
+        downgrades="d" in flags,
+        after_loss=terms.get("+", 0),
+        after_grant=terms.get("~", 0),
+        period=terms.get("@", 0),
+        priority=int(priority[1]) if priority else 0,
+    )
+    return form, "b" in flags
