@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from aiolock.store import (
@@ -57,18 +57,22 @@ class Grant(NamedTuple):
     fence: int
 
 
-@dataclass(slots=True)
 class Holder:
     """One grant among the holders."""
 
-    grant: Grant
-    form: Form
-    end: int
-    """When its lease ends, in ms."""
-    shared: bool
-    """It lets in others that share: from the first, or since it was downgraded."""
-    claim: bool = False
-    """Its lease is the claim of a pushed grant, which nobody has confirmed yet."""
+    __slots__ = ("claim", "end", "form", "grant", "shared")
+
+    def __init__(
+        self, grant: Grant, form: Form, end: int, *, shared: bool, claim: bool = False
+    ) -> None:
+        self.grant = grant
+        self.form = form
+        self.end = end
+        """When its lease ends, in ms."""
+        self.shared = shared
+        """It lets in others that share: from the first, or since it was downgraded."""
+        self.claim = claim
+        """Its lease is the claim of a pushed grant, which nobody has confirmed yet."""
 
     @property
     def client(self) -> str:
@@ -129,28 +133,42 @@ class PushDone(NamedTuple):
 Push = PushGranted | PushLost | PushRequested | PushDone
 
 
-@dataclass(slots=True)
 class NameState:
     """What is kept of one name."""
 
-    holders: dict[Grant, Holder] = field(default_factory=dict[Grant, Holder])
-    queue: list[tuple[int, Waiter]] = field(default_factory=list[tuple[int, Waiter]])
-    """Tickets and waiters, in order."""
-    waiting: dict[Waiter, tuple[int, Form]] = field(default_factory=dict[Waiter, tuple[int, Form]])
-    """The same, by waiter."""
-    given_up: dict[Waiter, int] = field(default_factory=dict[Waiter, int])
-    """What was given up, and until when, in ms, copies of its question may come."""
-    resized: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """By token: how many permits there were before, and until when that is remembered."""
-    # Remembered until `until`, in ms, and while somebody holds.
-    until: int = 0
-    limit: int | None = None
-    """How many permits there are, or what number was declared."""
-    declared: int = 0
-    """Another that may be declared since somebody set the limit."""
-    count: int = 0
-    tokens: set[str] = field(default_factory=set[str])
-    value: str = ""
+    __slots__ = (
+        "count",
+        "declared",
+        "given_up",
+        "holders",
+        "limit",
+        "queue",
+        "resized",
+        "tokens",
+        "until",
+        "value",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.holders: dict[Grant, Holder] = {}
+        self.queue: list[tuple[int, Waiter]] = []
+        """Tickets and waiters, in order."""
+        self.waiting: dict[Waiter, tuple[int, Form]] = {}
+        """The same, by waiter."""
+        self.given_up: dict[Waiter, int] = {}
+        """What was given up, and until when, in ms, copies of its question may come."""
+        self.resized: dict[str, tuple[int, int]] = {}
+        """By token: how many permits there were before, and until when that is remembered."""
+        # Remembered until `until`, in ms, and while somebody holds.
+        self.until = 0
+        self.limit: int | None = None
+        """How many permits there are, or what number was declared."""
+        self.declared = 0
+        """Another that may be declared since somebody set the limit."""
+        self.count = 0
+        self.tokens: set[str] = set()
+        self.value = ""
 
     @property
     def open(self) -> bool:
@@ -160,8 +178,9 @@ class NameState:
     @property
     def idle(self) -> bool:
         """Nothing is to be kept of it."""
-        numbers = self.limit is not None or self.count or self.value
-        return not (self.holders or self.queue or numbers or self.given_up or self.resized)
+        if self.holders or self.queue or self.given_up or self.resized:
+            return False
+        return self.limit is None and not self.count and not self.value
 
     @property
     def permits_taken(self) -> int:
@@ -185,15 +204,14 @@ class NameState:
         """Remember the numbers until then, at least."""
         self.until = max(self.until, until)
 
-    def forget(self, now: int) -> None:
-        """Remember nothing whose time, in ms, is over."""
-        if self.until and self.until <= now:
-            self.limit = None
-            self.declared = self.count = self.until = 0
-            self.value = ""
-            self.tokens.clear()
-            self.given_up.clear()
-            self.resized.clear()
+    def forget(self) -> None:
+        """Remember nothing: the time for that is over."""
+        self.limit = None
+        self.declared = self.count = self.until = 0
+        self.value = ""
+        self.tokens.clear()
+        self.given_up.clear()
+        self.resized.clear()
 
 
 def _unknown(_: str) -> tuple[str, int]:
@@ -233,7 +251,8 @@ class Step:
         """The client that is being answered, so it is there, whether or not it listens."""
         self._passing = 0
         """How many more of a full group enter."""
-        state.forget(self._ms)
+        if state.until and state.until <= self._ms:
+            state.forget()
 
     # The operations
 
@@ -509,7 +528,7 @@ class Step:
     def _grant(self, waiter: Waiter, form: Form, lease: int, *, claim: bool = False) -> int:
         self.fence = max(self.fence + 1, self._now)
         grant, end = Grant(waiter, self.fence), self._ms + lease
-        self._state.holders[grant] = Holder(grant, form, end, form.shared, claim)
+        self._state.holders[grant] = Holder(grant, form, end, shared=form.shared, claim=claim)
         if form.shared:
             self._state.keep(end + A_MINUTE + _outlives(form))
         return self.fence
@@ -546,11 +565,13 @@ class Step:
         the one before it did.
         """
         form, fence = holder.form, holder.grant.fence
+        if not form.closes:
+            return False
         granted = min(fence, self._now) // 1000
         # Lost unconfirmed it may have been entered, or not.
         unsure = lost is not None and holder.claim
         opens = form.opens(granted, lost, confirmed=not unsure)
-        if holder.nobodys or opens <= self._ms:
+        if opens <= self._ms:
             return False
         closed = Grant(_CLOSED, fence)
         terms = Form(
@@ -561,7 +582,7 @@ class Step:
             declared=form.declared,
             fixed=True,
         )
-        self._state.holders[closed] = Holder(closed, terms, opens, holder.shared)
+        self._state.holders[closed] = Holder(closed, terms, opens, shared=holder.shared)
         self._state.keep(opens + A_MINUTE)
         if self._state.queue:
             self.pushes.append(PushDone(self._state.queue[0][1]))

@@ -181,9 +181,10 @@ class MemoryServer:
 
     def _done(self, name: str, state: NameState, step: Step) -> None:
         self._fence = step.fence
-        for push in step.pushes:
-            self.push(push.waiter.client, partial(push.deliver, name))
-        if state.idle:
+        if step.pushes:
+            for push in step.pushes:
+                self.push(push.waiter.client, partial(push.deliver, name))
+        if not state.holders and state.idle:
             self._states.pop(name, None)
 
     def _sweep(self) -> None:
