@@ -34,7 +34,7 @@ async def set_up(user: str, locks: aiolock.LockClient) -> None:
         if lease is None:
             return say(f"{user} is set up already")
         say(f"{user} is being set up")
-        await asyncio.sleep(WORK)  # a mailbox, a home folder: slow, and must not be made twice
+        await asyncio.sleep(WORK)  # a subscription, a home folder: slow, and must not be made twice
         return say(f"{user} is set up")
 
 

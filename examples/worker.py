@@ -25,7 +25,7 @@ SAVE = """
     if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) then
         return 0
     end
-    redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'mailbox', ARGV[2])
+    redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'subscription', ARGV[2])
     return 1
 """
 
@@ -41,7 +41,7 @@ async def set_up(user: str, redis: Redis, locks: aiolock.LockClient) -> None:
         if await redis.exists(f"user:{user}"):
             return say(f"{user} was set up before")
         say(f"{user} is being set up")
-        await asyncio.sleep(WORK)  # a mailbox, a home folder: slow, and must not be made twice
+        await asyncio.sleep(WORK)  # a subscription, a home folder: slow, and must not be made twice
         save = redis.register_script(SAVE)
         if await save(keys=[f"user:{user}"], args=[lease.fence, f"{user}@example.org"]):
             return say(f"{user} is set up")

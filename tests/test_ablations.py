@@ -172,7 +172,7 @@ SAFEGUARDS = (
     Safeguard(
         "the dead do not fill the queue",
         f"{LUA}/acquire.lua",
-        "        made_room = bury(ARGV[5])\n",
+        "        made_room = remove_dead(ARGV[5])\n",
         "",
         "test_scripts.py::test_the_dead_do_not_fill_the_queue",
     ),
@@ -533,7 +533,7 @@ SAFEGUARDS = (
     Safeguard(
         "who makes room in the queue lets in those behind the dead",
         f"{LUA}/acquire.lua",
-        "        made_room = bury(ARGV[5])\n",
+        "        made_room = remove_dead(ARGV[5])\n",
         "        bury(ARGV[5])\n",
         "test_contract.py::TestRedis::test_a_dead_writer_in_a_full_queue_holds_nobody_back",
     ),
@@ -547,7 +547,7 @@ SAFEGUARDS = (
     Safeguard(
         "who is gone is not of the group",
         f"{LUA}/shared.lua",
-        "      bury(channels)\n",
+        "      remove_dead(channels)\n",
         "",
         "test_contract.py::TestRedis::test_group_of_the_living",
     ),

@@ -57,7 +57,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
     monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
     monkeypatch.setattr("aiolock.stores.redis._wire.CONNECT_TIMEOUT", 0.5)
-    monkeypatch.setattr("aiolock.stores.redis._mailbox.SUBSCRIBE_TIMEOUT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._subscription.SUBSCRIBE_TIMEOUT", 0.5)
 
 
 # --- URLs
@@ -270,7 +270,7 @@ async def test_subscription_breaks_while_opening(
 
     async def introduce_and_break(store: RedisStore) -> None:
         await introduce(store)
-        store._mailbox.drop(ConnectionResetError("broken"))
+        store._subscription.drop(ConnectionResetError("broken"))
 
     monkeypatch.setattr(RedisStore, "_introduce", introduce_and_break)
     store = from_url(server.url, prefix)

@@ -24,7 +24,7 @@ from tests.servers import RedisServer
 def wires(client: aiolock.LockClient) -> list[Wire]:
     """The wires of its two connections."""
     store: Any = client._engine.store
-    return [store._pipe._link.wire, store._mailbox._link.wire]
+    return [store._pipe._link.wire, store._subscription._link.wire]
 
 
 async def work(client: aiolock.LockClient) -> None:
@@ -180,7 +180,7 @@ async def test_whoever_receives_raises(
         before = wires(client)
         assert {type(wire) for wire in before} == {kind}
         with monkeypatch.context() as patch:
-            patch.setattr(store._mailbox, "deliver", lambda _: 1 / 0)
+            patch.setattr(store._subscription, "deliver", lambda _: 1 / 0)
             redis_server.call("PUBLISH", f"{prefix}:push:{client.id}", "d x")
             await until(lambda: wires(client)[1] not in {before[1], None})
         assert "could not deal with" in caplog.text

@@ -29,10 +29,10 @@ from aiolock.store import (
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
 from aiolock.stores.redis._errors import DeafError, Place, code_of, store_error
-from aiolock.stores.redis._mailbox import Mailbox
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._pipe import Pipe
 from aiolock.stores.redis._scripts import Present, bulk
+from aiolock.stores.redis._subscription import Subscription
 
 log = logging.getLogger("aiolock")
 
@@ -86,12 +86,12 @@ class RedisStore:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self._mailbox = Mailbox(self._pool, self._names, client, inbox)
+        self._subscription = Subscription(self._pool, self._names, client, inbox)
         self._pipe = Pipe(
             self._pool,
             self._prefix,
             probe=self._presence_arguments(_FORGET_CLIENT),
-            told=self._mailbox.deliver,
+            told=self._subscription.deliver,
             back=self._back,
         )
         self._introduced = self._loop.time()
@@ -113,7 +113,7 @@ class RedisStore:
     async def _open(self) -> None:
         try:
             await self._pipe.open()
-            await self._mailbox.open()
+            await self._subscription.open()
             await self._introduce()
             counted = await self._hear_ourselves()
             self._check_opening()
@@ -160,7 +160,7 @@ class RedisStore:
 
     async def _disconnect(self) -> None:
         await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
-        await self._mailbox.aclose()
+        await self._subscription.aclose()
 
     # The operations
 
@@ -319,16 +319,16 @@ class RedisStore:
         # First in full, and then by its digest, which is another right.
         counted = (await self._presence()).heard > 0
         for _ in range(_TRIES):
-            self._mailbox.word.clear()
+            self._subscription.word.clear()
             counted = (await self._presence()).heard > 0
             try:
                 async with asyncio.timeout(PUSH_TIMEOUT):
-                    await self._mailbox.word.wait()
+                    await self._subscription.word.wait()
             except TimeoutError:
                 continue
             if counted:
                 return True
-        if not self._mailbox.word.is_set():
+        if not self._subscription.word.is_set():
             raise store_error(
                 DeafError("what is published there does not come to us"),
                 Place.of(self._pool, self._prefix),
@@ -341,7 +341,7 @@ class RedisStore:
         if now - self._introduced > _FORGET_CLIENT / 2000:
             self._introduced = now
             self._say_who_we_are().add_done_callback(_ignore)
-        silent = min(self._pipe.quiet_since, self._mailbox.heard)
+        silent = min(self._pipe.quiet_since, self._subscription.heard)
         due = min(silent + HEARTBEAT, self._pipe.clock_read + CLOCK)
         if now < due:
             self._timer = self._loop.call_at(due, self._beat)
@@ -357,11 +357,11 @@ class RedisStore:
 
     def _count(self, heard: int | None) -> None:
         if heard == 0 and self._counted and not self._closing:
-            self._mailbox.drop(ConnectionError("the server has lost our subscription"))
+            self._subscription.drop(ConnectionError("the server has lost our subscription"))
 
     def _check_heard(self, sent: float) -> None:
-        if not self._closing and self._mailbox.heard < sent:
-            self._mailbox.drop(TimeoutError("no push for a heartbeat"))
+        if not self._closing and self._subscription.heard < sent:
+            self._subscription.drop(TimeoutError("no push for a heartbeat"))
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:

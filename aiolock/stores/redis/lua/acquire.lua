@@ -40,8 +40,8 @@ local function stand_in_line() -- returns the answer where the line is full
     if most > 0 then
       local waiting = redis.call('ZCARD', KEYS[2])
       if waiting >= most then
-        --@include bury
-        made_room = bury(ARGV[5])
+        --@include remove_dead
+        made_room = remove_dead(ARGV[5])
         waiting = redis.call('ZCARD', KEYS[2])
       end
       if waiting >= most then

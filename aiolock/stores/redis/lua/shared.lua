@@ -102,8 +102,8 @@ local function fits(who, channels)
       return true
     end
     if redis.call('ZCARD', KEYS[2]) >= others then
-      --@include bury
-      bury(channels)
+      --@include remove_dead
+      remove_dead(channels)
     end
     passing = redis.call('ZCARD', KEYS[2]) >= others and others or 0
     return passing == others

@@ -1,7 +1,7 @@
--- bury(channels): those whose process is gone leave the queue, where it counts how many wait. Returns
+-- remove_dead(channels): those whose process is gone leave the queue, where it counts how many wait. Returns
 -- whether there were any. Its cost grows with the queue, which max_waiters or the size of the group
 -- bounds.
-local function bury(channels)
+local function remove_dead(channels)
   local listens, found = asker and {[asker] = true} or {}, false
   for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     local flags, client = other:match('^%a(%a*)%d+[^:]*:([^:]+):')

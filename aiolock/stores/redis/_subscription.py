@@ -23,7 +23,7 @@ log = logging.getLogger("aiolock")
 SUBSCRIBE_TIMEOUT: Final = 5.0
 
 
-class Mailbox:
+class Subscription:
     """Keeps the client's channel subscribed, and hands what arrives there to its inbox."""
 
     def __init__(self, pool: ConnectionPool, names: Names, client: str, inbox: Inbox) -> None:
