@@ -43,6 +43,7 @@ from aiolock.store import (
     Posted,
     Queued,
     Renewal,
+    Rule,
     Status,
     Waiter,
 )
@@ -90,10 +91,12 @@ WAITERS = ids(
     "xd10000~20000",
     "x10000!2",
     "xf7000~20000!-9",
-    "s10000!2",
+    "s10000!-3",
     "xq10000%7",  # of a later version
     "sfz10000%7~20000",
 )
+READERS = ids("s10000", "s10000", "sf5000~20000", "s9000!-3", "x10000", "xd9000", "xd10000+30000")
+TO_BE_DONE = ids("xo10000", "xo9000", "xfo8000", "xo7000~20000", "xd9000", "s10000")
 PERMITS = ids(
     "s10000*1/3",
     "s10000*1/3",
@@ -437,6 +440,10 @@ class Differential(RuleBasedStateMachine):
         self.real = Scripts(self.server)
         texts = {decode_any(text)[0]: text for text in (*self.waiters, *GARBAGE)}
         self.model = Model(texts)
+        forms = [decode_any(text)[1] for text in self.waiters]
+        self.once = any(form.once for form in forms)
+        self.downgrades = any(form.downgrades for form in forms)
+        self.counts = any(form.rule is not Rule.ALWAYS for form in forms)
         self.real_fences, self.model_fences = Fences(), Fences()
         self.tickets: dict[str, tuple[int, int]] = {}
         self.lately: dict[str, None] = {}
@@ -546,7 +553,7 @@ class Differential(RuleBasedStateMachine):
         model = next((f for w, f in self.model.holders() if w in as_now), 12345)
         return real, model
 
-    @precondition(lambda self: self.waiters is WAITERS)
+    @precondition(lambda self: self.once)
     @rule(
         number=numbers,
         keep=st.sampled_from([20_000, 60_000]),
@@ -584,7 +591,7 @@ class Differential(RuleBasedStateMachine):
             self.real.redis.zadd(self.real.keys[1], {text: real[0][1] + 1 if real else 1})
             self.real.redis.pexpire(self.real.keys[1], 300_000)
 
-    @precondition(lambda self: self.waiters is WAITERS)
+    @precondition(lambda self: self.downgrades)
     @rule(number=numbers)
     def downgrade(self, number: int) -> None:
         waiter, who, _ = self.waiter(number, lambda form: form.downgrades)
@@ -725,7 +732,7 @@ class Differential(RuleBasedStateMachine):
         )
         assert self.real.tombstones() == self.model.tombstones()
         assert self.real.redis.zrange(self.real.keys[1], 0, -1) == self.model.queue()
-        if self.waiters is not WAITERS:
+        if self.counts:
             used, limit, count = self.real.numbers()
             assert (used, max(0, limit), count) == self.model.numbers()
         else:
@@ -763,7 +770,9 @@ def as_granted(text: str) -> str:
 
 @pytest.mark.timeout(1.2 * EXAMPLES)
 @pytest.mark.parametrize(
-    "those", [WAITERS, PERMITS, PARTIES, WATCHERS], ids=["locks", "permits", "parties", "watchers"]
+    "those",
+    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
+    ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
 )
 def test_the_scripts_and_the_model_agree(redis_server: RedisServer, those: list[str]) -> None:
     """Whatever is done in whatever order, Lua on Redis and Python in memory do the same."""

@@ -389,6 +389,22 @@ def test_where_the_holders_run(lua: Scripts) -> None:
     lua.redis.delete(lua.names.client("ada"), lua.names.client("bob"))
 
 
+# --- Who comes before those that wait
+
+
+@pytest.mark.parametrize("forms", [("s9000", "x9000", "s9000!-1"), ("*1/3", "*3/3", "*2/3!-1")])
+def test_who_comes_before_those_that_wait_enters_if_it_fits(
+    lua: Scripts, forms: tuple[str, str, str]
+) -> None:
+    """It is the first in the queue then, and nobody has looked yet whether it fits."""
+    lua.listen("ada")
+    first, second, third = (f"{'s9000' * (form[0] == '*')}{form}:ada:1" for form in forms)
+    assert isinstance(lua.acquire(first, 60_000, 0, 0), Granted)
+    assert isinstance(lua.acquire(second, 60_000, 0, 0), Queued)
+    assert isinstance(lua.acquire(third, 60_000, 0, 0), Granted)
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == [second]
+
+
 # --- What cannot be read
 
 

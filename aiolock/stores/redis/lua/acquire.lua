@@ -30,6 +30,7 @@ end
 
 local asker = waiter:match(':([^:]+):')
 local place -- where that is known without asking
+local ahead -- it came before some of those that wait
 local made_room -- some of those that waited were dead, and those behind them may fit
 local function stand_in_line() -- returns the answer where the line is full
   local most, known = tonumber(ARGV[4]), nil
@@ -48,7 +49,7 @@ local function stand_in_line() -- returns the answer where the line is full
         return {3, waiting}
       end
     end
-    local tail, last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2], true
+    local tail = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
     ticket = tonumber(stamp)
     if waiter:find('!', 1, true) then
       ticket = ticket + PRIORITY * (tonumber(waiter:match('!(%-?%d+)')) or 0)
@@ -58,10 +59,10 @@ local function stand_in_line() -- returns the answer where the line is full
       local most = string.format('(%.0f', ticket + PRIORITY / 2)
       local before = redis.call('ZRANGE', KEYS[2], most, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
       ticket = math.max(ticket, tonumber(before or 0) + 1)
-      last = ticket > tonumber(tail)
+      ahead = ticket <= tonumber(tail)
     end
     if redis.call('ZADD', KEYS[2], 'NX', string.format('%.0f', ticket), waiter) == 1 then
-      place = last and redis.call('ZCARD', KEYS[2]) or nil
+      place = not ahead and redis.call('ZCARD', KEYS[2]) or nil
     else -- a newcomer whose question was sent twice
       known = redis.call('ZSCORE', KEYS[2], waiter)
     end

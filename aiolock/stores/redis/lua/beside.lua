@@ -58,10 +58,10 @@ local function beside()
   end
   local full = ticket >= 0 and stand_in_line()
 
-  -- Others may fit since a lease has ended, or dead ones left, or the group is full. Else whoever is
-  -- first has not fitted when it was last looked at, and holds the others back, unless its process is
+  -- Others may fit since a lease has ended, or dead ones left, or the group is full, or this one is the
+  -- first now. Else whoever is first has not fitted when it was last looked at, and holds the others back, unless its process is
   -- gone. (Those that wait for a count are let in by whoever counts, and each by itself.)
-  local due = not holder or reaped or made_room or tonumber(ARGV[2]) > 0 or rule == '&'
+  local due = not holder or reaped or made_room or ahead or tonumber(ARGV[2]) > 0 or rule == '&'
   if open and line and not due and rule ~= '^' then
     local flags, client = redis.call('ZRANGE', KEYS[2], 0, 0)[1]:match('^%a(%a*)%d+[^:]*:([^:]+):')
     due = not client or not listens(client, flags, ARGV[5])
