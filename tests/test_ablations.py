@@ -51,10 +51,8 @@ SAFEGUARDS = (
     Safeguard(
         "whoever gives up says so",
         "_engine/acquirer.py",
-        "            asked.cancel()  # or it might be sent again after the release\n"
-        "        key, form = attempt.policy.key, attempt.policy.form\n"
-        "        _ = self._watchdog.releases.release(key, attempt.waiter, form, attempt.ttl)\n",
-        "            asked.cancel()\n",
+        "        if attempt.gives_up():\n",
+        "        if attempt.gives_up() and False:\n",
         "test_cancellation.py::test_queued_behind_another_client",
     ),
     Safeguard(
@@ -206,37 +204,44 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "deadline from before the send",
-        "_engine/acquirer.py",
-        "        return answer.fence, answer.lease, sent + lasts(answer.lease)\n",
-        "        return answer.fence, answer.lease, self._time() + lasts(answer.lease)\n",
+        "_engine/acquisition.py",
+        "            deadline = question.sent + lasts(lease)\n",
+        "            deadline = asyncio.get_running_loop().time() + lasts(lease)\n",
         "test_waiting.py::test_a_store_too_slow_for_the_ttl_is_an_error",
     ),
     Safeguard(
         "the push counts from before the question",
         "_engine/acquisition.py",
-        "        return min(self.sent + since_answer, now) + lasts(lease)\n",
+        "        return min(latest, now) + lasts(lease)\n",
         "        return now + lasts(lease)\n",
         "test_waiting.py::test_a_late_push_is_given_back_and_asked_for_again_in_that_order",
     ),
     Safeguard(
+        "a run of a period begins only once its grant is confirmed",
+        "_engine/acquisition.py",
+        "        return self.policy.every is not None and self.grant.claim\n",
+        "        return False\n",
+        "test_waiting.py::test_a_claim_that_an_answer_tells_of_is_confirmed[True]",
+    ),
+    Safeguard(
         "a late grant is not entered",
-        "_engine/acquirer.py",
-        "            if self._time() < grant[2] and grant[0] > attempt.void:\n",
-        "            if True:\n",
+        "_engine/acquisition.py",
+        "        return self.policy.passes or (now < grant.deadline and grant.fence > self.void)\n",
+        "        return True\n",
         "test_waiting.py::test_a_grant_given_back_is_not_entered_by_its_late_push",
     ),
     Safeguard(
         "given back before asked again",
         "_engine/acquirer.py",
-        "        await released\n",
-        "",
+        "            await released\n",
+        "            pass\n",
         "test_waiting.py::test_a_late_push_is_given_back_and_asked_for_again_in_that_order",
     ),
     Safeguard(
         "void grants",
-        "_engine/acquirer.py",
-        "        if fence <= granted.void:\n",
-        "        if False:\n",
+        "_engine/acquisition.py",
+        "        if fence <= self.void or self.phase not in (",
+        "        if self.phase not in (",
         "test_waiting.py::test_a_grant_given_back_is_not_entered_by_its_late_push",
     ),
     Safeguard(
@@ -256,30 +261,29 @@ SAFEGUARDS = (
     Safeguard(
         "ask once more after an outdated answer",
         "_engine/acquirer.py",
-        "            if attempt.outdated:\n                self._ask_again(attempt)\n",
+        "            if question.outdated:\n                self._ask_again(attempt)\n",
         "",
         "test_waiting.py::test_what_the_answer_under_way_may_not_know_is_asked_once_more",
     ),
     Safeguard(
         "what may come once more is released whatever it is",
         "_engine/acquirer.py",
-        "                    attempt.crossed = True  # its question is sent again,",
-        "                    pass  #",
+        "                attempt.sends_again()\n",
+        "",
         "test_protocol.py::test_the_client_of_the_model_is_the_real_one[0]",
     ),
     Safeguard(
         "ask when the lease ends",
         "_engine/backstop.py",
-        "                if due and not attempt.asking:\n",
+        "                if due and attempt.question is None:\n",
         "                if False:\n",
         "test_waiting.py::test_a_displaced_waiter_lets_the_others_ask_again",
     ),
     Safeguard(
         "a grant nobody waits for goes back",
         "_engine/acquirer.py",
-        "                _ = self._watchdog.releases.release("
-        "name, waiter, form, CLAIM, fence=fence)\n",
-        "                pass\n",
+        "            _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)\n",
+        "            pass\n",
         "test_waiting.py::test_a_grant_for_somebody_who_gave_up_is_given_back",
     ),
     Safeguard(
@@ -384,8 +388,8 @@ SAFEGUARDS = (
     Safeguard(
         "whoever did not hear it is told",
         "_engine/acquirer.py",
-        "            waits_for.set_exception(AlreadyDone())\n",
-        "            pass\n",
+        "        if self._hear(attempt, question) and attempt.phase is not Phase.QUEUED:\n",
+        "        if self._hear(attempt, question) and attempt.phase is Phase.GRANTED:\n",
         "test_once.py::test_the_word_that_it_is_done_is_lost",
     ),
     Safeguard(
@@ -483,9 +487,9 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… and its waiter takes it for one",
-        "_engine/acquirer.py",
-        "        if answer.claim:\n            attempt.claim = answer.fence\n",
-        "",
+        "_engine/acquisition.py",
+        "            claim = claim or lease < self.policy.lease\n",
+        "            claim = lease < self.policy.lease\n",
         "test_waiting.py::test_a_claim_that_an_answer_tells_of_is_confirmed[True]",
     ),
     Safeguard(
@@ -560,9 +564,9 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "whoever passes late passes",
-        "_engine/acquirer.py",
-        "            if grant is None or policy.passes:\n",
-        "            if grant is None:\n",
+        "_engine/acquisition.py",
+        "        return self.policy.passes or (now < grant.deadline and grant.fence > self.void)\n",
+        "        return now < grant.deadline and grant.fence > self.void\n",
         "test_meeting.py::test_barrier_that_is_passed_while_the_process_is_stuck",
     ),
     Safeguard(

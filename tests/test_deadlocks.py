@@ -147,7 +147,7 @@ async def test_stranger_is_no_child() -> None:
         second = asyncio.create_task(enter(0))
         await settled()
         (waiting,) = client._engine.acquirer._attempts["lock:a"].values()
-        assert waiting.task is second
+        assert waiting.blocked is second
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("aiolock._engine.deadlock.warn_of_parent", None)  # to call it would raise
             await asyncio.gather(first, second)

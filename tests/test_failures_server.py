@@ -464,7 +464,7 @@ async def test_server_full(
     given_up.cancel()
     await peek.queued(2)
     (last,) = client._engine.acquirer._attempts["lock:lock"].values()
-    last.interrupt(_TimedOut())  # as its timer would, but not before all of the above
+    last.stop(_TimedOut())  # as its timer would, but not before all of the above
     with pytest.raises(aiolock.AcquireTimeout):
         await timed_out
     await peek.queued(1)

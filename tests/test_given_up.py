@@ -31,7 +31,7 @@ class Broken(Exception):
 
 STEPS: list[tuple[type, str]] = [
     (Acquirer, "_leave"),
-    (Acquirer, "_kept"),
+    (Acquirer, "_keep"),
     (LocalQueue, "leave"),
     (LocalQueue, "_ask_by"),
     (Hold, "__init__"),

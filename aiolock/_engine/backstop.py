@@ -40,7 +40,9 @@ class LocalQueue:
         claim before that ends.
         """
         self._attempts[attempt.waiter] = attempt
-        until = answer.until if answer.place == 1 else min(answer.until, attempt.ttl, CLAIM)
+        until = (
+            answer.until if answer.place == 1 else min(answer.until, attempt.policy.lease, CLAIM)
+        )
         if next(iter(self._attempts)) == attempt.waiter:
             # Only what is known of the first may put its question off: a stream of newcomers must
             # not keep one from asking whose place has got lost.
@@ -56,7 +58,7 @@ class LocalQueue:
         """The waiter waits no more; whether nobody is left."""
         if self._attempts.pop(attempt.waiter, None) is not None and self._attempts:
             # The lock may be its by now; should we not hear what becomes of it: its claim ends.
-            ends = min(attempt.ttl, CLAIM) / 1000
+            ends = min(attempt.policy.lease, CLAIM) / 1000
             shares = attempt.policy.shared and not attempt.policy.passes
             self._ask_by(self._time() + (min(SOON, ends) if shares else ends))
         if not self._attempts and self._timer is not None:
@@ -79,7 +81,7 @@ class LocalQueue:
         if now >= self._ask_at:
             for place, attempt in enumerate(self._attempts.values()):
                 due = place == 0 or now - attempt.last_asked >= KEEP_ALIVE
-                if due and not attempt.asking:
+                if due and attempt.question is None:
                     self._ask_again(attempt)
             self._ask_at = now + CLAIM / 1000
         self._ask_by(self._ask_at)

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 from weakref import ref
 
-from aiolock._engine.acquisition import Attempt
+from aiolock._engine.acquisition import Attempt, Phase
 from aiolock._engine.hold import Hold, Owned
 from aiolock._engine.policy import Policy
 from aiolock.errors import WouldDeadlock
@@ -82,8 +82,8 @@ def check(
 def _blocked(attempts: Iterable[Attempt], hold: Hold) -> Iterable[Task]:
     """Those who wait until this hold ends, however long it takes."""
     for attempt in attempts:
-        if attempt.task is not None and _excludes(hold, attempt.policy):
-            yield attempt.task
+        if attempt.blocked is not None and _excludes(hold, attempt.policy):
+            yield attempt.blocked
 
 
 def _excludes(hold: Hold, wanted: Policy) -> bool:
@@ -113,7 +113,7 @@ def _cycle(task: Task, last: Task, wanted: Policy, found: Mapping[Task, tuple[Ta
 
 def warn_of_parent(attempt: Attempt, task: Task, holder: Task) -> None:
     """Say that a child waits for its parent, if it still does."""
-    if attempt.waits_for is not None and not attempt.waits_for.done():
+    if attempt.phase is Phase.QUEUED:
         log.warning(
             "aiolock: task %r waits for %s, which its parent task %r holds. If that one waits for"
             " its child, neither can go on: a child task is another owner, also of a re-entrant"

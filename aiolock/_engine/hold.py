@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, Protocol, TypeVar
 
-from aiolock._engine.grant import lasts
+from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.policy import Policy
 from aiolock.store import Waiter
 
@@ -110,29 +110,23 @@ class Hold:
         policy: Policy,
         owner: Owner,
         waiter: Waiter,
+        grant: Grant,
         *,
-        ttl: int,
-        fence: int,
-        lease: int,
-        deadline: float,
         ends: float | None,
         crossed: bool,
-        claim: bool,
     ) -> None:
         self.policy = policy
         self.owner = owner
         self.waiter = waiter
-        self.ttl = ttl
-        self.fence = fence
-        self.deadline = deadline
+        self.ttl = policy.lease
+        self.fence, lease, self.deadline, self.unconfirmed = grant
+        """The last: its present lease is a claim, which is to be confirmed once."""
         self.ends = ends
         """When ``max_hold`` is over."""
-        self.unconfirmed = claim
-        """Its present lease is the claim of a pushed grant, which is to be confirmed once."""
         if not policy.renew:
-            self.began = deadline - lasts(lease)
+            self.began = self.deadline - lasts(lease)
         self.crossed = crossed
-        """A question was still under way when it was granted (see `Acquirer`)."""
+        """See `Attempt`."""
 
 
 Owned = Mapping[asyncio.Task[Any] | None, Mapping[str, Hold]]

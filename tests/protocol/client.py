@@ -47,7 +47,9 @@ class AtClient:
     def ask(self, at: int) -> None:
         """The task asks, and awaits the answer."""
         task = self.tasks[at]
-        self.tasks[at] = task._replace(phase=Phase.ASKED, fence=0, left=0, unconfirmed=False)
+        self.tasks[at] = task._replace(
+            phase=Phase.ASKED, fence=0, left=0, unconfirmed=False, outdated=False
+        )
         self.pipe.append(Command("ask", at, -1 if task.tries else task.ticket, awaited=True))
 
     def ask_after_giving_back(self, at: int) -> None:
@@ -57,8 +59,8 @@ class AtClient:
     def ask_again(self, at: int) -> None:
         """A waiter asks from the queue, or once more after the question that is under way."""
         task = self.tasks[at]
-        if task.phase in {Phase.ASKED, Phase.BACK} or self._question(at) is not None:
-            if task.phase in WAITING and self.guards.asks_once_more:
+        if self._question(at) is not None:
+            if task.phase in {Phase.ASKED, Phase.QUEUED} and self.guards.asks_once_more:
                 self.tasks[at] = task._replace(outdated=True)
         elif task.phase is Phase.QUEUED:
             self.tasks[at] = task._replace(outdated=False)

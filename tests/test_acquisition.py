@@ -1,0 +1,350 @@
+"""The phases of an acquisition: every order of events, without a loop, a clock or a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from aiolock._engine.acquisition import STEPS, Attempt, Phase, Question
+from aiolock._engine.grant import Grant
+from aiolock._engine.policy import Policy
+from aiolock.errors import LimitMismatch, StoreError
+from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, Waiter
+
+POLICY = Policy("n", 5.0)
+ENDS = {Phase.HELD, Phase.DECLINED, Phase.GIVEN_UP}
+LEASE, SECOND = 5_000, 1_000_000
+WAITING = {Phase.ASKING, Phase.QUEUED}
+HAS_GRANT = {Phase.GRANTED, Phase.CONFIRMING, Phase.RETURNING, Phase.HELD}
+
+
+def unheard(_loop: asyncio.AbstractEventLoop, _context: Mapping[str, object]) -> None:
+    """An error that nobody waits for any more is no news here."""
+
+
+LOOP = asyncio.new_event_loop()
+LOOP.set_exception_handler(unheard)
+LOOP.close()
+PLACE = Queued(ticket=77, place=1, until=LEASE, now=0)
+
+
+def attempt(policy: Policy = POLICY) -> Attempt:
+    """One that has just begun."""
+    return Attempt(Waiter("me", 1), policy, 0.0)
+
+
+def phase(of: Attempt) -> Phase:
+    """Where it stands."""
+    return of.phase  # through a call: what a method changes, a type checker must not narrow
+
+
+def future() -> asyncio.Future[Answer]:
+    """What a store or a push completes."""
+    return asyncio.Future(loop=LOOP)
+
+
+def ask(of: Attempt, sent: float = 0.0) -> Question:
+    """It asks."""
+    question = Question(sent, future())
+    of.asks(question)
+    if of.phase is Phase.ASKING:
+        of.waits_for = question.answer
+    return question
+
+
+def answer(of: Attempt, question: Question, says: Answer) -> bool:
+    """The store answers, and whoever waits for that takes it in."""
+    if question.answer.cancelled():
+        return False
+    question.answer.set_result(says)
+    mattered = of.answers(question, says)
+    if mattered and of.phase is Phase.QUEUED:
+        of.waits_for = future()
+    return mattered
+
+
+def test_the_ends_lead_nowhere_and_everything_else_can_be_given_up() -> None:
+    """What has not ended can be given up at once, which is what a cancelled task does."""
+    assert {phase for phase, steps in STEPS.items() if not steps} == ENDS
+    assert set(STEPS) == set(Phase)
+    for phase in set(Phase) - ENDS:
+        assert Phase.GIVEN_UP in STEPS[phase]
+
+
+def test_free() -> None:
+    """The first answer grants it."""
+    a = attempt()
+    assert answer(a, ask(a), Granted(7, LEASE, SECOND))
+    assert phase(a) is Phase.GRANTED
+    assert a.accepts(1.0)
+    assert a.grant is not None
+    assert not a.grant.claim
+    a.kept()
+    assert phase(a) is Phase.HELD
+    assert not a.gives_up()
+
+
+def test_pushed_while_it_asks_again_is_crossed() -> None:
+    """Its question may still come to the store, so its release is of whatever it is by then."""
+    a = attempt()
+    answer(a, ask(a), PLACE)
+    again = ask(a, 1.0)
+    assert a.pushed(7, LEASE, SECOND, 1.5)
+    assert phase(a) is Phase.GRANTED
+    assert a.crossed
+    assert not answer(a, again, PLACE), "the push was quicker"
+    assert phase(a) is Phase.GRANTED
+
+
+def test_a_push_that_overtook_the_answer_is_not_crossed() -> None:
+    """The answer to the only question comes after it, so nothing is out any more."""
+    a = attempt()
+    first = ask(a)
+    assert not a.pushed(7, LEASE, SECOND, 0.5), "its task waits for the answer"
+    assert phase(a) is Phase.ASKING
+    answer(a, first, PLACE)
+    assert phase(a) is Phase.GRANTED
+    assert not a.crossed
+
+
+def test_a_question_that_may_have_been_sent_twice_is_crossed() -> None:
+    """A copy of it may come at any time."""
+    none_is_out = attempt()
+    none_is_out.sends_again()
+    assert not none_is_out.crossed
+    a = attempt()
+    first = ask(a)
+    a.sends_again()
+    assert a.crossed
+    assert answer(a, first, Granted(7, LEASE, SECOND))
+
+
+def test_too_late_returns_and_its_late_push_is_void() -> None:
+    """A grant that was given back is never entered, whichever way it is heard of again."""
+    a = attempt()
+    answer(a, ask(a), Granted(7, LEASE, 0))
+    assert not a.accepts(6.0)
+    assert a.gives_back() == 7
+    assert phase(a) is Phase.RETURNING
+    a.returned()
+    answer(a, ask(a, 6.0), Queued(77, 1, LEASE, 6 * SECOND))
+    assert not a.pushed(7, LEASE, 6 * SECOND, 6.1)
+    assert phase(a) is Phase.QUEUED
+    assert a.pushed(8, LEASE, 6 * SECOND, 6.1)
+    assert phase(a) is Phase.GRANTED
+
+
+def test_a_grant_that_is_taken_away_before_its_push_arrives() -> None:
+    """Whoever broke it was quicker than the push, over another connection."""
+    a = attempt()
+    answer(a, ask(a), PLACE)
+    a.taken_away(7)
+    assert not a.pushed(7, LEASE, SECOND, 1.0)
+    assert a.has_news(), "it has no place any more, so it asks"
+
+
+def test_news_while_a_question_is_out_is_remembered_with_it() -> None:
+    """The answer may be older than what has happened."""
+    a = attempt()
+    question = ask(a)
+    assert not a.has_news()
+    assert question.outdated
+    answer(a, question, PLACE)
+    assert a.has_news()
+
+
+def test_a_run_of_a_period_confirms_first() -> None:
+    """A claim is no proof that the run was begun; a grant for the whole ttl is."""
+    a = attempt(Policy("n", 5.0, every=60.0))
+    answer(a, ask(a), PLACE)
+    a.pushed(7, 3_000, SECOND, 1.0)
+    assert a.must_confirm
+    assert a.confirms() == a.grant
+    a.confirmed(9.0)
+    assert phase(a) is Phase.GRANTED
+    assert a.grant == Grant(7, LEASE, 9.0, claim=False)
+    assert a.accepts(8.9)
+
+
+def test_a_grant_comes_before_the_timeout_unless_it_is_late() -> None:
+    """Both are there when the task runs."""
+    for now, expected in ((1.0, True), (6.0, False)):
+        a = attempt()
+        answer(a, ask(a), Granted(7, LEASE, 0))
+        a.stop(TimeoutError())
+        assert phase(a) is Phase.GRANTED
+        assert a.accepts(now) is expected
+        assert a.stopped is not None
+
+
+def test_another_number_is_no_plain_no() -> None:
+    """As a repetition it may leave a place behind, so something is to be released."""
+    a = attempt()
+    answer(a, ask(a), Differs(3))
+    assert phase(a) is Phase.STOPPED
+    assert isinstance(a.stopped, LimitMismatch)
+    assert a.gives_up()
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_the_store_refused_leaves_nothing_to_release(refused: bool) -> None:
+    """Unless it had a place by then, or nobody knows what was carried out."""
+    a = attempt()
+    error = StoreError("no")
+    error.refused = refused
+    ask(a).answer.set_exception(error)
+    assert a.gives_up() is not refused
+    assert phase(a) is Phase.GIVEN_UP
+
+
+def test_illegal_steps_cannot_be_taken() -> None:
+    """The table says which there are."""
+    a = attempt()
+    with pytest.raises(AssertionError, match="cannot become held"):
+        a.kept()
+    with pytest.raises(AssertionError, match="cannot become asking"):
+        a.returned()
+    ask(a)
+    with pytest.raises(AssertionError, match="one question at a time"):
+        ask(a)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever comes in whatever order: one end, and nothing is entered that is not ours."""
+
+    @initialize(periodic=st.booleans())
+    def begin(self, periodic: bool) -> None:
+        """It asks, as every acquisition does first."""
+        self.attempt = attempt(Policy("n", 5.0, every=60.0) if periodic else POLICY)
+        self.now, self.fence, self.ended = 0.0, 0, False
+        self.question = ask(self.attempt)
+
+    @rule()
+    def time_passes(self) -> None:
+        """More than its lease."""
+        self.now += 6.0
+
+    @precondition(lambda self: self.attempt.question is None and self.attempt.phase in WAITING)
+    @rule()
+    def asks(self) -> None:
+        """Again, from the queue."""
+        self.question = ask(self.attempt, self.now)
+
+    @precondition(lambda self: not self.question.answer.done())
+    @rule(says=st.sampled_from(["granted", "queued", "busy", "full", "done", "differs"]))
+    def is_answered(self, says: str) -> None:
+        """In any way, whether or not anybody cares any more."""
+        self.now += 0.1
+        store = int(self.now * SECOND)
+        self.fence += 1
+        answers: dict[str, Answer] = {
+            "granted": Granted(self.fence, LEASE, store),
+            "queued": Queued(77, 1, LEASE, store),
+            "busy": Busy(9),
+            "full": Full(3),
+            "done": Done(9),
+            "differs": Differs(3),
+        }
+        answer(self.attempt, self.question, answers[says])
+
+    @precondition(
+        lambda self: self.attempt.phase is Phase.QUEUED and not self.question.answer.done()
+    )
+    @rule()
+    def is_not_answered(self) -> None:
+        """Nobody knows what became of a question from the queue."""
+        self.question.answer.set_exception(StoreError("no"))
+        assert self.attempt.fails(self.question)
+
+    @rule(old=st.booleans())
+    def is_pushed(self, old: bool) -> None:
+        """A grant, or one that was heard of before."""
+        self.fence += not old
+        self.attempt.pushed(max(1, self.fence), LEASE, int(self.now * SECOND), self.now)
+
+    @rule()
+    def is_taken_away(self) -> None:
+        """The last grant was broken, or its lease ended."""
+        self.attempt.taken_away(self.fence)
+
+    @rule()
+    def news(self) -> None:
+        """Something happened that the store knows more of."""
+        if self.attempt.has_news():
+            assert self.attempt.phase is Phase.QUEUED
+            assert self.attempt.question is None
+
+    @rule()
+    def connection_breaks(self) -> None:
+        """What is under way is sent again."""
+        self.attempt.sends_again()
+
+    @precondition(lambda self: self.attempt.phase is Phase.GRANTED)
+    @rule()
+    def task_runs(self) -> None:
+        """It enters, or confirms that it may, or lets go."""
+        grant = self.attempt.grant
+        assert grant is not None
+        if not self.attempt.accepts(self.now):
+            assert self.attempt.gives_back() == grant.fence
+            self.attempt.waits_for = future()
+        elif self.attempt.must_confirm:
+            self.attempt.confirms()
+            self.attempt.waits_for = future()
+        else:
+            assert grant.fence > self.attempt.void
+            assert self.now < grant.deadline
+            self.attempt.kept()
+
+    @precondition(lambda self: self.attempt.phase is Phase.CONFIRMING)
+    @rule()
+    def is_confirmed(self) -> None:
+        """The store has renewed its claim."""
+        self.attempt.confirmed(self.now + 4.0)
+        assert not self.attempt.must_confirm
+
+    @precondition(lambda self: self.attempt.phase is Phase.RETURNING)
+    @rule()
+    def is_returned(self) -> None:
+        """The store has heard that it was too late, and it asks anew."""
+        self.attempt.returned()
+        self.question = ask(self.attempt, self.now)
+
+    @rule()
+    def is_stopped(self) -> None:
+        """Its time is over."""
+        self.attempt.stop(TimeoutError())
+
+    @rule()
+    def is_given_up(self) -> None:
+        """Its task is cancelled."""
+        self.attempt.gives_up()
+
+    @invariant()
+    def what_has_ended_stays_so(self) -> None:
+        """And says how."""
+        ended = self.attempt.phase in ENDS
+        assert ended or not self.ended
+        self.ended = ended
+        assert (self.attempt.declined is not None) == (self.attempt.phase is Phase.DECLINED)
+        assert self.attempt.stopped is not None or self.attempt.phase is not Phase.STOPPED
+        assert self.attempt.grant is not None or self.attempt.phase not in HAS_GRANT
+
+    def teardown(self) -> None:
+        """Whatever has not ended can be given up, once."""
+        assert self.attempt.gives_up() is not self.ended
+        assert self.attempt.phase in ENDS
+        assert not self.attempt.gives_up()
+
+
+TestAnyOrder = AnyOrder.TestCase
