@@ -27,7 +27,7 @@ async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.Monke
                 await ours.lock("order:42", timeout=0.5).acquire()
         error = caught.value
         assert (error.kind, error.name) == ("lock", "order:42")
-        assert error.waited >= 0.5
+        assert error.waited >= 0.498  # a timer of uvloop's counts whole ms
         (holder,) = error.holders
         assert (holder.client, holder.fence) == (theirs.id, held.fence)
         text = str(error)

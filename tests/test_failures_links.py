@@ -441,7 +441,7 @@ async def test_slow_link(
     proxy.delay(to_server=0.1, to_client=0.1)
     sent = time.monotonic()
     async with victim.lock("lock", ttl=5) as lease:
-        assert time.monotonic() - sent >= 0.2
+        assert time.monotonic() - sent >= 0.197  # timers of uvloop's count whole ms
         assert time.monotonic() + lease.remaining() <= sent + 5
         waiting = asyncio.create_task(take(client.lock("lock")))
         await peek.queued(1)

@@ -303,9 +303,10 @@ class Attempt:
     def stop(self, error: Exception) -> None:
         """End its waiting with an error, unless what it waits for has come."""
         self.stopped = error
-        if self.waits_for is not None and not self.waits_for.done():
+        future = self.waits_for
+        if future is not None and not future.done() and Phase.STOPPED in self.phase.steps:
             self._go(Phase.STOPPED)
-            self.waits_for.set_exception(error)
+            future.set_exception(error)
 
     def gives_up(self) -> bool:
         """Nobody wants the lock any more; whether the store may have something of it."""
