@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import redis
@@ -83,18 +84,48 @@ def test_open_tries_every_command_that_another_script_uses() -> None:
     assert used - granted == {"INFO"}, "INFO is tried with pcall, and may be denied"
 
 
-def test_every_lua_file_begins_by_saying_what_it_is() -> None:
-    """A name and what it does; a script also its KEYS or ARGV and what it returns."""
-    folder = resources.files("aiolock.stores.redis").joinpath("lua")
-    files = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir()}
-    assert len(files) == len(SCRIPTS) + 11, "scripts, and the parts that they include"
-    for name, text in files.items():
-        assert text.startswith("-- "), name
-    for script in SCRIPTS:
-        text = files[f"{script.name}.lua"]
-        assert text.startswith(f"-- {script.name}:")
+ROOT = Path(__file__).parent.parent
+FILES = {
+    entry.name.removesuffix(".lua"): entry.read_text("utf-8")
+    for entry in resources.files("aiolock.stores.redis").joinpath("lua").iterdir()
+}
+FUNCTIONS = {name for name, text in FILES.items() if f"\nlocal function {name}(" in text}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_lua_file_begins_by_saying_what_it_is(name: str) -> None:
+    """A script says its KEYS or ARGV and what it returns, a function what it is given."""
+    text = FILES[name]
+    if name in {script.name for script in SCRIPTS}:
+        assert text.startswith(f"-- {name}:")
         assert re.search(r"^-- (KEYS|ARGV)  ", text, re.MULTILINE)
         assert re.search(r"^-- returns  ", text, re.MULTILINE)
+    elif name in FUNCTIONS:
+        (parameters,) = re.findall(r"^local function \w+(\(.*\))$", text, re.MULTILINE)
+        assert text.startswith(f"-- {name}{parameters}:")
+    else:
+        assert name in {"clock", "names"}
+        assert text.startswith(f"-- {name}: ")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_lua_file_includes_at_its_top_what_it_uses(name: str) -> None:
+    """So that it can be read alone."""
+    includes = re.findall(r"^--@include (\w+)$", FILES[name], re.MULTILINE)
+    code = re.sub(r"--.*|^local function .*", "", FILES[name], flags=re.MULTILINE)
+    called = {other for other in FUNCTIONS if re.search(rf"(?<![\w.]){other}\(", code)}
+    assert set(includes) - {"clock", "names"} == called
+    assert len(includes) == len(set(includes))
+    top = re.match(r"(--.*\n|\n|local CHANNELS = .*\n)*", FILES[name])
+    assert top is not None
+    assert "--@include" not in FILES[name][top.end() :]
+
+
+def test_the_protocol_page_shows_every_lua_file() -> None:
+    """As it is, for the page includes it."""
+    page = (ROOT / "docs" / "protocol.md").read_text("utf-8")
+    shown = re.findall(r'--8<-- "aiolock/stores/redis/lua/(\w+)\.lua"', page)
+    assert sorted(shown) == sorted(FILES)
 
 
 def test_no_script_builds_a_key_or_asks_for_all_keys() -> None:

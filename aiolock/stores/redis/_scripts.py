@@ -28,13 +28,50 @@ from aiolock.store import (
 )
 from aiolock.stores.redis._codec import NOBODY, decode_any
 
-_INCLUDE: Final = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
+_INCLUDE: Final = re.compile(r"^--@include (\w+)\n", re.MULTILINE)
+_FUNCTION: Final = re.compile(r"^local function .*\n", re.MULTILINE)
+_CONSTANT: Final = re.compile(
+    r"^local ([A-Z_]+) = (KEYS\[\d\]|ARGV\[\d\]|'[^']*'|[\d.e]+)(?: --.*)?\n", re.MULTILINE
+)
 _COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
 
 
 def _source(name: str) -> str:
+    """The text of a script: its includes put in, its named constants put where they are used.
+
+    A constant that every function refers to would otherwise be an upvalue of each of them, which
+    costs more than all that the release of a free lock does.
+    """
+    text = _included(name, set())
+    constants = dict(_CONSTANT.findall(text))
+    if constants:
+        named = re.compile(rf"\b({'|'.join(constants)})\b")
+        text = named.sub(lambda found: constants[found[1]], _CONSTANT.sub("", text))
+    return _COMMENT.sub("", text)
+
+
+def _included(name: str, known: set[str]) -> str:
+    """A file with what it includes, but for what is ``known`` where it stands.
+
+    What a script includes stands where it is named. What a function includes stands inside that
+    function: nobody else sees it, and it costs nothing until the function is called.
+    """
     text = resources.files("aiolock.stores.redis").joinpath("lua", f"{name}.lua").read_text("utf-8")
-    return _INCLUDE.sub(lambda include: _source(include[1]), text)
+    known = known | {name}
+
+    def put_in(include: re.Match[str]) -> str:
+        included = include[1]
+        if included in known:
+            return ""
+        source = _included(included, known)
+        known.add(included)
+        return source
+
+    function = _FUNCTION.search(text)
+    if function is None:
+        return _INCLUDE.sub(put_in, text)
+    inner = "".join(map(put_in, _INCLUDE.finditer(text)))
+    return _INCLUDE.sub("", text[: function.end()]) + inner + text[function.end() :]
 
 
 def bulk(text: object) -> bytes:
@@ -59,7 +96,7 @@ class Script:
         self.name = name
         self.decode = decode
         self.decode_again = decode_again or decode
-        self.source = _COMMENT.sub("", _source(name))
+        self.source = _source(name)
         # Redis names a script by its SHA-1; nothing here rests on that being hard to forge.
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         self._by_digest = b"$7\r\nEVALSHA\r\n" + bulk(self.digest)

@@ -1,56 +1,71 @@
--- advance(channels, head, free): those at the head of the queue enter, for as long as they fit;
--- `head` is its first, who is taken out already, with its ticket, or nil: see who is. `free`: nobody
--- holds the lock. Who enters must be of a process that listens. The first lease is only the claim:
--- one that is stuck costs no more than that.
+-- advance(step, head, free, asking, ttl, counted): those at the head of the queue enter, as long as they
+-- fit.
+--   head     its first, taken out already, with its ticket; nil: see who is
+--   free     nobody holds the lock
+--   asking   the waiter that is answered now, if any: where it is its turn, it gets `ttl` and no push
+--   counted  a count has grown
+-- Returns the fence that `asking` got, nil if none; when the first of the new leases ends (ms), nil if
+-- nobody entered; and the first push to `step.reply_to`, which goes with the reply, nil if none.
 --
--- Where it is the turn of `asking`, who is answered now, it gets `ttl`; and the first push to the
--- client `ours`, who is answered too, is for the reply. Returns the fence of the one and the push to
--- the other, and when the first of the leases ends (ms), nil when nobody has entered.
---
--- Whoever does not fit holds back those behind it. But where something was `counted`, one that waits
--- for a higher count is passed over, for those behind it may wait for less; unless all of them have
--- declared the same.
-local function advance(channels, head, free, asking, ttl, ours, counted)
-  local fence_of_asking, push_to_ours, first_end
+-- Who enters must be of a process that listens. Its first lease is only the claim: one that is stuck
+-- costs no more than that. Whoever does not fit holds back those behind it. But where something was
+-- counted, one that waits for a higher count is passed over, for those behind it may wait for less;
+-- unless all of them have declared the same.
+--@include listens
+--@include fits
+--@include grant_exclusive
+--@include grant_shared
+local function advance(step, head, free, asking, ttl, counted)
+  local fence_of_asking, first_end, push_with_reply
   local back -- those that do not fit: to where they stood
-  head = head or redis.call('ZPOPMIN', KEYS[2])
+  head = head or redis.call('ZPOPMIN', QUEUE)
   while head[1] do
-    local who = head[1]
-    local mode, flags, claim, rule, client = who:match('^(%a)(%a*)(%d+)([^:]?)[^:]*:([^:]+):')
+    local waiter = head[1]
+    local mode, flags, claim, rule, client = waiter:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
     -- Counted first, then spoken to: what is published also reaches those who listen at a replica,
-    -- where nobody counts them, and they would enter though they had been taken for dead. pcall:
-    -- where an ACL forbids it by now, the waiter finds the grant when it asks again.
-    local there = client and listens(client, flags, channels)
-    if there and not (free and (rule == '' or mode == 'x')) and not fits(who, channels) then
+    -- where nobody counts them, and they would enter though they had been taken for dead.
+    local there = client and listens(client, flags, step.asker)
+    if there and not (free and (rule == '' or mode == 'x')) and not fits(step, waiter) then
       back = back or {}
       back[#back + 1] = head
-      if not counted or rule ~= '^' or who:find('^%a+%d+%^%d+/') then
+      local _, _, declared = waiter:match(RULE_NUMBER_DECLARED)
+      if not counted or rule ~= '^' or declared ~= '' then
         break
       end
     elseif there then
       free = false
-      if who == asking then
-        fence_of_asking, claim = grant(who, ttl), ttl
+      local lease, mark, fence = claim, UNCONFIRMED, nil
+      if waiter == asking then
+        lease, mark = ttl, 0
+      end
+      if mode == 's' then
+        fence = grant_shared(step, waiter, lease, mark)
       else
-        local push = hand_over(who, claim)
-        if client == ours then
-          push_to_ours, ours = push, nil
+        fence = grant_exclusive(waiter, lease, mark, step.floor)
+      end
+      if waiter == asking then
+        fence_of_asking = fence
+      else
+        local push = 'g ' .. waiter .. ' ' .. fence .. ' ' .. lease .. ' ' .. STAMP .. ' ' .. HOLDERS
+        if client == step.reply_to and not push_with_reply then
+          push_with_reply = push
         else
-          redis.pcall('PUBLISH', channels .. client, push)
+          -- pcall: where an ACL forbids it by now, the waiter finds the grant when it asks again.
+          redis.pcall('PUBLISH', CHANNELS .. client, push)
         end
       end
-      first_end = math.min(first_end or math.huge, tonumber(claim))
-      if mode ~= 's' or used and used >= limit then
+      first_end = math.min(first_end or math.huge, tonumber(lease))
+      if mode ~= 's' or step.used and step.used >= step.limit then
         break -- nobody fits beside it, or all permits are taken
       end
     end
-    head = redis.call('ZPOPMIN', KEYS[2])
+    head = redis.call('ZPOPMIN', QUEUE)
   end
   if back then
     for _, place in ipairs(back) do
-      redis.call('ZADD', KEYS[2], place[2], place[1])
+      redis.call('ZADD', QUEUE, place[2], place[1])
     end
-    redis.call('PEXPIRE', KEYS[2], 300000)
+    redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
   end
-  return fence_of_asking, push_to_ours, first_end
+  return fence_of_asking, first_end, push_with_reply
 end

@@ -1,34 +1,35 @@
--- close(channels, member, lost, claim): a grant that was entered has ended, at `lost` (ms) where its
--- holder lost it. Its id may say for how long nobody enters then (see `_codec.py`): `+` ms after a loss,
--- `~` ms after the grant, and `@` until the end of that period of so many ms in which it was granted.
--- It is nobody's grant that keeps the others out, which ends like any other, and shares what the one
--- before it did. Who is first in the queue is told, and asks when that will be. Returns whether there
--- is one. `claim`: it was lost unconfirmed, so that it may have been entered; but not with `@`, for who
--- has that confirms before it enters.
-local function close(channels, member, lost, claim)
-  local mode, rule, terms, fence = member:match('^(%a)%a*%d+([^:+~@]*)([+~@][^:]+):[^:]+:%d+:(%d+)$')
+-- close(step, grant, lost, claim): a grant that was entered has ended, at `lost` (ms) where its holder lost
+-- it, else nil. Its terms say for how long nobody enters then: `+` ms after a loss, `~` ms after the grant,
+-- and `@` until the end of that period of so many ms in which it was granted. It is nobody's grant that
+-- keeps the others out, which ends like any other, and shares what the one before it did. Who is first
+-- in the queue is told, and asks when that will be. Returns whether there is one.
+-- `claim`: it was lost unconfirmed, so that it may have been entered; but not with `@`, for who has that
+-- confirms before it enters.
+--@include keep
+--@include count_permits
+local function close(step, grant, lost, claim)
+  local mode, rule, terms, fence = grant:match(MODE_RULE_TERMS_FENCE)
   if not terms then
-    return
+    return false
   end
   local delay, least, period = terms:match('%+(%d+)'), terms:match('~(%d+)'), terms:match('@(%d+)')
   -- A fence is the time of its grant, or later where the clock was set back.
-  local granted = math.min(math.floor(tonumber(fence) / 1000), now)
+  local granted = math.min(math.floor(tonumber(fence) / 1000), NOW)
   local opens = lost and delay and lost + delay or 0
   opens = math.max(opens, least and granted + least or 0)
   period = not claim and tonumber(period) or 0
   opens = math.max(opens, period > 0 and (math.floor(granted / period) + 1) * period or 0)
-  if opens <= now then
-    return
+  if opens <= NOW then
+    return false
   end
   rule = rule:match('^[*&^]%d+/?%d*') or ''
-  local closed = mode .. 'f0' .. rule .. ':-:0:' .. fence
-  redis.call('ZADD', KEYS[1], opens, closed)
-  count_permits(closed, 1)
-  keep(opens - now + 60000)
-  local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  local closed = mode .. 'f0' .. rule .. ':' .. NOBODY .. ':0:' .. fence
+  redis.call('ZADD', HOLDERS, opens, closed)
+  count_permits(step, closed, 1)
+  keep(opens - NOW + KEPT)
+  local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
   if first then
-    local client = first:match('^%a+%d+[^:]*:([^:]+):') or first
-    redis.pcall('PUBLISH', channels .. client, 'd ' .. KEYS[1])
+    redis.pcall('PUBLISH', CHANNELS .. (first:match(CLIENT) or first), 'd ' .. HOLDERS)
   end
   return true
 end

@@ -4,23 +4,27 @@
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter, as it was granted  2 fence of the grant  3 prefix of the clients' channels
 -- returns  1 it is a shared holder now  0 it was no holder any more
-
-local asker -- none of those who wait
+--@include names
+local CHANNELS = ARGV[3]
 --@include clock
---@include mint
---@include shared
-local member = ARGV[1] .. ':' .. ARGV[2]
-local sharing = downgraded(member)
-local ends = redis.call('ZSCORE', KEYS[1], member)
+--@include new_step
+--@include keep
+--@include as_shared
+--@include advance
+
+local waiter, fence = ARGV[1], ARGV[2]
+local grant = waiter .. ':' .. fence
+local sharing = as_shared(grant)
+local ends = redis.call('ZSCORE', HOLDERS, grant)
 if not ends then
-  return redis.call('ZSCORE', KEYS[1], sharing) and 1 or 0
-elseif tonumber(ends) <= now then
+  return redis.call('ZSCORE', HOLDERS, sharing) and 1 or 0
+elseif tonumber(ends) <= NOW then
   return 0
 end
-redis.call('ZREM', KEYS[1], member) -- first: at maxmemory it is allowed, and after it so is ZADD
-redis.call('ZADD', KEYS[1], ends, sharing, ARGV[2], downgraded(ARGV[1]))
-keep(math.floor(ends) - now + 60000)
-floor = tonumber(ARGV[2])
---@include advance
-advance(ARGV[3])
+redis.call('ZREM', HOLDERS, grant) -- first: at maxmemory it is allowed, and after it so is ZADD
+redis.call('ZADD', HOLDERS, ends, sharing, fence, as_shared(waiter))
+keep(math.floor(ends) - NOW + KEPT)
+local step = new_step()
+step.floor = tonumber(fence)
+advance(step)
 return 1

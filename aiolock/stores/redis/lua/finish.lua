@@ -7,24 +7,27 @@
 --       4 prefix of the clients' channels
 --       5 until when older copies of its `acquire` may come (µs), 0: none are on their way
 -- returns  1 it was a holder, or has finished before  0 neither
-
+--@include names
+local CHANNELS = ARGV[4]
 --@include clock
-local done = 'xfo0:-:0:' .. ARGV[2]
-if redis.call('ZREM', KEYS[1], ARGV[1] .. ':' .. ARGV[2]) == 0 then
-  return redis.call('ZSCORE', KEYS[1], done) and 1 or 0
+
+local waiter, fence, remembered, copies = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
+local done = DONE .. '0:' .. fence
+if redis.call('ZREM', HOLDERS, waiter .. ':' .. fence) == 0 then
+  return redis.call('ZSCORE', HOLDERS, done) and 1 or 0
 end
 -- As long as it is remembered, a late copy finds that it is done: so at least until then.
-local keep = math.max(tonumber(ARGV[3]), math.ceil(tonumber(ARGV[5]) / 1000) - now)
-redis.call('ZADD', KEYS[1], now + keep, done)
-redis.call('PEXPIRE', KEYS[1], keep + 60000)
+remembered = math.max(remembered, math.ceil(copies / 1000) - NOW)
+redis.call('ZADD', HOLDERS, NOW + remembered, done)
+redis.call('PEXPIRE', HOLDERS, remembered + KEPT)
 local told = {}
-for _, waiter in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  local client = waiter:match('^x%a*o%a*%d+[^:]*:([^:]+):')
+for _, other in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
+  local client = other:find(WANTS_ONCE) and other:match(CLIENT)
   if client then
-    redis.call('ZREM', KEYS[2], waiter)
+    redis.call('ZREM', QUEUE, other)
     if not told[client] then
       told[client] = true
-      redis.pcall('PUBLISH', ARGV[4] .. client, 'd ' .. KEYS[1])
+      redis.pcall('PUBLISH', CHANNELS .. client, 'd ' .. HOLDERS)
     end
   end
 end

@@ -6,28 +6,35 @@
 --       3 the number declared, 0 for none  4 the value  5 how long to remember all this (ms)
 --       6 prefix of the clients' channels  7 not after (µs)
 -- returns  the count; or less than 0: the number that is known, where another was declared
-
-local asker -- none of those who wait
+--@include names
+local CHANNELS = ARGV[6]
 --@include clock
 --@include late
---@include mint
---@include shared
-if ARGV[3] ~= '0' then
-  local known = differs(ARGV[3])
+--@include new_step
+--@include keep
+--@include differs
+--@include advance
+
+local token, at_least, declared, value, remembered = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local step = new_step()
+local too_late = late(ARGV[7])
+if too_late then
+  return too_late
+elseif declared ~= '0' then
+  local known = differs(step, declared)
   if known then
     return -known
   end
 end
-local before = (redis.call('ZSCORE', KEYS[1], 'count') or FIRST) - FIRST
-local count = math.max(before, tonumber(ARGV[2]))
-if ARGV[1] ~= '' then
-  count = before + redis.call('ZADD', KEYS[1], 'NX', FIRST, ARGV[1])
+local before = (redis.call('ZSCORE', HOLDERS, 'count') or COUNTERS) - COUNTERS
+local count = math.max(before, at_least)
+if token ~= '' then
+  count = before + redis.call('ZADD', HOLDERS, 'NX', COUNTERS, token)
 end
-if ARGV[4] ~= '' and tonumber(ARGV[2]) >= before then
-  redis.call('SET', KEYS[4], ARGV[4], 'PX', ARGV[5])
+if value ~= '' and at_least >= before then
+  redis.call('SET', KEYS[4], value, 'PX', remembered)
 end
-redis.call('ZADD', KEYS[1], string.format('%.0f', FIRST + count), 'count')
-keep(tonumber(ARGV[5]))
---@include advance
-advance(ARGV[6], nil, nil, nil, nil, nil, count > before)
+redis.call('ZADD', HOLDERS, string.format('%.0f', COUNTERS + count), 'count')
+keep(tonumber(remembered))
+advance(step, nil, nil, nil, nil, count > before)
 return count

@@ -4,30 +4,36 @@
 -- ARGV  2i-1 the grant (waiter:fence)  2i ttl (ms; 0: only say whether it still holds)
 --       the last: not after (µs)
 -- returns  for each: 1 still a holder  0 not any more
-
+--@include names
 --@include clock
 --@include late
+--@include as_shared
 --@include outlives
+
+local too_late = late(ARGV[#ARGV])
+if too_late then
+  return too_late
+end
 local held = {}
 for i, holders in ipairs(KEYS) do
   local grant, ttl = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
   local ends = redis.call('ZSCORE', holders, grant)
-  if not ends and grant:find('^x%a*d') then -- downgraded, it stands there as a shared one
-    grant = 's' .. grant:sub(2)
+  if not ends and as_shared(grant) then
+    grant = as_shared(grant)
     ends = redis.call('ZSCORE', holders, grant)
   end
-  if not ends or tonumber(ends) <= now then
+  if not ends or tonumber(ends) <= NOW then
     held[i] = 0
   else
     held[i] = 1
     if ttl > 0 then
-      local keep = ttl + 60000 + outlives(grant)
-      if grant:byte() == 115 then -- s: others may hold it for longer
-        keep = math.max(keep, redis.call('PTTL', holders))
+      local kept = ttl + KEPT + outlives(grant)
+      if grant:byte() == SHARED then -- others may hold it for longer
+        kept = math.max(kept, redis.call('PTTL', holders))
       end
       -- PEXPIRE first: at maxmemory it is allowed, and after it so is ZADD.
-      redis.call('PEXPIRE', holders, keep)
-      redis.call('ZADD', holders, 'XX', now + ttl, grant)
+      redis.call('PEXPIRE', holders, kept)
+      redis.call('ZADD', holders, 'XX', NOW + ttl, grant)
     end
   end
 end

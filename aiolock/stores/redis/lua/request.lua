@@ -3,15 +3,20 @@
 -- KEYS  1 holders
 -- ARGV  1 prefix of the clients' channels  2 not after (µs)
 -- returns  how many were told
-
+--@include names
+local CHANNELS = ARGV[1]
 --@include clock
 --@include late
-local FIRST = 1e15 -- see `shared`
-local told, from = 0, '(' .. string.format('%.0f', now)
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], from, FIRST - 1)) do
-  local client = member:match('^%a+%d+[^:]*:([^:]+):') or '-'
-  local push = 'r ' .. member .. ' ' .. KEYS[1]
-  if client ~= '-' and redis.call('PUBLISH', ARGV[1] .. client, push) > 0 then
+
+local too_late = late(ARGV[2])
+if too_late then
+  return too_late
+end
+local told, from = 0, '(' .. string.format('%.0f', NOW)
+for _, grant in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1)) do
+  local client = grant:match(CLIENT) or NOBODY
+  local push = 'r ' .. grant .. ' ' .. HOLDERS
+  if client ~= NOBODY and redis.call('PUBLISH', CHANNELS .. client, push) > 0 then
     told = told + 1
   end
 end

@@ -7,33 +7,42 @@
 --       4 prefix of the clients' channels  5 a token, the same in each copy of this command
 --       6 not after (µs)
 -- returns  the limit before
-
-local asker -- none of those who wait
+--@include names
+local CHANNELS = ARGV[4]
 --@include clock
 --@include late
---@include mint
---@include shared
---@include tombstone
+--@include new_step
+--@include keep
+--@include read_permits
+--@include give_up
+--@include advance
+
+local declared, limit, remembered, token = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5]
+local too_late = late(ARGV[6])
+if too_late then
+  return too_late
+end
 -- A second copy must not undo what others have set since. What it is to answer stands behind the token.
-local done = '!' .. ARGV[5] .. '='
-local tombstones = string.format('(%.0f', FIRST + now)
-for _, tombstone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], tombstones, FIRST + 1e13)) do
+local done = '!' .. token .. '='
+local after_now = string.format('(%.0f', COUNTERS + NOW)
+for _, tombstone in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, after_now, COUNTERS + 1e13)) do
   if tombstone:sub(1, #done) == done then
     return tonumber(tombstone:sub(#done + 1))
   end
 end
-local _, before = permits_of(ARGV[1])
-keep(tonumber(ARGV[3]))
+local step = new_step()
+read_permits(step, declared)
+local before = step.limit
+keep(remembered)
 -- Its client may send another copy, with a later limit, for some seconds.
-local last = ARGV[6] == '0' and now or math.ceil(ARGV[6] / 1000)
-give_up(ARGV[5] .. '=' .. string.format('%.0f', before), last + 10000)
+local last = ARGV[6] == '0' and NOW or math.ceil(ARGV[6] / 1000)
+give_up(token .. '=' .. string.format('%.0f', before), last + 10000)
 -- Who declares the new number already speaks for those who declare the old one.
-local other = ARGV[1] == ARGV[2] and before or tonumber(ARGV[1])
-if other ~= tonumber(ARGV[2]) then
-  redis.call('ZADD', KEYS[1], FIRST + other, 'declared')
+local other = declared == limit and before or declared
+if other ~= limit then
+  redis.call('ZADD', HOLDERS, COUNTERS + other, 'declared')
 end
-redis.call('ZADD', KEYS[1], FIRST + ARGV[2], 'limit')
-limit = tonumber(ARGV[2])
---@include advance
-advance(ARGV[4])
+redis.call('ZADD', HOLDERS, COUNTERS + limit, 'limit')
+step.limit = limit
+advance(step)
 return before

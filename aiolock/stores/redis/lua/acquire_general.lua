@@ -1,0 +1,130 @@
+-- acquire_general(waiter, ticket, ttl, most, first): `acquire`, where nobody holds the lock alone: its
+-- holders may be gone, or may share it with this waiter. `first`: the first of the holders, and for one
+-- that does not share it the second, with their scores. Returns the reply.
+--@include new_step
+--@include enqueue
+--@include busy
+--@include differs
+--@include as_shared
+--@include reap
+--@include listens
+--@include fits
+--@include grant_exclusive
+--@include grant_shared
+--@include advance
+local function acquire_general(waiter, ticket, ttl, most, first)
+  local step = new_step(waiter:match(CLIENT))
+  local shared, asked_again, waits = waiter:byte() == SHARED, ticket > 0, ticket >= 0
+  local displaced = asked_again and 1 or 0
+  local rule, _, declared = waiter:match(RULE_NUMBER_DECLARED)
+  local function enters()
+    local fence
+    if shared then
+      fence = grant_shared(step, waiter, ttl, 0)
+    else
+      fence = grant_exclusive(waiter, ttl, 0, step.floor)
+    end
+    return {1, tonumber(fence), tonumber(ttl), tonumber(STAMP), displaced}
+  end
+
+  -- What is kept of it: its grant, or that it was given up; and what number the others have declared.
+  local standing = as_shared(waiter) or waiter -- among the holders, where it holds
+  local fence, given_up, numbers
+  if declared and declared ~= '' then
+    numbers = redis.call('ZMSCORE', HOLDERS, 'used', 'limit', 'declared', waiter, '!' .. waiter)
+    fence, given_up = numbers[4], numbers[5]
+  elseif first[3] or first[1] and (shared or tonumber(first[2]) >= COUNTERS) then
+    local known = redis.call('ZMSCORE', HOLDERS, standing, '!' .. waiter)
+    fence, given_up = known[1], known[2]
+  end
+  if given_up and given_up - COUNTERS > NOW then
+    return {0, 0}
+  end
+  local known = numbers and differs(step, declared, numbers)
+  if known then
+    return {5, known}
+  end
+
+  local reaped = first[1] and tonumber(first[2]) <= NOW
+  if reaped then
+    reap(step)
+    first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
+    fence = (shared or standing ~= waiter) and redis.call('ZSCORE', HOLDERS, standing)
+  end
+  local holder, lease_left -- of the lease that ends first (ms)
+  if first[1] and tonumber(first[2]) < COUNTERS then
+    holder, lease_left = first[1], first[2] - NOW
+  end
+  if fence then
+    fence = string.format('%.0f', fence)
+    local ends = redis.call('ZSCORE', HOLDERS, standing .. ':' .. fence)
+    local claim = ends % 1 == UNCONFIRMED and 1 or 0
+    return {1, tonumber(fence), ends - NOW, tonumber(STAMP), 0, claim}
+  end
+
+  -- It enters where it fits and nobody waits. Who waits for a count is in nobody's way. And a party
+  -- that completes its group, but does not wait, enters with those in the queue, which it need not join.
+  local open = not holder or holder:byte() == SHARED -- whoever holds it may share it
+  local queue = redis.call('EXISTS', QUEUE) == 1
+  local past = rule == '^'
+    or rule == '&' and queue and not waits and not redis.call('ZSCORE', QUEUE, waiter)
+  local may = open and (past or not queue)
+  if may and rule then
+    may = fits(step, waiter)
+  elseif may then
+    may = shared or not holder
+  end
+  local completes = may and queue and rule == '&'
+  if may and not completes then
+    if queue and redis.call('ZREM', QUEUE, waiter) == 1 then
+      displaced = 0
+    end
+    return enters()
+  end
+
+  -- It waits, if it is to wait.
+  local full, place, others_may_fit
+  if waits then
+    ticket, displaced, place, others_may_fit = enqueue(waiter, ticket, most)
+    full = not ticket and {3, displaced}
+  end
+
+  -- Others may fit since a lease has ended, or dead ones left, or the group is full, or this one is the
+  -- first now. Else whoever is first has not fitted when it was last looked at, and holds the others
+  -- back, unless its process is gone. (Those that wait for a count are let in by whoever counts, and each
+  -- by itself.)
+  local due = not holder or reaped or others_may_fit or asked_again or rule == '&'
+  if open and queue and not due and rule ~= '^' then
+    local flags, client = redis.call('ZRANGE', QUEUE, 0, 0)[1]:match(FLAGS_CLIENT)
+    due = not client or not listens(client, flags, step.asker)
+  end
+  local first_end
+  if open and due and rule ~= '^' then
+    if completes then
+      advance(step)
+      return enters()
+    end
+    local fence_of_ours
+    fence_of_ours, first_end = advance(step, nil, not holder, waiter, ttl)
+    if fence_of_ours then
+      return {1, tonumber(fence_of_ours), tonumber(ttl), tonumber(STAMP), displaced}
+    end
+    place = nil
+    if not waits then
+      if queue and redis.call('EXISTS', QUEUE) == 0 and fits(step, waiter) then
+        return enters() -- whoever stood in the queue was dead
+      end
+      holder = first_end and redis.call('ZRANGE', HOLDERS, 0, 0)[1] or holder
+    end
+  end
+
+  if full then
+    return full
+  end
+  lease_left = math.min(lease_left or first_end or KEPT, first_end or lease_left or KEPT)
+  if not waits then
+    return busy(lease_left, holder)
+  end
+  place = place or redis.call('ZRANK', QUEUE, waiter) + 1
+  return {2, ticket, place, lease_left, tonumber(STAMP), displaced}
+end

@@ -1,0 +1,33 @@
+-- acquire_taken(waiter, ticket, ttl, most): `acquire`, where the lock is not simply free. Returns the
+-- reply. What is most often is here: one that wants it alone, and one that holds it alone.
+--@include enqueue
+--@include busy
+--@include acquire_general
+local function acquire_taken(waiter, ticket, ttl, most)
+  local shared = waiter:byte() == SHARED
+  local first = redis.call('ZRANGE', HOLDERS, 0, shared and 0 or 1, 'WITHSCORES')
+  local holder, lease_left = first[1], first[2] and tonumber(first[2]) - NOW
+  if shared or not holder or lease_left <= 0 or holder:byte() ~= EXCLUSIVE then
+    return acquire_general(waiter, ticket, ttl, most, first)
+  end
+
+  -- Whether the waiter was given up is seldom to be asked: only where there is more than one member.
+  local given_up = first[3] and redis.call('ZSCORE', HOLDERS, '!' .. waiter)
+  if given_up and given_up - COUNTERS > NOW then
+    return {0, 0}
+  elseif holder:sub(1, #waiter + 1) == waiter .. ':' then
+    local claim = first[2] % 1 == UNCONFIRMED and 1 or 0
+    return {1, tonumber(holder:match(FENCE_OF)), lease_left, tonumber(STAMP), 0, claim}
+  elseif holder:sub(1, #DONE) == DONE and waiter:find(WANTS_ONCE) then
+    return {4, lease_left}
+  elseif ticket == -1 then
+    return busy(lease_left, holder)
+  end
+  local displaced, place
+  ticket, displaced, place = enqueue(waiter, ticket, most)
+  if not ticket then
+    return {3, displaced}
+  end
+  place = place or redis.call('ZRANK', QUEUE, waiter) + 1
+  return {2, ticket, place, lease_left, tonumber(STAMP), displaced}
+end

@@ -1,0 +1,11 @@
+-- busy(lease_left, holder): the reply to one that does not wait: when the first lease ends (ms), of which
+-- grant that is, and what the client of that one says of itself.
+local function busy(lease_left, holder)
+  local client = holder and holder:match(CLIENT)
+  if not client or client == NOBODY then
+    return {0, lease_left}
+  end
+  local key = CHANNELS:gsub('push:$', 'client:') .. client
+  local says = redis.pcall('GET', key) -- pcall: it is in another slot than our keys
+  return {0, lease_left, holder, type(says) == 'string' and says or ''}
+end

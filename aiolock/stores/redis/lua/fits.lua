@@ -1,0 +1,31 @@
+-- fits(step, waiter): may it, which is not in the queue at the moment, enter beside those who hold?
+--   *n  while n permits are free       &n  once n stand in the queue, all together
+--   ^n  once the count is n            no rule: alone, or beside others that share
+--@include read_permits
+--@include remove_dead
+local function fits(step, waiter)
+  local rule, number, declared = waiter:match(RULE_NUMBER_DECLARED)
+  if rule == '*' then
+    read_permits(step, declared)
+    return step.used + number <= step.limit
+  elseif rule == '^' then
+    local count = redis.call('ZSCORE', HOLDERS, 'count')
+    return count and count - COUNTERS >= tonumber(number)
+  elseif rule == '&' then
+    if step.passing > 0 then
+      step.passing = step.passing - 1
+      return true
+    end
+    local others = number - 1
+    if redis.call('ZCARD', QUEUE) >= others then
+      remove_dead(step.asker)
+    end
+    step.passing = redis.call('ZCARD', QUEUE) >= others and others or 0
+    return step.passing == others
+  end
+  local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
+  if not first[1] or tonumber(first[2]) >= COUNTERS then
+    return true -- nobody holds it
+  end
+  return waiter:byte() == SHARED and first[1]:byte() == SHARED
+end

@@ -1,0 +1,7 @@
+-- keep(ms, slack): the holders live for at least so many ms, less `slack`. Never for less than before:
+-- that may be for a longer lease, or for something that is to be remembered.
+local function keep(ms, slack)
+  if redis.call('PTTL', HOLDERS) < ms - (slack or 0) then
+    redis.call('PEXPIRE', HOLDERS, ms)
+  end
+end

@@ -1,0 +1,32 @@
+-- take_out(step, waiter, fence): it is neither a holder nor queued any more. With a fence of '0' it is
+-- taken out of either, else that grant alone. Returns what it was (1 a holder, 2 queued, 0 neither), and
+-- the grant that it had, if any.
+--@include drop
+--@include as_shared
+local function take_out(step, waiter, fence)
+  local grant = waiter .. ':' .. fence
+  if fence == '0' then
+    if redis.call('ZREM', QUEUE, waiter) == 1 then
+      return 2
+    end
+    local first = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
+    if first and first:sub(1, #waiter + 1) == waiter .. ':' then
+      grant = first
+    else
+      local standing = as_shared(waiter) or waiter
+      local known = redis.call('ZSCORE', HOLDERS, standing)
+      if not known then
+        return 0
+      end
+      grant = standing .. ':' .. string.format('%.0f', known)
+    end
+  end
+  if drop(step, grant) then
+    return 1, grant
+  end
+  grant = as_shared(grant)
+  if grant and drop(step, grant) then
+    return 1, grant
+  end
+  return 0
+end
