@@ -49,7 +49,7 @@ async def test_event(world: World) -> None:
         await queued(event, 6)
         assert not await event.is_set()
         with pytest.raises(AcquireTimeout, match="'e' was not set"):
-            await theirs.event("e", timeout=0.01).wait()
+            await theirs.event("e", timeout=0.5).wait()
         await theirs.event("e").set()
         await asyncio.gather(*tasks)
         assert await event.is_set()

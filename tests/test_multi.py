@@ -45,16 +45,16 @@ async def test_awaited(world: World) -> None:
         both = ours.multilock("a", "b")
         lease = await both.acquire()
         assert lease is not None
-        assert await theirs.multilock("b", "c").acquire(timeout=0.25) is None
+        assert await theirs.multilock("b", "c").acquire(timeout=0.5) is None
         assert await theirs.multilock("b", "c").acquire(blocking=False) is None
         assert await free(theirs, "c")
         assert await lease.release()
         assert await lease.release()
         async with theirs.lock("b"):
-            assert await both.acquire(timeout=0.25) is None
+            assert await both.acquire(timeout=0.5) is None
             assert await free(theirs, "a")
             with pytest.raises(AcquireTimeout, match="'b'"):
-                async with ours.multilock("a", "b", timeout=0.25):
+                async with ours.multilock("a", "b", timeout=0.5):
                     raise AssertionError
             assert await free(theirs, "a")
 
