@@ -97,6 +97,12 @@ class Form:
         return self.rule is Rule.COUNT
 
     @property
+    def plain(self) -> bool:
+        """Whether it is a lock that one holds alone, renewed, and that is open at its end."""
+        odd = self.shared or self.fixed or self.once or self.downgrades
+        return not odd and not self.declared and not self.closes
+
+    @property
     def closes(self) -> bool:
         """Whether nobody may enter for a while after its grant."""
         return bool(self.after_loss or self.after_grant or self.period)
@@ -133,13 +139,22 @@ class Granted(NamedTuple):
     claim: bool = False
 
 
+class Before(NamedTuple):
+    """Who stands directly before a waiter."""
+
+    waiter: Waiter
+    fence: int
+    """Of its grant, where it is the holder; 0 where it waits."""
+
+
 class Queued(NamedTuple):
     """The waiter stands in the queue; ``until`` the first lease ends, ms.
 
     ``place`` is 1 where nobody stands before it. Else it is more than that, and not to be relied
     on: to count those before it costs some stores too much.
 
-    ``displaced`` is as in `Granted`.
+    ``displaced`` is as in `Granted`. ``before``: who stands directly before it, of its own client,
+    where the store says so; that is optional, and for newcomers only (see `Store.pass_on`).
     """
 
     ticket: int
@@ -147,6 +162,7 @@ class Queued(NamedTuple):
     until: int
     now: int
     displaced: bool = False
+    before: Before | None = None
 
 
 class Full(NamedTuple):
@@ -185,6 +201,27 @@ class Renewal(NamedTuple):
     form: Form
     fence: int
     ttl: int
+
+
+class Pass(NamedTuple):
+    """A client has handed a lock on among its own waiters; see `Store.pass_on`."""
+
+    name: str
+    form: Form
+    """That of all of them."""
+    giver: Waiter
+    giver_fence: int
+    """The grant that the store knows of."""
+    taker: Waiter
+    fence: int
+    """The grant that there is now."""
+    through: tuple[Waiter, ...]
+    """Those that have had it since then, in order; the last is the taker."""
+
+
+RUN: Final = 64
+"""How many grants a client may be ahead of the store, at most, and so how much higher the fence
+must be that follows on a grant whose end its client has not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +351,9 @@ class Inbox(Protocol):
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         """Somebody asks whoever has this grant to let go, when it can."""
 
+    def void(self, name: str, waiter: Waiter) -> None:
+        """Somebody stands directly before this waiter who did not when it was `Queued`."""
+
     def reconnected(self) -> None:
         """Pushes may have been missed: whoever waits must ask again."""
 
@@ -374,6 +414,20 @@ class Store(Protocol):
         ``entered``: the grant was given up, or back, so that the lock does not stay closed for it
         (see `Form.opens`).
         Answers one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
+        """
+        ...
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        """The giver is no holder any more and the taker is, for its claim; who is in between left.
+
+        Called only where the store has answered with `Queued.before`, which it need not: then all
+        hand-offs are its own. For a client that knows that its own waiter stands directly behind
+        its own holder knows what the store would answer to a release. So it hands the lock on at
+        once, under the lease that the store respects, and reports it.
+
+        Answers `WAS_HOLDER`, `WAS_ABSENT` where the giver was no holder, and `WAS_UNKNOWN` as for
+        a release. Where one client's waiter comes to stand before another's (one that was displaced
+        comes back, or one of a higher priority), that one is told, by `Inbox.void`.
         """
         ...
 
@@ -442,6 +496,7 @@ class Store(Protocol):
 Operation = Literal[
     "acquire",
     "release",
+    "pass_on",
     "renew",
     "status",
     "finish",
@@ -503,6 +558,10 @@ class Relay:
         return self._call(
             "release", lambda: self._store.release(name, waiter, form, fence, entered=entered)
         )
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        """As the other store."""
+        return self._call("pass_on", lambda: self._store.pass_on(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         """As the other store."""

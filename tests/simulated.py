@@ -19,6 +19,7 @@ from aiolock.store import (
     Granted,
     Inbox,
     Late,
+    Pass,
     Posted,
     Queued,
     Renewal,
@@ -109,8 +110,8 @@ class _Command:
     """It is refused after its time."""
     buries: bool = False
     """With it, what came before is given up."""
-    ends: Waiter | None = None
-    """The waiter that is no more when this is answered."""
+    ends: tuple[Waiter, ...] = ()
+    """The waiters that are no more when this is answered."""
     written: int = 0
 
     @property
@@ -169,7 +170,14 @@ class Store(MemoryStore):
         return self._send(
             partial(self.server.release, name, waiter, fence, entered=entered),
             buries=over,
-            ends=waiter if over else None,
+            ends=(waiter,) if over else (),
+        )
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        return self._send(
+            partial(self.server.pass_on, passed),
+            stamped=True,
+            ends=(passed.giver, *passed.through[:-1]),
         )
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
@@ -280,8 +288,7 @@ class Store(MemoryStore):
         command.written += 1
         if command.written > 1 and command.ends and answer == WAS_ABSENT:
             answer = WAS_UNKNOWN
-        if command.ends:
-            self.server.over.add(command.ends)
+        self.server.over.update(command.ends)
         if self.server.lossy and self.dice.random() < 0.02:
             answer = StoreError("the reply was lost")
         self._answer(command.future, answer)

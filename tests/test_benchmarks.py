@@ -217,7 +217,7 @@ async def test_contest() -> None:
     }
     assert {name: ours[name] for name in exact} == {n: [value] for n, value in exact.items()}
     # On a busy machine a body may last so long that its claim is confirmed.
-    assert 2 <= ours["commands.wanted"][0] < 2.2
+    assert 1 <= ours["commands.wanted"][0] < 2.2
     assert theirs["crowd200.connections"] == [200]
     for name, values in ours.items():
         if name.endswith((".us", ".rate", ".ms")) and "server" not in name:

@@ -20,7 +20,7 @@ from aiolock import StoreError
 from aiolock.store import WAS_ABSENT, Granted, Party, Queued, Status, Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
-from aiolock.testing import FaultyStore, Peer, StoreContract
+from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
 from aiolock.testing._faulty import GIVES_UP
 from tests.servers import RedisServer
 from tests.worlds import virtual
@@ -28,7 +28,7 @@ from tests.worlds import virtual
 ROOT = Path(__file__).parent.parent
 
 
-class TestMemory(StoreContract):
+class TestMemory(StoreContract, RunsContract):
     """The store in plain Python."""
 
     @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ class TestMemoryUncounted(TestMemory):
         self._memory = _Uncounted()
 
 
-class TestMemoryByUrl(StoreContract):
+class TestMemoryByUrl(StoreContract, RunsContract):
     """The same, found by a URL."""
 
     @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ class TestFaulty(TestMemory):
         return FaultyStore(super().store())
 
 
-class TestFakeRedis(StoreContract):
+class TestFakeRedis(StoreContract, RunsContract):
     """The scripts on fakeredis, by a client that reads replies as bytes."""
 
     decode_responses = False
@@ -106,7 +106,7 @@ class TestFakeRedisDecoding(TestFakeRedis):
     decode_responses = True
 
 
-class TestRedis(StoreContract):
+class TestRedis(StoreContract, RunsContract):
     """A real server, by its URL."""
 
     @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ class TestInMemory:
     """On the embedded store, in one process."""
 
     def test_sells_exactly_what_there_is(self) -> None:
-        """Without a lock it is oversold; with it all is right, in order, in two commands each."""
+        """Without a lock it is oversold; with it all is right, in order, in few commands."""
         said = run_json("--items", "60", "--requests", "20", "--ttl", "30")
         without, under_lock = said["without_lock"], said["with_lock"]
         assert without["oversold"] == without["sold"] - 60 > 0
@@ -103,7 +103,7 @@ class TestInMemory:
         assert under_lock["requests"] == 60 + 20
         assert under_lock["overtaken"] == 0
         assert under_lock["leases_lost"] == 0
-        assert under_lock["commands_per_grant"] == 2.0
+        assert 1 < under_lock["commands_per_grant"] <= 2.0
         assert 0 < under_lock["handoff_ms"]["p50"] <= under_lock["handoff_ms"]["p99"]
         assert 0 < under_lock["waiting_ms"]["p50"] <= under_lock["waiting_ms"]["p99"]
         assert under_lock["killed"] == []
@@ -121,7 +121,7 @@ class TestInMemory:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("An online sale on memory://, in this process")
         assert re.search(r"^  oversold +300 +0$", done.stdout, re.MULTILINE)
-        assert re.search(r"^  commands per hand-off +- +2\.0\d$", done.stdout, re.MULTILINE)
+        assert re.search(r"^  commands per hand-off +- +1\.\d\d$", done.stdout, re.MULTILINE)
         assert done.stdout.endswith("exactly right: 300 of 300 sold, each item once.\n")
         assert not set("\x1b\r") & set(done.stdout)
 

@@ -29,6 +29,7 @@ CORE = [
     "aiolock._engine.overdue",
     "aiolock._engine.releases",
     "aiolock._engine.wheel",
+    "aiolock._engine.runs",
     "aiolock._engine.watchdog",
     "aiolock._engine.acquirer",
     "aiolock._engine.lease",

@@ -478,7 +478,8 @@ async def test_release_is_idempotent() -> None:
         await lease.lost
         for _ in range(3):
             assert await lease.release() is False
-        assert on.faulty.calls["release"] == 1
+        # Once, for what was broken may stand in the queue again: it had asked when that happened.
+        assert on.faulty.calls["release"] == 2
 
 
 @virtual

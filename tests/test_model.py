@@ -34,12 +34,14 @@ from hypothesis.stateful import (
 from aiolock.store import (
     WAS_HOLDER,
     Answer,
+    Before,
     Busy,
     Done,
     Form,
     Granted,
     Late,
     Party,
+    Pass,
     Posted,
     Queued,
     Renewal,
@@ -94,6 +96,8 @@ WAITERS = ids(
     "s10000!-3",
     "xq10000%7",  # of a later version
     "sfz10000%7~20000",
+    "x10000",
+    "x10000",
 )
 READERS = ids("s10000", "s10000", "sf5000~20000", "s9000!-3", "x10000", "xd9000", "xd10000+30000")
 TO_BE_DONE = ids("xo10000", "xo9000", "xfo8000", "xo7000~20000", "xd9000", "s10000")
@@ -148,6 +152,9 @@ class Heard:
 
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         self.log.append(("requested", self.texts[waiter], fence))
+
+    def void(self, name: str, waiter: Waiter) -> None:
+        self.log.append(("void", self.texts[waiter], 0))
 
     def reconnected(self) -> None:
         raise AssertionError("a model has no connection")
@@ -284,6 +291,8 @@ class Scripts:
             self.log.append(("granted", waiter, int(fence), int(after.split(" ")[0])))
         elif kind == "d":
             self.log.append(("done", f"x:{client}:", 0))
+        elif kind == "v":
+            self.log.append(("void", rest[0], 0))
         elif kind == "r":
             waiter, _, fence = rest[0].rpartition(":")
             self.log.append(("requested", as_granted(waiter), int(fence)))
@@ -319,6 +328,14 @@ class Scripts:
             return int(was)
         self._heard(was.decode(), decode_any(waiter)[0].client)  # the push, with the reply
         return WAS_HOLDER
+
+    def pass_on(
+        self, giver: str, fence: int, through: list[str], claim: int, not_after: int
+    ) -> int | Late:
+        minted = fence + len(through)
+        values = (f"{giver}:{fence}", f"{through[-1]}:{minted}", minted, claim, *through, not_after)
+        was: int | Late = self._call(scripts.PASS, self.keys, *values)
+        return was
 
     def finish(self, waiter: str, fence: int, keep: int, *, bury: int = 0) -> int:
         values = (waiter, fence, keep, self.names.channels, bury)
@@ -443,6 +460,7 @@ class Differential(RuleBasedStateMachine):
         forms = [decode_any(text)[1] for text in self.waiters]
         self.once = any(form.once for form in forms)
         self.downgrades = any(form.downgrades for form in forms)
+        self.plain = any(form.plain for form in forms)
         self.counts = any(form.rule is not Rule.ALWAYS for form in forms)
         self.real_fences, self.model_fences = Fences(), Fences()
         self.tickets: dict[str, tuple[int, int]] = {}
@@ -513,7 +531,8 @@ class Differential(RuleBasedStateMachine):
             assert near(real.lease, model.lease)
             assert (real.displaced, real.claim) == (model.displaced, model.claim)
         elif isinstance(real, Queued) and isinstance(model, Queued):
-            assert real.place == model.place
+            assert (real.place == 1) == (model.place == 1)
+            assert self.known(real.before, real=True) == self.known(model.before, real=False)
             assert near(real.until, model.until)
             assert real.displaced == model.displaced
             self.tickets[waiter] = (real.ticket, model.ticket)
@@ -529,6 +548,12 @@ class Differential(RuleBasedStateMachine):
             assert near(real.now // 1000, now() // 1000)
         else:
             assert real == model
+
+    def known(self, before: Before | None, *, real: bool) -> tuple[Waiter, int] | None:
+        """Who stands before it, and which grant that has."""
+        self.learn()
+        fences = self.real_fences if real else self.model_fences
+        return None if before is None else (before.waiter, fences.rank(before.fence))
 
     # What is done most often: it takes many of these until something is handed on.
 
@@ -579,6 +604,22 @@ class Differential(RuleBasedStateMachine):
         real = self.real.release(waiter, fences[0], entered=entered, bury=times[0])
         model = self.model.release(NAME, who, fences[1], entered=entered, bury=times[1])
         assert real == model
+
+    @precondition(lambda self: self.plain)
+    @rule(number=numbers, count=st.integers(1, 3), exact=st.booleans(), when=not_after)
+    def pass_on(self, number: int, count: int, exact: bool, when: int) -> None:
+        """From a holder, or from one that is none, to those of its kind that wait, or to others."""
+        waiter, who, form = self.waiter(number, lambda form: form.plain)
+        kind = waiter.rpartition(":")[0]
+        others = (text for text in (*self.model.queue(), *self.waiters) if text != waiter)
+        through = [text for text in others if text.rpartition(":")[0] == kind][:count]
+        if not through:
+            return
+        real, model = self.held(waiter) if exact else (12345, 12345)
+        times, those = self.stamps(when), [decode_any(text)[0] for text in through]
+        passed = Pass(NAME, form, who, model, those[-1], model + len(those), tuple(those))
+        answer = self.real.pass_on(waiter, real, through, form.claim, times[0])
+        assert self.alike(answer, self.model.pass_on(passed, not_after=times[1]))
 
     @rule(text=st.sampled_from(GARBAGE))
     def intrude(self, text: str) -> None:

@@ -13,13 +13,13 @@ from functools import cache
 import pytest
 
 from tests import virtual
-from tests.protocol.acted import Play
+from tests.protocol.acted import RUNS, Play
 from tests.protocol.model import Safeguards
 from tests.protocol.search import Search, Searched, main
 from tests.protocol.twins import compare
 from tests.protocol.world import EVERY_FAULT, Fault, Setting, World, Wrong
 
-PAIR, THREE, TWO_AND_ONE = (1, 1), (1, 1, 1), (2, 1)
+PAIR, THREE, TWO_AND_ONE, THREE_AND_ONE = (1, 1), (1, 1, 1), (2, 1), (3, 1)
 
 
 def setting(
@@ -45,6 +45,14 @@ def tries(within: Setting) -> Setting:
 def fixed(within: Setting, first: int = 0) -> Setting:
     """Leases are not renewed; and this client begins."""
     return replace(within, renews=False, first=first)
+
+
+def runs(within: Setting, *queue: int, ahead: int = 2, first: int = 0) -> Setting:
+    """Clients hand the lock on; this one's first task has it, and behind it stand those of these.
+
+    A task that has no place has not asked yet; without ``queue`` all have.
+    """
+    return replace(within, ahead=ahead, begun=True, first=first, queue=queue)
 
 
 @cache
@@ -95,6 +103,29 @@ def test_nothing_is_wrong(within: Setting) -> None:
 )
 def test_late_copies(within: Setting) -> None:
     """What was given up does not act, whenever a connection that broke delivers it."""
+    result = searched(within)
+    assert result.found is None, str(result)
+    assert result.complete
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        pytest.param(runs(setting(TWO_AND_ONE, *EVERY_FAULT, ttl=1)), id="2_tasks_of_3"),
+        pytest.param(runs(setting(TWO_AND_ONE, "stray", ttl=1)), id="late_copies"),
+        pytest.param(runs(setting(TWO_AND_ONE, "break")), id="broken"),
+        pytest.param(runs(setting(THREE_AND_ONE, "cancel", "crash", "queue", ttl=1)), id="3_tasks"),
+        pytest.param(
+            runs(setting(TWO_AND_ONE, "cut", "mute", "flush", faults=2, ttl=1)), id="2_faults"
+        ),
+        pytest.param(
+            replace(runs(setting(TWO_AND_ONE, "stop")), claim=2), id="claims_of_several_ticks"
+        ),
+        pytest.param(runs(setting(THREE_AND_ONE, "deaf", ttl=1), 1, 0, 0), id="overtaken"),
+    ],
+)
+def test_runs(within: Setting) -> None:
+    """A client that hands the lock on among its tasks does as the server would, and in order."""
     result = searched(within)
     assert result.found is None, str(result)
     assert result.complete
@@ -160,6 +191,64 @@ WITHOUT: dict[str, tuple[Wrong, Setting]] = {
     "resent_are_crossed": (Wrong.LEFT_BEHIND, setting((1,), "stray", delays=2, late=3)),
     "refused_are_released": (Wrong.ACTED_LATE, tries(setting(PAIR, "stray"))),
     "tries_pass_the_dead": (Wrong.SENT_AWAY, tries(setting(THREE, "crash", ttl=1))),
+    # What a client hands on by itself.
+    "only_holders_pass": (Wrong.TWO_HOLDERS, runs(setting(TWO_AND_ONE, "stop"))),
+    "passed_leave_the_queue": (Wrong.TWICE, runs(setting(TWO_AND_ONE))),
+    "fence_above_run": (
+        Wrong.FENCE_FELL,
+        runs(setting(TWO_AND_ONE, "crash", "clock", faults=2)),
+    ),
+    "overtaken_are_told": (Wrong.OVERTOOK, runs(setting(TWO_AND_ONE, "queue"), 1)),
+    "only_to_neighbours": (Wrong.OVERTOOK, runs(setting(TWO_AND_ONE), 1, 0)),
+    "forgets_when_subscribed_again": (
+        Wrong.OVERTOOK,
+        runs(setting(TWO_AND_ONE, "deaf", "queue", faults=2), 1),
+    ),
+    "forgets_when_displaced": (
+        Wrong.OVERTOOK,
+        runs(setting(THREE_AND_ONE, "queue", ttl=1), 1, 0, 0),
+    ),
+    "forgets_when_overtaken": (Wrong.OVERTOOK, runs(setting(THREE_AND_ONE, "queue"), 1)),
+    "outdated_have_no_neighbour": (Wrong.OVERTOOK, runs(setting(TWO_AND_ONE, "queue"), 1)),
+    "crossed_are_not_passed": (
+        Wrong.ACTED_LATE,
+        runs(setting(TWO_AND_ONE, "stray", ttl=1), 0, first=1),
+    ),
+    "deadline_is_inherited": (
+        Wrong.NOT_THE_HOLDER,
+        replace(runs(setting(TWO_AND_ONE, "stop")), claim=2),
+    ),
+    "runs_are_bounded": (
+        Wrong.FENCE_FELL,
+        runs(setting(THREE_AND_ONE, "stop", "clock", faults=2, ttl=1), ahead=1),
+    ),
+    "failed_reports_end_runs": (
+        Wrong.LEFT_BEHIND,
+        runs(setting(THREE_AND_ONE, "cut", "mute", faults=2, ttl=1)),
+    ),
+    "failed_reports_are_repeated": (
+        Wrong.LEFT_BEHIND,
+        runs(setting(TWO_AND_ONE, "cut", "mute", faults=2)),
+    ),
+    "confirmed_from_the_first": (
+        Wrong.NOT_THE_HOLDER,
+        runs(setting(TWO_AND_ONE, "cut", "mute", faults=2, ttl=1)),
+    ),
+    "outrun_reports_are_followed": (Wrong.LEFT_BEHIND, runs(setting(TWO_AND_ONE, "flush"))),
+    "passed_are_no_strangers": (
+        Wrong.NOT_THE_HOLDER,
+        runs(setting(TWO_AND_ONE, "flush", ttl=1), 0, first=1),
+    ),
+    "lost_are_all_of_a_run": (Wrong.NOT_THE_HOLDER, runs(setting(TWO_AND_ONE, "break"))),
+    "between_are_released": (Wrong.LEFT_BEHIND, runs(setting(TWO_AND_ONE, "break"))),
+    "between_are_tried_again": (
+        Wrong.LEFT_BEHIND,
+        runs(setting(TWO_AND_ONE, "break", "cut", "unheard", faults=3, ttl=1)),
+    ),
+    "only_ended_are_released": (
+        Wrong.NOT_THE_HOLDER,
+        runs(setting(TWO_AND_ONE, "flush", "stop", faults=2, ttl=1), ahead=1),
+    ),
     # Without these the others only wait longer.
     "silent_are_skipped": (Wrong.IDLE_TOO_LONG, setting(THREE, "die", patience=0)),
     "claims_are_short": (Wrong.IDLE_TOO_LONG, setting(THREE, "doze", patience=1)),
@@ -186,6 +275,11 @@ WITHOUT: dict[str, tuple[Wrong, Setting]] = {
 
 # Safeguards that can be left out, as long as the other one is there.
 SPARE: dict[str, tuple[str, Wrong, Setting]] = {
+    "reports_come_first": (
+        "outrun_reports_are_followed",
+        Wrong.LEFT_BEHIND,
+        runs(setting(TWO_AND_ONE)),
+    ),
     "strangers_are_given_back": (
         "failed_are_tried_again",
         Wrong.IDLE_TOO_LONG,
@@ -249,6 +343,17 @@ def test_the_server_of_the_model_is_the_memory_store() -> None:
     assert compare(depth=6) > 300
     assert compare(depth=6, renews=False) > 300
     assert compare(depth=4, late=True) > 200
+    assert compare(depth=6, passes=True) > 300
+
+
+@pytest.mark.parametrize("acts", range(2))
+def test_the_runs_of_the_model_are_the_real_ones(
+    acts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same where a store says who stands before whom: they hand on and report as it does."""
+    caplog.set_level(logging.ERROR)
+    for seed in range(100 * acts, 100 * (acts + 1)):
+        virtual.run(Play(seed, RUNS).play(60))
 
 
 @pytest.mark.parametrize("acts", range(4))

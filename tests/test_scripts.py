@@ -14,6 +14,7 @@ import redis
 
 import aiolock
 from aiolock.store import (
+    RUN,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -161,6 +162,16 @@ def test_whoever_is_not_counted_is_skipped_and_hears_nothing(lua: Scripts) -> No
     heard = [push["channel"] for push in iter(lambda: listening.get_message(timeout=0.05), None)]
     assert f"{lua.names.channels}gone" not in heard
     listening.close()
+
+
+def test_the_fence_above_a_run_is_kept(lua: Scripts) -> None:
+    """A lock is broken, and nobody waits for it: the next grant has a fence above all of a run."""
+    ahead = FAR_AHEAD  # the server's clock was set back since
+    lua.redis.zadd(lua.keys[0], {f"x9000:ada:1:{ahead}": 4_000_000_000_000})
+    assert lua.break_([ahead]) == 1
+    granted = lua.acquire("x9000:ada:2", 60_000, 0, 0)
+    assert isinstance(granted, Granted)
+    assert granted.fence > ahead + RUN
 
 
 def test_the_dead_do_not_fill_the_queue(lua: Scripts) -> None:

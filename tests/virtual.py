@@ -53,6 +53,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Return the virtual time in seconds."""
         return self._now
 
+    def advance(self, seconds: float) -> None:
+        """Let time pass at once, as when the process is stopped."""
+        self._now += seconds
+
     def select(self, timeout: float | None) -> list[NoReturn]:
         """Move the clock instead of sleeping (called by asyncio where it would wait for I/O)."""
         if timeout is None:

@@ -34,7 +34,6 @@ from aiolock.store import (
     Queued,
     Renewal,
     Rule,
-    Store,
     Waiter,
 )
 
@@ -71,8 +70,8 @@ class AlreadyDone(Exception):
 class Acquirer:
     """The open acquisitions of one client; what the store pushes arrives here (see `Inbox`)."""
 
-    def __init__(self, store: Store, watchdog: Watchdog, client: str) -> None:
-        self._store = store
+    def __init__(self, watchdog: Watchdog, client: str) -> None:
+        self._store = self._runs = watchdog.runs
         self._watchdog = watchdog
         self._client = client
         self._loop = asyncio.get_running_loop()
@@ -168,6 +167,7 @@ class Acquirer:
     def _hear(self, attempt: Attempt, question: Question) -> bool:
         """Take in an answer, for its task or for a callback; False where it came too late."""
         answer = question.answer.result()
+        newcomer = attempt.ticket == 0
         if not attempt.answers(question, answer):
             return False
         if isinstance(answer, _PLACED) and answer.displaced:
@@ -179,6 +179,8 @@ class Acquirer:
             self._queues[key].queued(attempt, answer)
             if question.outdated:
                 self._ask_again(attempt)
+            elif newcomer and (answer.before is not None or self._runs):
+                self._runs.queued(attempt, answer, self._attempts[key])
         return True
 
     async def _pushed(self, attempt: Attempt) -> None:
@@ -230,6 +232,7 @@ class Acquirer:
         the store has answered, for it must not find the old grant and take it for the new one.
         """
         fence = attempt.gives_back()
+        self._runs.returns(attempt)
         policy = attempt.policy
         # Where that fails we give up, and all of it is released.
         released = self._store.release(
@@ -266,6 +269,8 @@ class Acquirer:
         attempt.withdraws()
         if attempt.retry is not None:
             attempt.retry.cancel()
+        if self._runs:
+            self._runs.leaves(attempt)
         key = attempt.policy.key
         queue = self._queues.get(key)
         if queue is not None and queue.leave(attempt):
@@ -376,6 +381,7 @@ class Acquirer:
         They are asked for in one go, for those who find that out come many at a time.
         """
         key = found.policy.key
+        self._runs.nobody_knows(key)
         if key not in self._displaced:
             self._loop.call_soon(self._ask_for_displaced, key)
         self._displaced[key] = max(self._displaced.get(key, 0.0), found.last_asked)
@@ -401,14 +407,18 @@ class Acquirer:
                 _wake(attempt)
             return
         hold = self._watchdog.holds.get(waiter)
-        if hold is None or hold.fence != fence:
+        known = hold is not None and hold.fence == fence
+        if not known and not self._runs.was_passed(name, waiter, fence):
             # It gave up, and the store had not heard of that: what it got is somebody else's.
             _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)
 
     def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+        waiter, fence = self._runs.present(name, waiter, fence)
         hold = self._watchdog.holds.get(waiter)
         waiting = self._attempt(name, waiter)
         if hold is not None and hold.fence == fence:
+            # A question that came after the break may have put it into the queue again.
+            hold.crossed = hold.crossed or reason == "broken"
             self._watchdog.lose(hold, _LOST.get(reason, reason))
         elif waiting is not None:
             # Its grant is on its way, to the task or, by the other connection, to us. Then it has
@@ -417,6 +427,7 @@ class Acquirer:
             self._ask_again(waiting)
         if reason == "expired":
             # We were taken for stuck, so our waiters have left the queue.
+            self._runs.nobody_knows(name)
             for other in list(self._attempts.get(name, {}).values()):
                 self._ask_again(other)
 
@@ -428,7 +439,15 @@ class Acquirer:
             if attempt.policy.once:
                 self._ask_again(attempt)
 
+    def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # see `Inbox`
+        # Whoever that is by now, it may have been handed the lock: then it is one behind it.
+        self._runs.void(name)
+        for attempt in list(self._attempts.get(name, {}).values()):
+            if attempt.phase is Phase.ASKING:
+                self._ask_again(attempt)  # its answer may be older
+
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+        waiter, fence = self._runs.present(name, waiter, fence)
         hold = self._watchdog.holds.get(waiter)
         waiting = self._attempt(name, waiter)
         if hold is not None and hold.fence == fence:
@@ -439,6 +458,7 @@ class Acquirer:
             waiting.wanted = fence  # its grant is on its way to the task
 
     def reconnected(self) -> None:
+        self._runs.nobody_knows()
         for waiters in list(self._attempts.values()):
             for attempt in list(waiters.values()):
                 attempt.sends_again()
@@ -450,6 +470,7 @@ class Acquirer:
 
     def close(self) -> None:
         """Give up whatever waits, with `ClientClosed`."""
+        self._runs.close()
         for attempts in list(self._attempts.values()):
             for attempt in list(attempts.values()):
                 attempt.stop(ClientClosed("this client was closed while it waited for a lock"))

@@ -118,6 +118,8 @@ class Attempt:
     """QUEUED: when it asks again, after a question that failed."""
     waits_for: asyncio.Future[Any] | None = None
     """What its task awaits."""
+    behind: Waiter | None = None
+    """QUEUED: who stands directly before it, of its own client; None where that is not known."""
     patient: asyncio.Task[Any] | None = None
     """Its owner, where it waits for as long as it takes."""
     blocked: asyncio.Task[Any] | None = None
@@ -134,6 +136,11 @@ class Attempt:
     def _go(self, phase: Phase) -> None:
         assert phase in self.phase.steps, f"{self!r} cannot become {phase.value}"
         self.phase = phase
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return not self.phase.steps
 
     # Questions
 
@@ -242,6 +249,17 @@ class Attempt:
         self.grant = grant
         self._go(Phase.GRANTED)
 
+    @property
+    def waits(self) -> bool:
+        """Whether its task waits in the queue, and nothing has come of that yet."""
+        return self.phase is Phase.QUEUED and not (self.waits_for is None or self.waits_for.done())
+
+    def passed(self, grant: Grant) -> None:
+        """Its own client hands it the lock, on behalf of the store. It `waits`."""
+        assert self.waits_for is not None
+        self._granted(grant)
+        self.waits_for.set_result(None)
+
     def taken_away(self, fence: int) -> None:
         """The grant of this fence is not ours any more, though it may still be on its way."""
         self.void = max(self.void, fence)
@@ -310,7 +328,7 @@ class Attempt:
 
     def gives_up(self) -> bool:
         """Nobody wants the lock any more; whether the store may have something of it."""
-        if not self.phase.steps:
+        if self.ended:
             return False
         self._go(Phase.GIVEN_UP)
         known = self.clocks is not None or self.grant is not None

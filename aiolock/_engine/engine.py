@@ -11,6 +11,7 @@ from typing import Any
 from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.entered import Entered
 from aiolock._engine.policy import Policy
+from aiolock._engine.runs import Runs
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import ClientClosed
 from aiolock.store import Status, Store
@@ -30,6 +31,7 @@ class Engine:
     """One client, from one opening to its close, and then to the next."""
 
     watchdog: Watchdog
+    runs: Runs
     acquirer: Acquirer
     _loop: asyncio.AbstractEventLoop
 
@@ -50,7 +52,8 @@ class Engine:
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()
         self.watchdog = Watchdog(self.store)
-        self.acquirer = Acquirer(self.store, self.watchdog, self.client)
+        self.runs = self.watchdog.runs
+        self.acquirer = Acquirer(self.watchdog, self.client)
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
@@ -80,7 +83,7 @@ class Engine:
     async def status(self, policy: Policy, *, waiters: bool = True) -> Status:
         """What the store knows of it, under the name that its user gave it."""
         self.check()
-        status = await self.store.status(policy.key, waiters=waiters)
+        status = await self.runs.status(policy.key, waiters=waiters)
         return replace(status, name=policy.name)
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:

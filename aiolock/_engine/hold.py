@@ -98,6 +98,8 @@ class Hold:
     """What the store answers, or answered, to its release."""
     heard = False
     """Somebody awaits that answer."""
+    passed = False
+    """Its release was not said to the store, but is to be reported (see `Runs`)."""
     finishes = False
     """It is released by `Store.finish`."""
     shared = False

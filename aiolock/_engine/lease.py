@@ -125,7 +125,8 @@ class Lease:
         except StoreError as failure:
             self._watchdog.unheard(self._hold, failure)
             raise
-        if was in (WAS_ABSENT, WAS_QUEUED) and self._hold.state is LeaseState.RELEASED:
+        lost = was in (WAS_ABSENT, WAS_QUEUED) and not self._watchdog.runs.was_unknown(self._hold)
+        if lost and self._hold.state is LeaseState.RELEASED:
             self._hold.state = LeaseState.LOST
             self._hold.reason = LossReason.REFUSED
             self.lost.set()
@@ -208,6 +209,8 @@ class Lease:
         self._watchdog.check_here()
         # Cancelled here it may have been carried out, which the watchdog has reckoned with.
         (still,) = await self._watchdog.ask(self._hold, ttl)
+        if not still and self._hold.state in ALIVE:
+            raise StoreError("the store has not heard yet who has the lock")  # see `Runs.in_doubt`
         return still
 
     def _still_ours(self) -> None:

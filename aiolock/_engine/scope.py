@@ -100,7 +100,9 @@ class Scope:
             return
         if failure := released.exception():
             self._log(failure)
-        elif released.result() == WAS_ABSENT:
+        elif released.result() == WAS_ABSENT and not self.lease._watchdog.runs.was_unknown(
+            self.lease._hold
+        ):
             log.warning("aiolock: %r had been lost before it was released", self.lease.name)
 
     def _log(self, failure: BaseException) -> None:

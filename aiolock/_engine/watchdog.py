@@ -17,9 +17,10 @@ from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, Owner
 from aiolock._engine.overdue import Overdue
 from aiolock._engine.releases import Release, Releases
+from aiolock._engine.runs import Runs
 from aiolock._engine.wheel import Wheel
 from aiolock.errors import ClientClosed, StoreError
-from aiolock.store import Renewal, Store, Waiter
+from aiolock.store import Form, Renewal, Store, Waiter
 
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
@@ -61,13 +62,13 @@ class Watchdog:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
         self._loop = loop = asyncio.get_running_loop()
         self.time = _clock(loop)
         # Not asked which loop that is: it would ask which process, a system call each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
         self.holds: dict[Waiter, Hold] = {}
+        self.runs = self._store = Runs(store, self.time, self.holds, self.lose, self._give_up)
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
         self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
         longest = math.inf if self.time == loop.time else _AWAKE
@@ -75,7 +76,7 @@ class Watchdog:
         self._jitter = 1.0
         self._left: asyncio.Event | None = None
         self.overdue = Overdue(self.time)
-        self.releases = Releases(store)
+        self.releases = Releases(self.runs)
 
     @property
     def is_here(self) -> bool:
@@ -214,6 +215,8 @@ class Watchdog:
                 if finished and mine:
                     hold.finishes = True
                     hold.released = self._store.finish(key, hold.waiter, form, hold.fence, finished)
+                elif mine and self.runs and (passed := self.runs.hand_on(hold)) is not None:
+                    hold.released = passed
                 else:
                     hold.released = self._store.release(key, hold.waiter, form, fence)
                 if not mine:
@@ -227,10 +230,13 @@ class Watchdog:
 
     def unheard(self, hold: Hold, failure: StoreError) -> None:
         """Its release has failed, which whoever hears of it says here: it is sent again."""
-        if not hold.finishes:
+        if not hold.finishes and not hold.passed:
             fence = 0 if hold.crossed else hold.fence
             release = Release(hold.policy.key, hold.waiter, hold.policy.form, fence, entered=True)
             self.releases.again(release, hold.ttl, failure)
+
+    def _give_up(self, key: str, waiter: Waiter, form: Form, fence: int) -> None:
+        _ = self.releases.release(key, waiter, form, form.claim, fence=fence)
 
     def check(self, hold: Hold) -> None:
         """Notice a deadline that passed while the loop was blocked."""
@@ -378,11 +384,12 @@ class Watchdog:
             hold.asking = False
             if hold.state not in ALIVE:
                 continue
-            if not still:
+            doubt = unknown or (not still and self.runs.in_doubt(hold))
+            if not still and not doubt:
                 self.lose(hold, LossReason.REFUSED)
-            elif unknown and not renewal.ttl:
+            elif doubt and not renewal.ttl:
                 pass  # it was only asked whether it is ours
-            elif unknown:
+            elif doubt:
                 hold.state = LeaseState.AT_RISK
                 again = max(0.02, min(1.0, (hold.deadline - now) / 5))
                 self._wheel.schedule(hold, min(hold.deadline, now + again), now)

@@ -244,11 +244,11 @@ class Election:
         engine, key = self._lock._engine, self._lock._policy.key
         engine.check()
         reading = engine.store.read(self._board.key)
-        status, posted = await asyncio.gather(engine.store.status(key, waiters=False), reading)
+        status, posted = await asyncio.gather(engine.runs.status(key, waiters=False), reading)
         leader = _found(status, posted)
         if leader is None and posted.value:
             # The two may have been carried out the other way round, and a leader begun between.
-            leader = _found(await engine.store.status(key, waiters=False), posted)
+            leader = _found(await engine.runs.status(key, waiters=False), posted)
         return leader, posted.count
 
 

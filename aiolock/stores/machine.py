@@ -15,10 +15,12 @@ from typing import Final, NamedTuple
 
 from aiolock.store import (
     PRIORITY,
+    RUN,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
     Answer,
+    Before,
     Busy,
     Differs,
     Done,
@@ -27,6 +29,7 @@ from aiolock.store import (
     Granted,
     Inbox,
     Party,
+    Pass,
     Posted,
     Queued,
     Rule,
@@ -120,6 +123,15 @@ class PushRequested(NamedTuple):
         inbox.requested(name, self.waiter, self.fence)
 
 
+class PushVoid(NamedTuple):
+    """See `Inbox.void`."""
+
+    waiter: Waiter
+
+    def deliver(self, name: str, inbox: Inbox) -> None:
+        inbox.void(name, self.waiter)
+
+
 class PushDone(NamedTuple):
     """See `Inbox.done`."""
 
@@ -130,7 +142,7 @@ class PushDone(NamedTuple):
         inbox.done(name)
 
 
-Push = PushGranted | PushLost | PushRequested | PushDone
+Push = PushGranted | PushLost | PushRequested | PushVoid | PushDone
 
 
 class NameState:
@@ -271,6 +283,7 @@ class Step:
             if self._passing:
                 self._advance()  # the others of its group, who came before it
             return Granted(self._grant(waiter, form, ttl), ttl, self._now, displaced)
+        newcomer = wait and not ticket and waiter not in state.waiting
         if wait and not self._enqueue(waiter, form, ticket, max_waiters):
             full = Full(len(state.queue))
             if state.open and not form.counts:  # dead ones have left: who was behind may fit
@@ -283,7 +296,20 @@ class Step:
                 fence = self._grant(waiter, form, ttl)  # all that waited were dead
         if fence:
             return Granted(fence, ttl, self._now, displaced)
-        return self._taken(waiter, wait=wait, displaced=displaced)
+        return self._taken(waiter, form, wait=wait, displaced=displaced, newcomer=newcomer)
+
+    def pass_on(self, passed: Pass) -> int:
+        """See `Store.pass_on`."""
+        state, form = self._state, passed.form
+        grant = Grant(passed.taker, passed.fence)
+        if state.holders.pop(Grant(passed.giver, passed.giver_fence), None) is None:
+            return WAS_HOLDER if grant in state.holders else WAS_ABSENT
+        end = self._ms + form.claim
+        state.holders[grant] = Holder(grant, form, end, shared=False, claim=True)
+        self.fence = max(self.fence, passed.fence)
+        for waiter in passed.through:
+            state.dequeue(waiter)
+        return WAS_HOLDER
 
     def release(self, waiter: Waiter, fence: int, *, entered: bool = True, bury: int = 0) -> int:
         """See `Store.release`; ``bury``: until when, in µs, copies of its questions may come."""
@@ -348,7 +374,7 @@ class Step:
         holders = self._state.holders
         broken = [h for h in holders.values() if h.grant.fence in fences and not h.nobodys]
         for holder in broken:
-            del holders[holder.grant]
+            self._end(holder)
             self.pushes.append(PushLost(*holder.grant, "broken"))
             self._close(holder, lost=self._ms)
         if broken:
@@ -428,7 +454,7 @@ class Step:
         ended = [h for h in self._state.holders.values() if h.end <= self._ms]
         stuck = set[str]()
         for holder in ended:
-            del self._state.holders[holder.grant]
+            self._end(holder)
             if not holder.nobodys:
                 self.pushes.append(PushLost(*holder.grant, "expired"))
             self._close(holder, lost=holder.end)
@@ -448,11 +474,14 @@ class Step:
             return Busy(0)
         if form.declared and self._differs(form.declared):
             return Differs(state.limit or 0)
-        if any(holder.end <= self._ms for holder in state.holders.values()):
+        reaped = any(holder.end <= self._ms for holder in state.holders.values())
+        if reaped:
             self.reap()
         for holder in state.holders.values():
             left = holder.end - self._ms
             if holder.grant.waiter == waiter:
+                if reaped:
+                    self._advance()  # those that ended may have held back others
                 return Granted(holder.grant.fence, left, self._now, claim=holder.claim)
             if holder.grant.waiter == _DONE and form.once:
                 return Done(left)
@@ -465,16 +494,30 @@ class Step:
         past = form.counts or completes or not state.queue
         return past and self._fits(form)
 
-    def _taken(self, waiter: Waiter, *, wait: bool, displaced: bool) -> Answer:
+    def _taken(
+        self, waiter: Waiter, form: Form, *, wait: bool, displaced: bool, newcomer: bool
+    ) -> Answer:
         state = self._state
         first = min(state.holders.values(), key=lambda holder: holder.end, default=None)
         until = first.end - self._ms if first else KEEP_ALIVE
         if wait:
             ticket, _ = state.waiting[waiter]
-            return Queued(ticket, state.place(waiter), until, self._now, displaced)
+            before = self._before(waiter, form) if newcomer else None
+            return Queued(ticket, state.place(waiter), until, self._now, displaced, before)
         if first is None or first.nobodys:
             return Busy(until)
         return Busy(until, self._holder(first))
+
+    def _before(self, waiter: Waiter, form: Form) -> Before | None:
+        """Who stands directly before one that has just come, if it is of the same client."""
+        state = self._state
+        if form.shared or state.open or state.queue[-1][1] != waiter:
+            return None
+        if len(state.queue) > 1:
+            before = Before(state.queue[-2][1], 0)
+        else:
+            before = Before(*next(iter(state.holders)))
+        return before if before.waiter.client == waiter.client else None
 
     def _enqueue(self, waiter: Waiter, form: Form, ticket: int, max_waiters: int) -> bool:
         """Put it at its old place or behind the tail; False when as many wait as may."""
@@ -486,6 +529,9 @@ class Step:
             if max_waiters <= len(state.queue):
                 return False
         state.enqueue(ticket or self._ticket(form), waiter, form)
+        for _, behind in state.queue[state.place(waiter) :][:1]:
+            if behind.client != waiter.client:
+                self.pushes.append(PushVoid(behind))
         return True
 
     def _ticket(self, form: Form) -> int:
@@ -587,6 +633,11 @@ class Step:
         if self._state.queue:
             self.pushes.append(PushDone(self._state.queue[0][1]))
         return True
+
+    def _end(self, holder: Holder) -> None:
+        """It was lost. Its client may have handed it on by itself since, under higher fences."""
+        del self._state.holders[holder.grant]
+        self.fence = max(self.fence, holder.grant.fence + RUN)
 
     def _give_up(self, waiter: Waiter, until: int) -> None:
         """Remember that it was given up, for as long as copies of its questions may still come."""

@@ -18,6 +18,7 @@ from aiolock.store import (
     Form,
     Inbox,
     Late,
+    Pass,
     Posted,
     Renewal,
     Status,
@@ -97,6 +98,9 @@ class MemoryServer:
         return self._sure(
             name, lambda step: step.release(waiter, fence, entered=entered, bury=bury)
         )
+
+    def pass_on(self, passed: Pass, *, not_after: int = 0) -> int | Late:
+        return self._step(passed.name, lambda step: step.pass_on(passed), not_after)
 
     def renew(self, renewals: Sequence[Renewal], *, not_after: int = 0) -> list[bool] | Late:
         if 0 < not_after < (now := self.now()):
@@ -245,6 +249,9 @@ class MemoryStore:
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         return self._start(lambda: self.server.release(name, waiter, fence, entered=entered))
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        return self._start(lambda: self.server.pass_on(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         return self._start(lambda: self.server.renew(renewals))

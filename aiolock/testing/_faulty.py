@@ -150,6 +150,9 @@ class _FaultyInbox:
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         self._push(lambda: self._inbox.requested(name, waiter, fence))
 
+    def void(self, name: str, waiter: Waiter) -> None:
+        self._push(lambda: self._inbox.void(name, waiter))
+
     def reconnected(self) -> None:
         self._inbox.reconnected()
 

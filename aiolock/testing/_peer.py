@@ -7,7 +7,7 @@ import itertools
 import secrets
 from typing import Final, NamedTuple, Self
 
-from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Renewal, Rule, Store, Waiter
+from aiolock.store import CLAIM, Answer, Form, Granted, Pass, Queued, Renewal, Rule, Store, Waiter
 
 LONG: Final = 60_000
 """A ttl, in ms, that does not end while a test runs."""
@@ -82,6 +82,7 @@ class Peer:
         self._lost: asyncio.Queue[Lost] = asyncio.Queue()
         self._requested: asyncio.Queue[Grant] = asyncio.Queue()
         self._done: asyncio.Queue[str] = asyncio.Queue()
+        self._void = asyncio.Queue[Waiter]()
         self._seq = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -146,6 +147,11 @@ class Peer:
         """Release a waiter from wherever it stands."""
         return self.release(name, Grant(waiter, 0), entered=entered)
 
+    def passed(self, name: str, grant: Grant, *through: Waiter) -> Pass:
+        """That this grant was passed on, from one to the next, to the last of these."""
+        fence, form = grant.fence + len(through), self.form(grant.waiter)
+        return Pass(name, form, grant.waiter, grant.fence, through[-1], fence, through)
+
     def finish(self, name: str, grant: Grant, keep: int) -> asyncio.Future[int]:
         """End this grant: what it was for is done."""
         waiter, fence = grant
@@ -200,6 +206,10 @@ class Peer:
         """The next grant of ours that somebody asked for."""
         return await self._requested.get()
 
+    async def told_void(self) -> Waiter:
+        """The next waiter of ours before which somebody else came to stand."""
+        return await self._void.get()
+
     async def told_done(self) -> str:
         """The next name of which we heard that it is done."""
         return await self._done.get()
@@ -223,6 +233,10 @@ class Peer:
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:  # noqa: ARG002  # an Inbox's
         """Remember it."""
         self._requested.put_nowait(Grant(waiter, fence))
+
+    def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # an Inbox's
+        """Remember it."""
+        self._void.put_nowait(waiter)
 
     def reconnected(self) -> None:
         """Nothing that the contract does makes a connection break."""

@@ -68,6 +68,17 @@ class SharedContract(ABC):
         async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
             yield [await stack.enter_async_context(Peer(self.store())) for _ in range(count)]
 
+    async def test_who_asks_again_lets_others_in(self) -> None:
+        """A holder that asks once more finds another lease ended: who fits now enters."""
+        async with self.peers(3) as (ann, bob, cat):
+            two = permits(1, 2)
+            held = await ann.take(name := fresh_name(), ann.waiter(two))
+            ended = await bob.take(name, bob.waiter(two))
+            place = await cat.queue(name, cat.waiter(two))
+            await bob.expire(name, ended)
+            assert await ann.take(name, held.waiter) == held
+            assert (await cat.handed()).waiter == place.waiter
+
     # Readers and writers
 
     async def test_readers_share(self) -> None:

@@ -176,6 +176,9 @@ class Recorder(Relay):
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         self._inbox.requested(name, waiter, fence)
 
+    def void(self, name: str, waiter: Waiter) -> None:
+        self._inbox.void(name, waiter)
+
     def reconnected(self) -> None:
         self._history.note("reconnected")
         self._inbox.reconnected()

@@ -11,7 +11,7 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 from unittest.mock import patch
 
@@ -20,11 +20,16 @@ from aiolock._engine import acquirer, releases
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock.store import (
     CLAIM,
+    RUN,
+    WAS_ABSENT,
     WAS_HOLDER,
+    WAS_UNKNOWN,
+    Before,
     Form,
     Granted,
     Inbox,
     Operation,
+    Pass,
     Queued,
     Relay,
     Renewal,
@@ -32,7 +37,7 @@ from aiolock.store import (
 )
 from tests.protocol.acts import Act, acts, failures
 from tests.protocol.client import AtClient
-from tests.protocol.model import WAITING, Answer, Client, Phase, Push, Who
+from tests.protocol.model import WAITING, Answer, Client, Phase, Push, Safeguards, Who
 from tests.protocol.parts import BUDGETS
 from tests.protocol.world import Setting, World
 from tests.virtual import VirtualLoop
@@ -44,6 +49,14 @@ TICK: Final = CLAIM / 1000 + 0.01
 """Seconds to a tick: what is as long as a claim is over after it."""
 SETTING: Final = Setting(tasks=(2, 1), claim=1, ttl=2, late=1, faults=0)
 """With a ``late`` of 0 no copies would come late in these plays."""
+RUNS: Final = replace(SETTING, tasks=(3, 1), ahead=RUN)
+"""With a store that says who stands before whom, so that the clients hand the lock on."""
+_BY_ITSELF: Final = {
+    AtClient.renew,
+    AtClient.try_again,
+    AtClient.ask_after_giving_back,
+    AtClient.report,
+}
 LATEST: Final = 5
 """Ticks to a play: before the rare questions that the model does not know (`KEEP_ALIVE`)."""
 
@@ -98,6 +111,9 @@ class ByHand(Relay):
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[Any]:
         return self._send("release", waiter, form, fence)
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        return self._send("pass", passed.taker, passed.form, passed.fence)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
@@ -160,7 +176,7 @@ class Actor:
     def give_up(self, at: int) -> None:
         self.tasks[at].cancel()
 
-    def read_reply(self, answer: Answer, granted_at: int) -> None:
+    def read_reply(self, answer: Answer, granted_at: int, *, again: bool) -> None:
         sent = self.store.pipe.pop(0)
         if answer.push is not None:
             self.read_push(answer.push, granted_at)
@@ -171,8 +187,14 @@ class Actor:
             granted = Granted(answer.number, lease, sent.carried_out, answer.displaced)
             sent.answer.set_result(granted)
         elif answer.what == "queued":
-            queued = Queued(answer.number, 1, lease, sent.carried_out, answer.displaced)
+            before = None
+            if answer.before is not None:
+                task, fence = answer.before
+                before = Before(self.store.waiter(task), fence)
+            queued = Queued(answer.number, 1, lease, sent.carried_out, answer.displaced, before)
             sent.answer.set_result(queued)
+        elif answer.what == "refused":
+            sent.answer.set_result(WAS_UNKNOWN if again else WAS_ABSENT)
         else:
             sent.answer.set_result(WAS_HOLDER)
 
@@ -183,6 +205,8 @@ class Actor:
             inbox.granted(self.store.name, waiter, FORM, push.fence, lease, granted_at)
         elif push.what == "lost":
             inbox.lost(self.store.name, waiter, push.fence, "expired")
+        elif push.what == "void":
+            inbox.void(self.store.name, waiter)
         else:
             inbox.reconnected()
 
@@ -208,11 +232,11 @@ class Actor:
 class Play:
     """One play: what happens is drawn, and happens to the model and to the real clients."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, setting: Setting = SETTING) -> None:
         self.random = random.Random(seed)
-        self.world = World(SETTING)
+        self.world = World(setting, Safeguards())
         self.state = self.world.initial()
-        self.actors = [Actor() for _ in SETTING.tasks]
+        self.actors = [Actor() for _ in setting.tasks]
         self.granted_at: dict[int, int] = {}
         self.unconfirmed: set[Who] = set()
         self.ticks = 0
@@ -223,13 +247,15 @@ class Play:
         # The model has no pauses that grow, and where a question has failed, none at all.
         with (
             patch.object(releases, "_LONGEST_PAUSE", FIRST_PAUSE),
-            patch.multiple(acquirer, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0),
+            patch.multiple(acquirer, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0, _PATIENCE=0.0),
         ):
             await self._play(steps)
 
     async def _play(self, steps: int) -> None:
         for actor in self.actors:
             await actor.client.open()
+        if self.world.setting.ahead:
+            await self._queue_up()
         for _ in range(steps):
             if possible := list(self._possible()):
                 await self._step(self.random.choice(possible))
@@ -243,6 +269,17 @@ class Play:
             await actor.client.aclose()
             assert not actor.store.pipe
 
+    async def _queue_up(self) -> None:
+        """Most of them ask, one after the other, so that there is something to be handed on."""
+        for _ in range(3):
+            for at in (0, self.random.randrange(len(self.actors))):
+                asks = [act for act in self._acts(at) if act.does is AtClient.ask]
+                if asks:
+                    await self._step((at, asks[0]))
+                    await self._step((at, "carry out"))
+                    (reads,) = (each for each in self._acts(at) if each.does is AtClient.read_reply)
+                    await self._step((at, reads))
+
     def _client(self, at: int) -> Client:
         return self.world.parts.client(self.state[at + 1])
 
@@ -254,7 +291,7 @@ class Play:
         """What a client may do that does not come by itself when the time has come."""
         client = self._client(at)
         for act in acts(client, self.world.guards, self.world.terms, connects_at_once=False):
-            if act.does not in {AtClient.renew, AtClient.try_again, AtClient.ask_after_giving_back}:
+            if act.does not in _BY_ITSELF:
                 yield act
 
     def _possible(self) -> Iterator[tuple[int, Act | str]]:
@@ -286,7 +323,7 @@ class Play:
             yield from ((at, act) for act in failures(self._client(at)) if act.task is not None)
             if self.world._of_client(self.state[at + 1]).due:
                 yield at, "carry out"
-            if self._client(at).unreleased:
+            if self._client(at).unreleased or self._client(at).run.failed:
                 yield at, "second"
 
     async def _step(self, step: tuple[int, Act | str]) -> None:
@@ -308,7 +345,8 @@ class Play:
         if act.does is AtClient.read_reply:
             answer = client.pipe[0].answer
             assert answer is not None
-            does(answer, self.granted_at.get(answer.push.fence, 0) if answer.push else 0)
+            granted_at = self.granted_at.get(answer.push.fence, 0) if answer.push else 0
+            does(answer, granted_at, again=client.pipe[0].again)
         elif act.does is AtClient.read_push:
             does(client.inbox[0], self.granted_at.get(client.inbox[0].fence, 0))
         elif act.does is AtClient.despair and actor.waits_no_more:
@@ -329,6 +367,11 @@ class Play:
             for act in acts(client, self.world.guards, self.world.terms, connects_at_once=False):
                 if act.does is does:
                     self._becomes(at, self.world._taken(self._client(at), act))
+        if self._client(at).run.unsent:  # a few turns of the event loop later
+            self._report(at)
+
+    def _report(self, at: int) -> None:
+        self._becomes(at, self.world._taken(self._client(at), Act("", AtClient.report)))
 
     def _compare(self, at: int) -> None:
         client, actor = self._client(at), self.actors[at]
@@ -356,7 +399,10 @@ class Play:
 
     async def _cut(self, at: int) -> None:
         client = self._client(at)
-        pipe = tuple(command._replace(answer=None) for command in client.pipe)
+        pipe = tuple(
+            command._replace(answer=None, again=command.report is not None)
+            for command in client.pipe
+        )
         self._becomes(at, client._replace(linked=False, pipe=pipe))
 
     async def _stray(self, at: int) -> None:
@@ -400,6 +446,8 @@ class Play:
 
     def _try_again(self) -> None:
         for at in range(len(self.actors)):
+            if self._client(at).run.failed:
+                self._report(at)
             if self._client(at).unreleased:
                 act = Act("", AtClient.try_again)
                 self._becomes(at, self.world._taken(self._client(at), act))

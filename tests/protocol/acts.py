@@ -48,6 +48,8 @@ def acts(
         yield Act("{me}'s backstop is due", AtClient.backstop)
     if client.unreleased:
         yield Act("{me} tries its failed releases again", AtClient.try_again)
+    if client.run.reports:
+        yield Act("{me} reports what it has handed on", AtClient.report)
     if not client.linked:
         yield Act("{me} connects again", AtClient.link, urgent=connects_at_once)
     if not client.hears:
@@ -86,10 +88,10 @@ def failures(client: Client) -> Iterator[Act]:
 def _may_come_late(client: Client, command: Command) -> bool:
     """Whether something may still come that was sent before this command.
 
-    A release fails after 9 s, and what was sent before it is refused after 5.
+    A release or a report fails after 9 s, and what was sent before it is refused after 5.
     """
     strays = (stray for link in client.strays for stray in link)
-    return command.what == "release" and any(
+    return command.what in {"release", "pass"} and any(
         stray.task == command.task and stray.what != "release" for stray in strays
     )
 
@@ -100,6 +102,9 @@ def _name(client: Client, at: int) -> str:
 
 def tell(command: Command) -> str:
     """A command, in words."""
+    if command.report is not None:
+        steps = f"#{command.report.since} to #{command.number}"
+        return f"report of {steps}" + (", sent again" if command.again else "")
     what = {"ask": "question", "release": "release", "renew": "renewal"}[command.what]
     told = f"{what} of #{command.number}" if command.what != "ask" and command.number else what
     return f"{told} with a tombstone" if command.what == "release" and command.lasts else told

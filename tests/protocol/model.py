@@ -57,6 +57,14 @@ class Safeguards:
     """When a claim ends that nobody confirmed, its client is stuck, though it need not renew."""
     tries_pass_the_dead: bool = True
     """Who does not wait is granted what nobody holds and nobody who is alive waits for."""
+    only_holders_pass: bool = True
+    """A report that a grant was handed on is refused where that grant has ended."""
+    passed_leave_the_queue: bool = True
+    """… and else all those leave the queue whom the lock was handed to."""
+    fence_above_run: bool = True
+    """Above a grant that ended unreported the next fence leaves room for what it was passed on."""
+    overtaken_are_told: bool = True
+    """Who comes back to its old place: the client of the one behind it is told."""
 
     # At the client
     counted_from_the_question: bool = True
@@ -94,6 +102,44 @@ class Safeguards:
     abandoned_are_not_resent: bool = True
     """A question whose answer nobody awaits any more is not sent a second time."""
 
+    # At the client, which hands the lock on among its own tasks
+    only_to_neighbours: bool = True
+    """The lock is handed on only to a task that stands directly behind, as far as is known."""
+    forgets_when_subscribed_again: bool = True
+    """Who stands behind whom is forgotten when a connection is back."""
+    forgets_when_displaced: bool = True
+    """… and when one of its tasks finds that it had lost its place."""
+    forgets_when_overtaken: bool = True
+    """… and when somebody came before any: that one may have been handed the lock already."""
+    outdated_have_no_neighbour: bool = True
+    """An answer during which something happened does not tell who stands before."""
+    crossed_are_not_passed: bool = True
+    """Who is to release whatever it may have got does that, and hands nothing on."""
+    deadline_is_inherited: bool = True
+    """Whoever is handed the lock believes in it no longer than the one before."""
+    runs_are_bounded: bool = True
+    """A client is not ahead of the server by more than there is room for."""
+    reports_come_first: bool = True
+    """Before anything else is said of the lock, what is to be reported is."""
+    failed_reports_end_runs: bool = True
+    """While a report has failed nothing is handed on."""
+    failed_reports_are_repeated: bool = True
+    """… and it is sent again."""
+    confirmed_from_the_first: bool = True
+    """A report that is sent again confirms no more than it did when it was sent first."""
+    outrun_reports_are_followed: bool = True
+    """Where the release that was to follow was quicker, it is sent again when that is answered."""
+    passed_are_no_strangers: bool = True
+    """The push of a grant that was handed on meanwhile is ignored."""
+    lost_are_all_of_a_run: bool = True
+    """A grant that is lost, and was handed on: whoever has it now has lost it."""
+    between_are_released: bool = True
+    """Where a report is refused, those who had it since leave the queue, should they be in it."""
+    between_are_tried_again: bool = True
+    """… also where that release fails."""
+    only_ended_are_released: bool = True
+    """… but none that gave its grant back: it asks again, and may have another by then."""
+
     # At the client, where a connection that broke may still deliver what was sent on it
     given_up_are_buried: bool = True
     """While it may, a release of whatever a waiter is carries a tombstone."""
@@ -119,6 +165,8 @@ class Terms(NamedTuple):
     """For how long after it was sent a question or a renewal is carried out."""
     renews: bool = True
     """Without it, a claim is confirmed, and after that a lease is not made longer."""
+    ahead: int = 0
+    """How many grants a client may be ahead of the server; with 0 it hands nothing on."""
 
 
 class Phase(StrEnum):
@@ -167,14 +215,26 @@ class Task(NamedTuple):
     """Where it stands in the queue and a question has failed: how long until one ends the wait."""
 
 
+class Report(NamedTuple):
+    """What a client has handed on among its tasks, one after the other."""
+
+    giver: int
+    since: int
+    """The first of them, and the fence of its grant."""
+    through: tuple[int, ...]
+    """Those who were handed the lock; the last has it, or hands it on by another report."""
+    fence: int
+    """That of the last."""
+
+
 class Command(NamedTuple):
     """An entry in a client's pipe, until its reply is read."""
 
-    what: Literal["ask", "release", "renew"]
+    what: Literal["ask", "release", "renew", "pass"]
     task: int
     number: int = 0
     """The ticket of a question (-1: it does not wait); the fence that a release or a renewal means
-    (0: any)."""
+    (0: any), or that was handed on."""
     age: int = 0
     awaited: bool = False
     """Whether the task awaits the answer; not when it asks from the queue, or has given up."""
@@ -185,12 +245,18 @@ class Command(NamedTuple):
     lasts: int = 0
     """For how long the server still takes it, once its connection has broken; of a release: for how
     long it keeps out what was sent before."""
+    report: Report | None = None
+    """With a ``pass``: what it reports."""
+    again: bool = False
+    """… and whether it is sent for the second time, so that its answer may not be the first."""
 
 
 class Answer(NamedTuple):
     """What the server replies."""
 
-    what: Literal["granted", "queued", "busy", "done", "renewed", "refused", "unknown script"]
+    what: Literal[
+        "granted", "queued", "busy", "done", "renewed", "refused", "passed", "unknown script"
+    ]
     number: int = 0
     """The fence or the ticket."""
     ticks: int = 0
@@ -201,16 +267,40 @@ class Answer(NamedTuple):
     """Whether the waiter had a place in the queue and had lost it."""
     push: Push | None = None
     """With the reply to a release: the grant that went to another task of the same client."""
+    before: tuple[int, int] | None = None
+    """For one that has just come: the task of the same client that stands directly before it, and
+    the fence of its grant where it is the holder."""
 
 
 class Push(NamedTuple):
     """What the server sends unasked, or its confirmation of a subscription."""
 
-    what: Literal["granted", "lost", "subscribed"]
+    what: Literal["granted", "lost", "broken", "void", "subscribed"]
     task: int = 0
     fence: int = 0
     lease: int = 0
     age: int = 0
+
+
+class Run(NamedTuple):
+    """What a client knows of the order of its tasks, and has done by itself because of that."""
+
+    behind: tuple[tuple[int, int], ...] = ()
+    """Of tasks that wait or are in their bodies: which one stands directly behind."""
+    present: int = -1
+    """The task that was handed the lock last."""
+    unsent: tuple[Report, ...] = ()
+    failed: tuple[Report, ...] = ()
+    """What is to be reported, and what nobody knows to have been."""
+    passed: tuple[tuple[int, int], ...] = ()
+    """The grants that were handed on, by task and fence, and the server has not confirmed that."""
+    overtaken: bool = False
+    """Whether somebody came before one of these: until all is confirmed, nobody stands behind."""
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        """All that is not under way, in order."""
+        return (*self.failed, *self.unsent)
 
 
 class Client(NamedTuple):
@@ -236,6 +326,7 @@ class Client(NamedTuple):
     """In how many ticks the first of these asks again."""
     unreleased: tuple[tuple[int, int], ...] = ()
     """Its releases that have failed, by task and fence, in the order in which they did."""
+    run: Run = Run()
 
 
 class Who(NamedTuple):
@@ -287,3 +378,5 @@ class Server(NamedTuple):
     sent_away: bool = False
     """For the search alone: whether it did something for a waiter that had been given up, and
     whether it sent one away that would wait, or that found nobody before it."""
+    overtook: bool = False
+    """For the search alone: whether a client handed on what was another's turn."""

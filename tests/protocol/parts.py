@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
-from tests.protocol.model import Client, Command, Server, Who
+from tests.protocol.model import Client, Command, Report, Server, Who
 
 State = tuple[int, ...]
 """The number of the server's part and of each client's; and then faults and delays that are still
@@ -19,7 +19,8 @@ BUDGETS: Final = 3
 class Parts:
     """Hash-consing: equal parts are one and have a number, so a state is a few small numbers."""
 
-    def __init__(self, tasks: tuple[int, ...]) -> None:
+    def __init__(self, tasks: tuple[int, ...], ahead: int = 0) -> None:
+        self._ahead = range(1, ahead + 1)
         self._parts: list[Server | Client] = []
         self._numbers: dict[Server | Client, int] = {}
         # Clients that have as many tasks are alike, and stand next to each other.
@@ -57,8 +58,9 @@ class Parts:
     def canonical(self, state: State) -> State:
         """Of all states that are the same but for names, the one that stands for them.
 
-        Of fences and tickets only the order means anything, so they are numbered without gaps; and
-        clients that are alike may change places.
+        Of fences and tickets only the order means anything, so they are numbered without gaps, but
+        for the fences that a client may still give out; and clients that are alike may change
+        places.
         """
         server, *clients = state[:-BUDGETS]
         uses = self._uses(server)
@@ -110,6 +112,10 @@ class Parts:
         else:
             fences = {fence for task in part.tasks for fence in (task.fence, task.void)}
             fences |= {push.fence for push in part.inbox}
+            fences |= {fence for _, fence in part.unreleased}
+            fences |= _fences_of_run(part)
+            if self._ahead:
+                fences |= {fence + more for fence in _granted(part) for more in self._ahead}
             tickets = {task.ticket for task in part.tasks}
             for command in itertools.chain(part.pipe, *part.strays):
                 (tickets if command.what == "ask" else fences).add(max(0, command.number))
@@ -137,8 +143,16 @@ class Parts:
                 if answer.push is not None:
                     push = answer.push._replace(fence=fence(answer.push.fence))
                     answer = answer._replace(push=push)
+                if answer.before is not None:
+                    task, held = answer.before
+                    answer = answer._replace(before=(task, fence(held)))
             new = ticket if old.what == "ask" else fence
-            return old._replace(number=min(old.number, new(max(0, old.number))), answer=answer)
+            number = min(old.number, new(max(0, old.number)))
+            told = old.report and report(old.report)
+            return old._replace(number=number, answer=answer, report=told)
+
+        def report(old: Report) -> Report:
+            return old._replace(since=fence(old.since), fence=fence(old.fence))
 
         if isinstance(part, Server):
             return self.number(
@@ -159,8 +173,34 @@ class Parts:
                 pipe=tuple(map(command, part.pipe)),
                 strays=tuple(tuple(map(command, link)) for link in part.strays),
                 inbox=tuple(push._replace(fence=fence(push.fence)) for push in part.inbox),
+                unreleased=tuple((task, fence(old)) for task, old in part.unreleased),
+                run=part.run._replace(
+                    unsent=tuple(map(report, part.run.unsent)),
+                    failed=tuple(map(report, part.run.failed)),
+                    passed=tuple((task, fence(held)) for task, held in part.run.passed),
+                ),
             )
         )
+
+
+def _granted(client: Client) -> set[int]:
+    """The fences of what it holds, may still take for its own, or has been granted."""
+    fences = {task.fence for task in client.tasks if task.fence and task.left}
+    answers = [command.answer for command in client.pipe if command.answer is not None]
+    fences |= {answer.number for answer in answers if answer.what == "granted"}
+    pushes = [*client.inbox, *(answer.push for answer in answers if answer.push is not None)]
+    return fences | {push.fence for push in pushes if push.what == "granted"}
+
+
+def _fences_of_run(client: Client) -> set[int]:
+    reports = [*client.run.reports]
+    fences = {fence for _, fence in client.run.passed}
+    for command in itertools.chain(client.pipe, *client.strays):
+        if command.report is not None:
+            reports.append(command.report)
+        if command.answer is not None and command.answer.before is not None:
+            fences.add(command.answer.before[1])
+    return fences | {fence for report in reports for fence in (report.since, report.fence)}
 
 
 _FENCES: Final = int("01" * 64, 2)

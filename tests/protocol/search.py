@@ -193,6 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tries", action="store_true", help="the tasks of the last client do not wait")
     add("--begun", action="store_true", help="one is in its body, and the others are queued")
     add("--first", type=int, default=0, metavar="CLIENT", help="… of this client, from 0 on")
+    add("--queue", metavar="N,N,…", help="… and these clients' tasks have the places, in order")
+    add("--ahead", type=int, default=0, metavar="N", help="grants handed on before it is reported")
     add("--patience", type=int, metavar="TICKS", help="for which the lock may be idle")
     add(
         "--without", nargs="+", choices=guards, default=[], metavar="SAFEGUARD", help="leave it out"
@@ -214,6 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         delays=options.delays,
         begun=options.begun,
         first=options.first,
+        queue=tuple(int(number) for number in options.queue.split(",")) if options.queue else (),
+        ahead=options.ahead,
         patience=options.patience,
     )
     guarded = replace(Safeguards(), **dict.fromkeys(options.without, False))

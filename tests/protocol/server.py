@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tests.protocol.model import (
     Answer,
     Holder,
     Place,
     Push,
+    Report,
     Safeguards,
     Server,
     Terms,
     Tombstone,
     Who,
 )
+
+NOBODY: Final = -1
 
 
 class AtServer:
@@ -27,7 +32,7 @@ class AtServer:
         listening: tuple[bool, ...],
     ) -> None:
         self.guards = guards
-        self.ttl, self.claim, _, self.renews = terms
+        self.ttl, self.claim, _, self.renews, self.ahead = terms
         self.listening = listening
         """By client, whether anybody is subscribed to its channel."""
         self.holders = list(server.holders)
@@ -40,6 +45,7 @@ class AtServer:
         self.fence_fell = server.fence_fell
         self.acted_late = server.acted_late
         self.sent_away = server.sent_away
+        self.overtook = server.overtook
         self.floor = 0
         self.pushes: list[tuple[int, Push]] = []
         self.push: Push | None = None
@@ -60,6 +66,7 @@ class AtServer:
             self.fence_fell,
             self.acted_late,
             self.sent_away,
+            self.overtook,
         )
 
     def acquire(self, who: Who, ticket: int, age: int) -> Answer:
@@ -75,13 +82,15 @@ class AtServer:
             if not free or not self.guards.tries_pass_the_dead:
                 return Answer("busy")
             return Answer("granted", self._grant(who, self.ttl), self.ttl)
+        newcomer = not ticket and all(place.who != who for place in self.queue)
         ticket = self._enqueue(who, ticket)
         if not self.holders and self._advance(who.client, asking=who):
             return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
         until = self.holders[0].left
         if self.queue[0].who != who:
             until = min(until, self.claim)
-        return Answer("queued", ticket, until, age, displaced)
+        before = self._before(who.client) if newcomer and self.ahead else None
+        return Answer("queued", ticket, until, age, displaced, before=before)
 
     def _known(self, who: Who) -> Answer | None:
         """The answer for who was given up, or is the holder. Who held it for too long is gone."""
@@ -96,6 +105,29 @@ class AtServer:
             elif self.guards.leases_end:
                 self._reap(holder)
         return None
+
+    def _before(self, client: int) -> tuple[int, int] | None:
+        """Who stands directly before the last in the queue, if it is of this client too."""
+        before = self.queue[-2].who if len(self.queue) > 1 else self.holders[0].who
+        fence = 0 if len(self.queue) > 1 else self.holders[0].fence
+        return (before.task, fence) if before.client == client else None
+
+    def pass_on(self, client: int, report: Report) -> Answer:
+        """This client has handed the lock on: the last of those has it now, for a claim."""
+        giver = Who(client, report.giver)
+        taker = Holder(Who(client, report.through[-1]), report.fence, self.claim)
+        if all(holder[:2] != (giver, report.since) for holder in self.holders):
+            if any(holder[:2] == taker[:2] for holder in self.holders):
+                return Answer("done")
+            if self.guards.only_holders_pass:
+                return Answer("refused")
+        self.holders = [h for h in self.holders if h[:2] != (giver, report.since)]
+        self.holders.append(taker)
+        self.last = max(self.last, report.fence)
+        if self.guards.passed_leave_the_queue:
+            through = {Who(client, task) for task in report.through}
+            self.queue = [place for place in self.queue if place.who not in through]
+        return Answer("passed")
 
     def release(self, who: Who, fence: int, buried: int = 0) -> Answer:
         """Out of the holders or out of the queue, and on to the next.
@@ -142,6 +174,11 @@ class AtServer:
             ticket = self.tickets = self.tickets + 1
         self.queue.append(Place(ticket, who))
         self.queue.sort()
+        behind = self.queue[self.queue.index(Place(ticket, who)) + 1 :][:1]
+        if self.ahead and self.guards.overtaken_are_told:
+            for _, (client, task) in behind:
+                if client != who.client:
+                    self.pushes.append((client, Push("void", task)))
         return ticket
 
     def _advance(
@@ -166,10 +203,19 @@ class AtServer:
                 return False
         return True
 
+    def break_(self, holder: Holder) -> None:
+        """Somebody ends this grant, though its client is well."""
+        self._end(holder)
+        self.pushes.append((holder.who.client, Push("broken", holder.who.task, holder.fence)))
+        self._advance(NOBODY)
+
+    def _end(self, holder: Holder) -> None:
+        self.holders.remove(holder)
+        self.floor = holder.fence + (self.ahead if self.guards.fence_above_run else 0)
+
     def _reap(self, holder: Holder) -> None:
         """Its lease has ended, so its client is gone or stuck."""
-        self.holders.remove(holder)
-        self.floor = holder.fence
+        self._end(holder)
         stuck = holder.who.client
         # A lease that is not renewed may just end; but a claim is confirmed by whoever is there.
         says_nothing = not (holder.unconfirmed and self.guards.unconfirmed_are_stuck)

@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from aiolock.store import CLAIM, Busy, Form, Granted, Late, Queued, Renewal, Waiter
+from aiolock.store import (
+    CLAIM,
+    RUN,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    Before,
+    Busy,
+    Form,
+    Granted,
+    Late,
+    Pass,
+    Queued,
+    Renewal,
+    Waiter,
+)
 from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
-from tests.protocol.model import Answer, Safeguards, Server, Terms, Who
+from tests.protocol.model import Answer, Report, Safeguards, Server, Terms, Who
 from tests.protocol.server import AtServer
 
 NAME: Final = "the lock"
@@ -57,18 +72,21 @@ class Memory(MemoryServer):
     def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         self.heard.append(("lost", waiter, fence))
 
+    def void(self, name: str, waiter: Waiter) -> None:
+        self.heard.append(("void", waiter, 0))
+
 
 class Twins:
     """Both servers, and everything that has happened to them."""
 
-    def __init__(self, *, renews: bool, late: bool) -> None:
-        self.terms = Terms(TTL, 1, BURIED if late else 0, renews)
+    def __init__(self, *, renews: bool, late: bool, passes: bool) -> None:
+        self.terms = Terms(TTL, 1, BURIED if late else 0, renews, RUN if passes else 0)
         self.form = Form(CLAIM, fixed=not renews)
         self.server = Server()
         self.listening = [True, True]
         self.memory = Memory()
-        self.fences = [0]
-        """The memory store's fences in the order in which they were minted: the model counts."""
+        self.fences = {0: 0}
+        """The memory store's fence for each of the model's, which counts."""
         self.tickets = {0: 0}
         self.known: dict[Who, int] = {}
         for client in range(len(self.listening)):
@@ -91,6 +109,9 @@ class Twins:
             for who in (WAITERS[0], WAITERS[-1], TRIES):
                 yield Op("release", who, 0, BURIED)
             yield Op("late", WAITERS[-1], self.server.last)
+        if self.terms.ahead:
+            for fence in {holder.fence for holder in self.server.holders} | {self.server.last}:
+                yield Op("pass", WAITERS[0], fence)
         for who in (WAITERS[0], WAITERS[-1]):
             yield Op("hear", who)
         yield Op("wait", WAITERS[0])
@@ -119,6 +140,7 @@ class Twins:
                 "release": self._release,
                 "renew": self._renew,
                 "late": self._come_late,
+                "pass": self._pass,
             }
             says[op.what](serving, op)
             pushes = serving.pushes
@@ -129,6 +151,8 @@ class Twins:
                 for client, push in pushes
                 if self.listening[client]
             ]
+            if not self.terms.ahead:
+                self.memory.heard = [push for push in self.memory.heard if push[0] != "void"]
             assert pushed == self.memory.heard, op
             self.memory.heard.clear()
             self.server = serving.after()
@@ -153,7 +177,13 @@ class Twins:
         else:
             assert isinstance(told, Queued)
             ticks = round((told.until if told.place == 1 else min(told.until, CLAIM)) / CLAIM)
-            assert answer == Answer("queued", answer.number, ticks, 0, told.displaced), op
+            says = Answer("queued", answer.number, ticks, 0, told.displaced, before=answer.before)
+            assert answer == says, op
+            if self.terms.ahead:
+                before = answer.before and Before(
+                    _waiter(Who(op.who.client, answer.before[0])), self._fence(answer.before[1])
+                )
+                assert told.before == before, op
             assert self.tickets.setdefault(answer.number, told.ticket) == told.ticket
             self.known[op.who] = answer.number
 
@@ -162,6 +192,17 @@ class Twins:
         # On the millisecond, as the ends of leases are here, so that both end with the same tick.
         bury = op.buried and self.memory.micros // 1000 * 1000 + op.buried * CLAIM * 1000
         self.memory.release(NAME, _waiter(op.who), self._fence(op.number), bury=bury)
+
+    def _pass(self, serving: AtServer, op: Op) -> None:
+        """From one of the first client's two waiters to the other."""
+        report = Report(op.who.task, op.number, (WAITERS[1].task,), op.number + 1)
+        answer = serving.pass_on(op.who.client, report)
+        giver, taker = _waiter(op.who), _waiter(WAITERS[1])
+        since = self._fence(op.number)
+        was = self.memory.pass_on(Pass(NAME, self.form, giver, since, taker, since + 1, (taker,)))
+        assert was == (WAS_ABSENT if answer.what == "refused" else WAS_HOLDER), op
+        if answer.what == "passed":
+            self.fences[report.fence] = since + 1
 
     def _renew(self, serving: AtServer, op: Op) -> None:
         renewed = self.memory.renew([self._renewal(op)])
@@ -194,9 +235,9 @@ class Twins:
 
     def _fence(self, count: int) -> int:
         """The memory store's fence for one of the model's, which has just been minted at most."""
-        if count == len(self.fences):
-            assert self.memory._fence > self.fences[-1]
-            self.fences.append(self.memory._fence)
+        if count not in self.fences:
+            assert self.memory._fence > max(self.fences.values())
+            self.fences[count] = self.memory._fence
         return self.fences[count]
 
     def compare(self) -> None:
@@ -215,17 +256,19 @@ def _waiter(who: Who) -> Waiter:
     return Waiter(_client(who.client), who.task + 1)
 
 
-def compare(depth: int, *, renews: bool = True, late: bool = False) -> int:
+def compare(depth: int, *, renews: bool = True, late: bool = False, passes: bool = False) -> int:
     """Compare the twins after every so many things that may happen; in how many situations.
 
-    ``renews``: whether leases are; ``late``: with what comes late, and with one that never waits.
+    ``renews``: whether leases are; ``late``: with what comes late, and with one that never waits;
+    ``passes``: with a client that hands the lock on by itself.
     """
-    seen = {Twins(renews=renews, late=late).situation()}
+    make = partial(Twins, renews=renews, late=late, passes=passes)
+    seen = {make().situation()}
     paths: deque[tuple[Op, ...]] = deque([()])
     while paths:
         path = paths.popleft()
-        for op in _after(path, renews=renews, late=late).ops():
-            twins = _after((*path, op), renews=renews, late=late)
+        for op in _after(make, path).ops():
+            twins = _after(make, (*path, op))
             twins.compare()
             if twins.situation() not in seen and len(path) + 1 < depth:
                 seen.add(twins.situation())
@@ -233,8 +276,8 @@ def compare(depth: int, *, renews: bool = True, late: bool = False) -> int:
     return len(seen)
 
 
-def _after(path: tuple[Op, ...], *, renews: bool, late: bool) -> Twins:
-    twins = Twins(renews=renews, late=late)
+def _after(make: Callable[[], Twins], path: tuple[Op, ...]) -> Twins:
+    twins = make()
     for op in path:
         twins.happens(op)
     return twins

@@ -49,10 +49,11 @@ Fault = Literal[
     "key",  # the key with the last fence is lost: it has an expiry
     "clock",  # the server's clock is set back
     "queue",  # the key with the queue is lost
+    "break",  # somebody breaks the lock; until its holder hears of that there may be two bodies
 ]
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
-EVERY_FAULT: Final = frozenset(FAULTS) - {"doze", "die", "leave", "stray"}
-"""Less those that others include, and strays, which have searches of their own."""
+EVERY_FAULT: Final = frozenset(FAULTS) - {"doze", "die", "leave", "stray", "break"}
+"""Less those that others include, and those that have searches of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ class Setting:
     on the way to what is looked for."""
     first: int = 0
     """The client whose first task that is; its others are the last in the queue."""
+    queue: tuple[int, ...] = ()
+    """The clients to whose tasks the places belong, in order; by default those of each client."""
+    ahead: int = 0
+    """How many grants a client may be ahead of the server; with 0 it hands nothing on."""
     patience: int | None = None
     """With a number: for how many ticks, all in all, the lock may be idle while somebody waits for
     it. Then who is not connected connects at once, which otherwise takes as long as it takes."""
@@ -97,6 +102,7 @@ class Wrong(StrEnum):
     FENCE_FELL = "a fence is not higher than the one before"
     ACTED_LATE = "a late copy did something for a waiter that had been given up"
     SENT_AWAY = "somebody that waits, or that nobody is before, was told that the lock is taken"
+    OVERTOOK = "the lock was handed on to a waiter although somebody else stood before it"
     LEFT_BEHIND = "a waiter that has ended still has a place or a lease at the server"
     IDLE_TOO_LONG = "the lock was idle for too long while somebody waited"
     FORGOTTEN = "somebody waits and, whatever happens, never enters"
@@ -117,6 +123,8 @@ class _Move(NamedTuple):
     fault: Fault | None = None
     urgent: bool = False
     by_itself: bool = True
+    handed: tuple[int, int] | None = None
+    """The lock is handed on by it: to this task, under this fence."""
 
 
 class _OfClient(NamedTuple):
@@ -136,6 +144,8 @@ class _OfClient(NamedTuple):
     """Its tasks of which nothing should be left at the server."""
     bodies: tuple[tuple[int, int, int], ...]
     """Its bodies whose deadline has not passed: task, fence, ticks left."""
+    passed: tuple[tuple[int, int], ...]
+    """What has been handed on, by task and fence, and the server may not know of that."""
 
 
 class _OfServer(NamedTuple):
@@ -159,14 +169,15 @@ class World:
         self.setting = setting
         self.guards = guards or Safeguards()
         self.looked_for = looked_for
-        self.terms = Terms(setting.ttl, setting.claim, setting.late, setting.renews)
+        self.terms = Terms(setting.ttl, setting.claim, setting.late, setting.renews, setting.ahead)
         self._claim = setting.claim if self.guards.claims_are_short else setting.ttl
-        self.parts = Parts(setting.tasks)
+        self.parts = Parts(setting.tasks, setting.ahead)
         self.canonical = self.parts.canonical
         # What happens to a part is worked out once, however many states it is part of.
         self._moves = cache(self._work_out_moves)
         self._carried_out = cache(self._carry_out)
         self._pushed = cache(self._push)
+        self._handed_on = cache(self._hand_on)
         self._older = cache(self._age)
         self._settled = cache(self._read_what_nobody_awaits)
         self._of_client = cache(self._look_at_client)
@@ -184,6 +195,7 @@ class World:
         first, tasks = self.setting.first, self.setting.tasks
         order = [client for client, several in enumerate(tasks) for _ in range(several)]
         order.remove(first)
+        order = list(self.setting.queue) or order
         for client in [first, *order]:
             asked = self._step_of(state, client, " asks")
             listening = (True,) * len(tasks)
@@ -213,7 +225,7 @@ class World:
             for link in range(what.strays):
                 steps.append(self._served(state, at, listening, link))
         if faults:
-            steps += self._server_faults(state)
+            steps += self._server_faults(state, listening)
         if delays or not urgent:
             steps += self._tick(state, of, urgent=urgent)
         if faults > 1:
@@ -225,8 +237,11 @@ class World:
         steps: list[Step] = []
         before, behind = state[: at + 1], state[at + 2 :]
         faults = state[-BUDGETS]
-        for after, label, fault, _, by_itself in self._moves(state[at + 1]):
-            if fault is None:
+        for after, label, fault, _, by_itself, handed in self._moves(state[at + 1]):
+            if handed is not None:
+                server = self._handed_on(state[0], state[at + 1], at, handed)
+                steps.append(((server, *before[1:], after, *behind), by_itself, (label, at)))
+            elif fault is None:
                 steps.append(((*before, after, *behind), by_itself, (label, at)))
             elif faults and not (fault in {"doze", "die"} and self._holds(state[0], at)):
                 fewer = (*behind[:-BUDGETS], faults - 1, *behind[1 - BUDGETS :])
@@ -235,6 +250,34 @@ class World:
 
     def _holds(self, server: int, client: int) -> bool:
         return any(holder.who.client == client for holder in self._of_server(server).holders)
+
+    def _hand_on(self, server: int, client: int, at: int, handed: tuple[int, int]) -> int:
+        """The server, which sees nothing of it: what is to be remembered of it for the search."""
+        after, giving = self.parts.server(server), self.parts.client(client)
+        task, fence = handed
+        ticket = giving.tasks[task].ticket
+        # Who is not in the queue has lost its place, and nobody could tell that it is overtaken.
+        stands = any(place.who == Who(at, task) for place in after.queue)
+        told = not giving.hears or any(push.what != "granted" for push in giving.inbox)
+        asks = {command.task for command in giving.pipe if command.what == "ask"}
+        overtook = stands and any(
+            place.ticket < ticket
+            and (
+                not told
+                if place.who.client != at
+                else giving.tasks[place.who.task].phase is Phase.QUEUED
+                and place.who.task not in asks
+            )
+            for place in after.queue
+        )
+        fell = fence <= after.highest and "break" not in self.setting.kinds
+        return self.parts.number(
+            after._replace(
+                highest=max(after.highest, fence),
+                fence_fell=after.fence_fell or fell,
+                overtook=after.overtook or overtook,
+            )
+        )
 
     def _served(
         self, state: State, at: int, listening: tuple[bool, ...], how: Literal["", "flush"] | int
@@ -274,10 +317,12 @@ class World:
             answer = serving.acquire(who, command.number, age)
         elif command.what == "release":
             answer = serving.release(Who(at, command.task), command.number, command.lasts)
+        elif command.report is not None:
+            answer = serving.pass_on(at, command.report)
         else:
             answer = serving.renew(Who(at, command.task), command.number)
         if isinstance(how, int):
-            acts = answer.what in {"granted", "queued", "renewed"}
+            acts = answer.what in {"granted", "queued", "renewed", "passed"}
             serving.acted_late |= acts and before.alive and command.task in _given_up(before)
             after = _less(before, how, queue[1:])
         else:
@@ -292,7 +337,8 @@ class World:
             label += f" #{answer.number} for {answer.ticks}"
         told = [(at, answer.push)] if answer.push is not None else serving.pushes
         for to, push in told:
-            label += f", tells {self.name(Who(to, push.task))}: {push.what} #{push.fence}"
+            label += f", tells {self.name(Who(to, push.task))}: {push.what}"
+            label += f" #{push.fence}" if push.fence else ""
         number = self.parts.number
         return number(serving.after()), number(after), serving.pushes, label
 
@@ -313,7 +359,12 @@ class World:
             urgent: bool = False,
             by_itself: bool = True,
         ) -> _Move:
-            return _Move(self.parts.number(after), label, fault, urgent, by_itself)
+            handed = None
+            if len(after.run.passed) > len(client.run.passed):
+                task = after.run.present
+                handed = task, after.tasks[task].fence
+                label += f", and hands on #{handed[1]} to {{me}}{task + 1}"
+            return _Move(self.parts.number(after), label, fault, urgent, by_itself, handed)
 
         moves: list[_Move] = []
         if client.alive and not client.stopped:
@@ -372,7 +423,10 @@ class World:
         if client.hears:
             yield "deaf", "{me}'s subscription breaks", client._replace(hears=False)
         if client.linked:
-            unanswered = tuple(command._replace(answer=None) for command in client.pipe)
+            unanswered = tuple(
+                command._replace(answer=None, again=command.report is not None)
+                for command in client.pipe
+            )
             cut = client._replace(linked=False, pipe=unanswered)
             yield "cut", "{me}'s connection breaks", cut
             if sent:
@@ -400,7 +454,7 @@ class World:
                 if client.tasks[act.task].phase is Phase.QUEUED and not client.pipe:
                     yield "leave", act.label, after
 
-    def _server_faults(self, state: State) -> Iterator[Step]:
+    def _server_faults(self, state: State, listening: tuple[bool, ...]) -> Iterator[Step]:
         server, kinds = self.parts.server(state[0]), self.setting.kinds
         # With the key lost and the clock set back at once, only the holder's own fence is left.
         held = bool(server.holders)
@@ -412,6 +466,14 @@ class World:
         if "queue" in kinds and server.queue:
             suffered.append((server._replace(queue=()), "the queue is lost"))
         fewer = (state[-BUDGETS] - 1, *state[1 - BUDGETS :])
+        if "break" in kinds and held:
+            broken = AtServer(server, self.guards, self.terms, listening=listening)
+            broken.break_(server.holders[0])
+            clients = list(state[1:-BUDGETS])
+            for client, push in broken.pushes:
+                clients[client] = self._pushed(clients[client], push)
+            number = self.parts.number(broken.after())
+            yield (number, *clients, *fewer), False, ("somebody breaks the lock", 0)
         for after, label in suffered:
             yield (self.parts.number(after), *state[1:-BUDGETS], *fewer), False, (label, 0)
 
@@ -492,6 +554,12 @@ class World:
 
     # What must never be
 
+    def _has_not_heard(self, number: int) -> bool:
+        """Whether a client is still to be told that the lock was broken."""
+        client = self.parts.client(number)
+        unheard = not client.hears or any(push.what == "broken" for push in client.inbox)
+        return "break" in self.setting.kinds and (client.stopped or unheard)
+
     def wrong(self, state: State) -> Wrong | None:
         """What is wrong with this state, of what is looked for."""
         of_server = self._of_server(state[0])
@@ -499,10 +567,12 @@ class World:
         bodies = 0
         for at, client in enumerate(state[1:-BUDGETS]):
             of = self._of_client(client)
-            for task, fence, left in of.bodies:
+            unheard = bool(of.bodies) and self._has_not_heard(client)
+            for task, fence, left in () if unheard else of.bodies:
                 bodies += 1
                 grant = (Who(at, task), fence)
-                if not any(h[:2] == grant and left <= h.left for h in of_server.holders):
+                grants = {grant, *((Who(at, giver), given) for giver, given in of.passed)}
+                if not any(h[:2] in grants and left <= h.left for h in of_server.holders):
                     found.append(Wrong.NOT_THE_HOLDER)
             if any((at, task) in of_server.in_the_way for task in of.ended):
                 found.append(Wrong.LEFT_BEHIND)
@@ -539,6 +609,7 @@ class World:
             late=Phase.LATE in phases,
             ended=tuple(_given_up(client)) if client.alive else (),
             bodies=bodies,
+            passed=client.run.passed,
         )
 
     def _look_at_server(self, number: int) -> _OfServer:
@@ -555,6 +626,8 @@ class World:
             wrong = Wrong.ACTED_LATE
         elif server.sent_away:
             wrong = Wrong.SENT_AWAY
+        elif server.overtook:
+            wrong = Wrong.OVERTOOK
         ended = {holder.who for holder in server.holders if not holder.left}
         return _OfServer(wrong, server.holders, frozenset(stand) - ended)
 
@@ -589,6 +662,8 @@ class World:
 def _given_up(client: Client) -> set[int]:
     """The tasks of a client that are over, and of which nothing is under way."""
     busy = {command.task for command in client.pipe} | {at for at, _ in client.unreleased}
+    reports = (*client.run.reports, *(c.report for c in client.pipe if c.report is not None))
+    busy |= {at for report in reports for at in (report.giver, *report.through)}
     return {at for at, task in enumerate(client.tasks) if task.phase is Phase.DONE} - busy
 
 

@@ -14,6 +14,7 @@ from aiolock.store import (
     WAS_HOLDER,
     WAS_UNKNOWN,
     Answer,
+    Before,
     Busy,
     Differs,
     Done,
@@ -26,7 +27,7 @@ from aiolock.store import (
     Status,
     Waiter,
 )
-from aiolock.stores.redis._codec import NOBODY, decode_any
+from aiolock.stores.redis._codec import NOBODY, decode_any, waiter_of
 
 _INCLUDE: Final = re.compile(r"^--@include (\w+)\n", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^local function .*\n", re.MULTILINE)
@@ -131,7 +132,19 @@ def _busy(until: int, grant: bytes | None = None, says: bytes = b"") -> Busy:
     )
 
 
-_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, Queued, Full, Done, Differs)
+def _queued(  # noqa: PLR0917  # in the order of the reply
+    ticket: int, place: int, until: int, now: int, displaced: int, before: bytes | None = None
+) -> Queued:
+    if before is None:
+        return Queued(ticket, place, until, now, bool(displaced))
+    text, fence = before.decode(), 0
+    if place == 1:
+        text, _, minted = text.rpartition(":")
+        fence = int(minted)
+    return Queued(ticket, place, until, now, bool(displaced), Before(waiter_of(text), fence))
+
+
+_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, _queued, Full, Done, Differs)
 """By the first number of the acquire script's reply."""
 
 
@@ -246,6 +259,7 @@ def _present(reply: Any) -> Present:
 OPEN: Final = Script("open", _opened)
 ACQUIRE: Final = Script("acquire", _answer)
 RELEASE: Final = Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)
+PASS: Final = Script("pass", _was, lambda was: _was(was) or WAS_UNKNOWN)
 RENEW: Final = Script("renew", _flags)
 BREAK: Final = Script("break", int)
 FINISH: Final = Script("finish", _was, lambda was: _was(was) or WAS_UNKNOWN)

@@ -21,6 +21,7 @@ from aiolock.store import (
     Answer,
     Form,
     Inbox,
+    Pass,
     Posted,
     Renewal,
     Status,
@@ -202,6 +203,14 @@ class RedisStore:
             return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
         arguments += _ENTERED if entered else _NOT_ENTERED
         return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        name, form, giver, giver_fence, taker, fence, through = passed
+        stem = self._text(giver, form)[: -len(str(giver.seq))]
+        grants = f"{stem}{giver.seq}:{giver_fence}", f"{stem}{taker.seq}:{fence}"
+        values = (*grants, fence, form.claim, *(f"{stem}{waiter.seq}" for waiter in through))
+        arguments = self._names.three(name) + b"".join(map(bulk, values))
+        return self._pipe.call(scripts.PASS, 8 + len(through), arguments, late=True)
 
     def _text(self, waiter: Waiter, form: Form) -> str:
         """The waiter as it is written down (see `_codec`)."""

@@ -119,6 +119,9 @@ class Subscription:
             waiter, _, fence = grant.rpartition(":")
             who = waiter_of(waiter)
             return partial(self._inbox.requested, self._names.name(key), who, int(fence))
+        if kind == "v":
+            waiter, key = rest.split(" ", 1)
+            return partial(self._inbox.void, self._names.name(key), waiter_of(waiter))
         if kind == "p":
             return self.word.set
         raise ValueError(f"no push of this kind: {kind!r}")

@@ -4,13 +4,16 @@
 -- ARGV  1 waiter  2 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  3 ttl (ms)
 --       4 how many may wait (0: any number)  5 prefix of the clients' channels  6 not after (µs)
 -- returns  {1, fence, lease (ms), now (µs), displaced, claim}                       granted
---          {2, ticket, place, until the first lease ends (ms), now (µs), displaced} queued
+--          {2, ticket, place, until the first lease ends (ms), now (µs), displaced, before} queued
 --          {0, until the first lease ends (ms), that grant, its process}            busy
 --          {0, 0}                                                given up before: this is a late copy
 --          {3, how many wait}                                                       full
 --          {4, for how long that is remembered (ms)}                                done, see `finish`
 --          {5, the number that is known}                 another was declared for it, see `differs`
 --          displaced: 1 when it had a place, by its ticket, and has it no more
+--          place: 1 where nobody stands before it, else 2 or more
+--          before: who stands directly before it in the queue, or the grant that it waits for, where
+--          it has come just now and that one is of its own client; else nothing
 --          claim: 1 when it was granted before, by a push, and has not confirmed that; 0 or nothing else
 --@include names
 local CHANNELS = ARGV[5]

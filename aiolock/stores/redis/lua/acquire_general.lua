@@ -56,6 +56,9 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     holder, lease_left = first[1], first[2] - NOW
   end
   if fence then
+    if reaped and holder:byte() == SHARED then
+      advance(step) -- those that ended may have held back others
+    end
     fence = string.format('%.0f', fence)
     local ends = redis.call('ZSCORE', HOLDERS, standing .. ':' .. fence)
     local claim = ends % 1 == UNCONFIRMED and 1 or 0

@@ -23,11 +23,19 @@ local function acquire_taken(waiter, ticket, ttl, most)
   elseif ticket == -1 then
     return busy(lease_left, holder)
   end
-  local displaced, place
-  ticket, displaced, place = enqueue(waiter, ticket, most)
+  local displaced, place, before, _
+  ticket, displaced, place, _, before = enqueue(waiter, ticket, most)
   if not ticket then
     return {3, displaced}
+  elseif place then
+    -- Who stands directly before it, of the same client: so that one may hand the lock on to the other.
+    before = before or holder
+    local client = waiter:match(CLIENT)
+    if before:match(CLIENT) == client then
+      return {2, ticket, place, lease_left, tonumber(STAMP), displaced, before}
+    end
+  else
+    place = redis.call('ZRANK', QUEUE, waiter) + 1
   end
-  place = place or redis.call('ZRANK', QUEUE, waiter) + 1
   return {2, ticket, place, lease_left, tonumber(STAMP), displaced}
 end

@@ -8,6 +8,7 @@ local CHANNELS = ARGV[1]
 --@include clock
 --@include new_step
 --@include end_grant
+--@include keep_floor
 --@include advance
 
 local condemned = {}
@@ -24,6 +25,7 @@ for i = 1, #grants, 2 do
   end
 end
 if broken > 0 then
+  keep_floor(step)
   advance(step)
 end
 return broken

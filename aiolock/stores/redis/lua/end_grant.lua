@@ -5,7 +5,8 @@
 local function end_grant(step, grant, reason, ended, claim)
   drop(step, grant)
   local client = grant:match(CLIENT) or grant
-  step.floor = math.max(step.floor, tonumber(grant:match(FENCE_OF)) or 0)
+  -- Its client may have handed it on by itself since, under higher fences (see `pass`).
+  step.floor = math.max(step.floor, (tonumber(grant:match(FENCE_OF)) or 0) + RUN)
   if client ~= NOBODY then
     redis.pcall('PUBLISH', CHANNELS .. client, 'l ' .. grant .. ' ' .. reason .. ' ' .. HOLDERS)
   end

@@ -1,44 +1,42 @@
 -- enqueue(waiter, ticket, most): a place at the tail (ticket 0), or the old place again (> 0).
--- Returns its ticket; whether it was displaced, and has that place no more (1, else 0); its place where
--- that is known without asking, else nil; and whether others may fit now, for dead ones have left or it
--- came before some of them. Where the queue is full: nil, how many wait, nil, and the same.
+-- Returns its ticket; whether it was displaced, and has that place no more (1, else 0); its place, where
+-- that is known without asking: 1, or 2 for any that is further back; whether others may fit now, for dead
+-- ones have left or it came before some of them; and who stands directly before it in the queue, where it
+-- has come just now. Where the queue is full: nil, how many wait, nil, and whether others may fit.
 --@include remove_dead
+--@include overtake
+--@include void
 local function enqueue(waiter, ticket, most)
-  local known, place, others_may_fit
+  local known, others_may_fit
   if ticket > 0 or most > 0 then
     known = redis.call('ZSCORE', QUEUE, waiter)
   end
-  local displaced = ticket > 0 and not known and 1 or 0
   if ticket == 0 and not known then
-    if most > 0 then
+    if most > 0 and redis.call('ZCARD', QUEUE) >= most then
+      others_may_fit = remove_dead(waiter:match(CLIENT))
       local waiting = redis.call('ZCARD', QUEUE)
-      if waiting >= most then
-        others_may_fit = remove_dead(waiter:match(CLIENT))
-        waiting = redis.call('ZCARD', QUEUE)
-      end
       if waiting >= most then
         return nil, waiting, nil, others_may_fit
       end
     end
-    local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-    local ahead
-    ticket = STAMP + PRIORITY * (waiter:match(PRIORITY_OF) or 0)
-    if tail and tonumber(tail) >= ticket then
-      -- Two that arrive in one microsecond, or after the clock was set back, keep their order.
-      local below = string.format('(%.0f', ticket + PRIORITY / 2)
-      local before = redis.call('ZRANGE', QUEUE, below, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
-      ticket = math.max(ticket, tonumber(before or 0) + 1)
-      ahead = ticket <= tonumber(tail)
+    if redis.call('ZADD', QUEUE, 'NX', STAMP, waiter) == 1 then
+      redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
+      local last = redis.call('ZRANGE', QUEUE, -2, -1)
+      ticket = tonumber(STAMP)
+      if last[#last] ~= waiter or waiter:find('!', 1, true) then
+        ticket = overtake(waiter)
+        last = redis.call('ZRANGE', QUEUE, -2, -1)
+        if last[#last] ~= waiter then
+          return ticket, 0, nil, true
+        end
+      end
+      return ticket, 0, #last, others_may_fit, #last == 2 and last[1] or nil
     end
-    others_may_fit = others_may_fit or ahead
-    if redis.call('ZADD', QUEUE, 'NX', string.format('%.0f', ticket), waiter) == 1 then
-      place = not ahead and redis.call('ZCARD', QUEUE) or nil
-    else -- a newcomer whose question was sent twice
-      known = redis.call('ZSCORE', QUEUE, waiter)
-    end
+    known = redis.call('ZSCORE', QUEUE, waiter) -- a newcomer whose question was sent twice
   elseif not known then
     redis.call('ZADD', QUEUE, string.format('%.0f', ticket), waiter)
+    void(waiter)
   end
   redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
-  return known and tonumber(known) or ticket, displaced, place, others_may_fit
+  return known and tonumber(known) or ticket, known and 0 or 1
 end

@@ -3,6 +3,7 @@
 -- they still listen: then they come back at their old places. Where a lease was not to be renewed (f) its
 -- end means nothing; but the claim of a pushed grant is to be confirmed all the same.
 --@include end_grant
+--@include keep_floor
 local function reap(step)
   local ended = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', NOW, 'WITHSCORES')
   local stuck
@@ -15,6 +16,7 @@ local function reap(step)
       stuck[client] = true
     end
   end
+  keep_floor(step)
   if stuck then
     for _, waiter in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
       if stuck[waiter:match(CLIENT) or waiter] then

@@ -1,0 +1,474 @@
+"""Runs: hand-offs within one client that do not wait for the store.
+
+A queue is first-in, first-out, and newcomers join its tail. So a client that knows that directly
+behind its own holder stands its own waiter knows what the store will answer to the release: this
+waiter is next. It hands the lock on at once, under the lease that the store respects, and reports
+it, several hand-offs in one command (`Store.pass_on`). Order is exact across all clients, and a run
+ends by itself where somebody else's waiter stands.
+
+What keeps it safe: a new deadline is never later than what the store's entry of this run is certain
+to last for, which is an older grant's until the report is carried out, and at least a claim from
+then on. Nothing else is said to the store about a name before what it has not heard of yet. And a
+grant that follows on one whose end was not reported has a fence higher than any of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from aiolock._engine.acquisition import Attempt, Phase
+from aiolock._engine.grant import Grant, lasts
+from aiolock._engine.hold import Hold, LossReason
+from aiolock.errors import StoreError
+from aiolock.store import (
+    RUN,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_UNKNOWN,
+    Answer,
+    Form,
+    Pass,
+    Queued,
+    Relay,
+    Renewal,
+    Status,
+    Store,
+    Waiter,
+)
+
+_TOGETHER: Final = 8
+"""Passes in one report: with more, those who have left wait longer for the confirmation."""
+_IDLE_TURNS: Final = 3
+"""Turns of the event loop without a further pass, after which what there is, is reported."""
+_AGAIN: Final = 1.0
+"""Seconds after which a report is sent again that failed."""
+_LONGEST: Final = 3600.0
+"""Seconds after which it is not sent again any more, as a release (see `Releases`)."""
+_MARGIN: Final = 4
+"""A lock is passed on only while more than this part of a claim is left."""
+
+
+class _Chain:
+    """One run: a grant that the store has made, and who has been handed that since."""
+
+    def __init__(self) -> None:
+        self.present: Attempt
+        self.fence = 0
+        """Who has it now, or had it last, and under which fence."""
+        self.reports = 0
+        """How many of its reports the store has not confirmed."""
+        self.released = False
+        """Whether the release of the one who has it now was sent."""
+        self.unknown = False
+        """Whether it was read before the store had heard that this one has it."""
+
+
+class _Batch:
+    """Passes of one run that are reported in one command."""
+
+    def __init__(self, chain: _Chain, giver: Hold) -> None:
+        self.chain = chain
+        self.form = giver.policy.form
+        self.giver = giver.waiter
+        self.giver_fence = self.fence = giver.fence
+        """That of the first grant, and of the last."""
+        self.through: list[Attempt] = []
+        """Those that have had it since the giver, in order, under one fence after the other."""
+        self.left: list[asyncio.Future[int]] = []
+        """What those wait for who have passed it on."""
+        self.sent: float | None = None
+        """When it was reported first."""
+        self.again = False
+        """It is reported once more, for nobody knows what came of it."""
+
+
+class _Run:
+    """One name: who stands directly behind whom, and what the store has not confirmed yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.behind: dict[Waiter, Attempt] = {}
+        """Who stands directly behind this waiter, which waits itself, or holds."""
+        self.last_ticket = 0
+        self.chain = _Chain()
+        """The last run of this name."""
+        self.unsent: deque[_Batch] = deque()
+        """To be reported, in order; the last may grow."""
+        self.under_way = 0
+        """Reports that are not answered."""
+        self.failed: list[_Batch] = []
+        """Reports of which nobody knows whether they were carried out; then nothing is passed."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.passed: dict[Waiter, tuple[int, _Chain]] = {}
+        """The grants that were passed on, and the store has not confirmed that."""
+        self.overtaken = False
+        """Somebody came to stand before one of us, who may have been handed it already. What the
+        store says of who stands where, before it has heard of that, is not to be relied on."""
+
+    @property
+    def idle(self) -> bool:
+        return not (self.behind or self.unsent or self.under_way or self.failed or self.passed)
+
+    def unlink(self, attempt: Attempt) -> Waiter | None:
+        """Forget who stands directly before this one; who that was."""
+        before, attempt.behind = attempt.behind, None
+        if before is not None and self.behind.get(before) is attempt:
+            del self.behind[before]
+            return before
+        return None
+
+
+class Runs(Relay):
+    """A client's store, by which it says nothing of a name before what is to be reported of it."""
+
+    def __init__(
+        self,
+        store: Store,
+        time: Callable[[], float],
+        holds: Mapping[Waiter, Hold],
+        lose: Callable[[Hold, LossReason], None],
+        release: Callable[[str, Waiter, Form, int], object],
+    ) -> None:
+        """``release`` sees to it that what it releases is released, whatever fails."""
+        super().__init__(store)
+        self._loop = asyncio.get_running_loop()
+        self._time = time
+        self._holds = holds
+        self._lose = lose
+        self._release = release
+        self._runs: dict[str, _Run] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return repr(self._store)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    # Who stands behind whom
+
+    def queued(self, attempt: Attempt, answer: Queued, known: Mapping[Waiter, Attempt]) -> None:
+        """A newcomer was queued; ``known`` are the client's waiters for this name."""
+        name = attempt.policy.key
+        run = self._runs.get(name)
+        if run is not None:
+            if answer.ticket < run.last_ticket:
+                run.behind.clear()  # it has come before some of the others
+            run.last_ticket = max(run.last_ticket, answer.ticket)
+        if answer.before is None or attempt.crossed or self._closed:
+            return
+        if run is not None and run.overtaken:
+            return
+        before, fence = answer.before
+        hold, waiting = self._holds.get(before), known.get(before)
+        if hold is not None:
+            if fence not in (0, hold.fence):
+                return
+        elif waiting is None or waiting.phase not in (Phase.QUEUED, Phase.GRANTED):
+            return
+        if run is None:
+            run = self._runs[name] = _Run(name)
+            run.last_ticket = answer.ticket
+        run.behind[before] = attempt
+        attempt.behind = before
+
+    def leaves(self, attempt: Attempt) -> None:
+        """It does not wait any more: it was granted, or has given up."""
+        run = self._runs.get(attempt.policy.key)
+        if run is None:
+            return
+        before = run.unlink(attempt)
+        if attempt.phase is not Phase.GRANTED:
+            self._close_gap(run, attempt, before)
+
+    def returns(self, attempt: Attempt) -> None:
+        """Its grant was too late, so it stands nowhere until it has asked again."""
+        run = self._runs.get(attempt.policy.key)
+        if run is not None:
+            run.unlink(attempt)
+            self._close_gap(run, attempt, None)
+
+    def _close_gap(self, run: _Run, attempt: Attempt, before: Waiter | None) -> None:
+        after = run.behind.pop(attempt.waiter, None)
+        if after is not None:
+            after.behind = None
+            if before is not None:
+                run.behind[before] = after
+                after.behind = before
+        self._forget_if_idle(run)
+
+    def nobody_knows(self, name: str | None = None) -> None:
+        """Who stands where may have changed, of this name or of all."""
+        for run in list(self._runs.values()):
+            if name in (None, run.name):
+                run.behind.clear()
+                self._forget_if_idle(run)
+
+    def void(self, name: str) -> None:
+        """Somebody else came to stand directly before one of us."""
+        run = self._runs.get(name)
+        if run is not None:
+            run.overtaken = bool(run.passed)
+            self.nobody_knows(name)
+
+    def was_passed(self, name: str, waiter: Waiter, fence: int) -> bool:
+        """Whether this grant was passed on, and the store may not have heard of that."""
+        run = self._runs.get(name)
+        return run is not None and waiter in run.passed and run.passed[waiter][0] == fence
+
+    def present(self, name: str, waiter: Waiter, fence: int) -> tuple[Waiter, int]:
+        """What was said of this grant is to be said of: the one it has become since."""
+        if not self.was_passed(name, waiter, fence):
+            return waiter, fence
+        chain = self._runs[name].passed[waiter][1]
+        return chain.present.waiter, chain.fence
+
+    def in_doubt(self, hold: Hold) -> bool:
+        """Whether the store may not have heard that this one has it, which is to be said again."""
+        run = self._runs.get(hold.policy.key)
+        return run is not None and any(hold.fence == batch.fence for batch in run.failed)
+
+    def was_unknown(self, hold: Hold) -> bool:
+        """Whether the store had not heard yet that this one had it, when it read its release."""
+        run = self._runs.get(hold.policy.key)
+        return run is not None and run.chain.unknown and hold.fence == run.chain.fence
+
+    # Passing on
+
+    def hand_on(self, hold: Hold) -> asyncio.Future[int] | None:
+        """Hand it to who stands directly behind it, where that can be known and done.
+
+        What its release will answer; None where the store is to be asked.
+        """
+        run = self._runs.get(hold.policy.key)
+        if run is None:
+            return None
+        attempt = run.behind.pop(hold.waiter, None)
+        if attempt is None or not self._may_pass(run, hold, attempt):
+            self._forget_if_idle(run)
+            return None
+        attempt.behind = None
+        chain = run.chain
+        if not chain.fence or (chain.present.waiter, chain.fence) != (hold.waiter, hold.fence):
+            chain = run.chain = _Chain()
+        batch = run.unsent[-1] if run.unsent else None
+        if batch is None or batch.chain is not chain:
+            batch = _Batch(chain, hold)
+            chain.reports += 1
+            run.unsent.append(batch)
+            self._loop.call_soon(self._look, run, batch, 0, 0)
+        fence, claim = hold.fence + 1, batch.form.claim
+        deadline = min(hold.deadline, self._time() + lasts(claim))
+        chain.present, chain.fence = attempt, fence
+        chain.released = chain.unknown = False
+        run.passed[hold.waiter] = hold.fence, chain
+        batch.fence = fence
+        batch.through.append(attempt)
+        released: asyncio.Future[int] = self._loop.create_future()
+        batch.left.append(released)
+        hold.passed = True
+        attempt.passed(Grant(fence, claim, deadline, claim=True))
+        if len(batch.through) >= _TOGETHER:
+            self._send(run)
+        return released
+
+    def _may_pass(self, run: _Run, hold: Hold, attempt: Attempt) -> bool:
+        """Whether the store would do the same, and the client can know."""
+        form = hold.policy.form
+        same = attempt.policy.form is form or attempt.policy.form == form
+        if not same or not form.plain or hold.crossed or hold.ceiling is not None:
+            return False
+        if not attempt.waits or attempt.question is not None:
+            return False
+        if self._closed or run.failed or len(run.passed) >= RUN:
+            return False
+        return self._time() + form.claim / 1000 / _MARGIN < hold.deadline
+
+    def _look(self, run: _Run, batch: _Batch, size: int, idle: int) -> None:
+        """Report a batch that does not grow any more."""
+        if not run.unsent or run.unsent[-1] is not batch:
+            return
+        grown = len(batch.through) > size
+        idle = 0 if grown else idle + 1
+        if idle >= _IDLE_TURNS:
+            self._send(run)
+        else:
+            self._loop.call_soon(self._look, run, batch, len(batch.through), idle)
+
+    def _send(self, run: _Run) -> None:
+        """Report what is to be reported, in order."""
+        if run.timer is not None:
+            run.timer.cancel()
+            run.timer = None
+        batches = [*run.failed, *run.unsent]
+        run.failed.clear()
+        run.unsent.clear()
+        for batch in batches:
+            through = tuple(attempt.waiter for attempt in batch.through)
+            passed = Pass(
+                run.name,
+                batch.form,
+                batch.giver,
+                batch.giver_fence,
+                through[-1],
+                batch.fence,
+                through,
+            )
+            run.under_way += 1
+            if batch.sent is None:
+                batch.sent = self._time()  # before it is sent
+            answer = self._store.pass_on(passed)
+            answer.add_done_callback(partial(self._answered, run, batch))
+
+    def _answered(self, run: _Run, batch: _Batch, answer: asyncio.Future[int]) -> None:
+        run.under_way -= 1
+        failure = None if answer.cancelled() else answer.exception()
+        if failure is not None or answer.cancelled():
+            self._failed(run, batch, failure)
+            return
+        was = answer.result()
+        if was == WAS_ABSENT and batch.again:
+            was = WAS_UNKNOWN  # that may have been its own doing
+        for released in batch.left:
+            if not released.done():
+                released.set_result(was)
+        self._is_over(run, batch)
+        if was == WAS_HOLDER:
+            self._confirmed(run, batch)
+        elif was == WAS_ABSENT:
+            self._refused(run, batch)
+        self._forget_if_idle(run)
+
+    def _is_over(self, run: _Run, batch: _Batch) -> None:
+        """The store has heard of it, or never will."""
+        batch.chain.reports -= 1
+        for waiter in (batch.giver, *(attempt.waiter for attempt in batch.through[:-1])):
+            run.passed.pop(waiter, None)
+        if not run.passed:
+            run.overtaken = False
+
+    def _confirmed(self, run: _Run, batch: _Batch) -> None:
+        """The store's entry of this run is certain to last for a claim: so does who has it now."""
+        chain, present = batch.chain, batch.chain.present
+        hold = self._holds.get(present.waiter)
+        if hold is not None and hold.fence == chain.fence:
+            assert batch.sent is not None
+            if hold.unconfirmed and hold.ceiling is None:
+                hold.deadline = max(hold.deadline, batch.sent + lasts(batch.form.claim))
+        elif chain.fence == batch.fence and present.ended and (chain.unknown or not chain.released):
+            # It has left, and the store was told so before it was told of this, or never.
+            self._release(run.name, present.waiter, batch.form, chain.fence)
+
+    def _refused(self, run: _Run, batch: _Batch) -> None:
+        """The grant that was passed on had ended: nobody of the run has anything."""
+        present, fence = batch.chain.present, batch.chain.fence
+        hold = self._holds.get(present.waiter)
+        if hold is not None and hold.fence == fence:
+            self._lose(hold, LossReason.REFUSED)
+        elif present.phase is Phase.GRANTED:
+            present.taken_away(fence)
+        first = batch.fence - len(batch.through) + 1
+        for fence, attempt in enumerate(batch.through, start=first):
+            # It may still stand in the queue. But one that was too late has asked for its place.
+            had = attempt.grant.fence if attempt.phase is Phase.HELD and attempt.grant else 0
+            if had == fence and attempt.waiter not in self._holds:
+                self._release(run.name, attempt.waiter, batch.form, 0)
+
+    def _failed(self, run: _Run, batch: _Batch, failure: BaseException | None) -> None:
+        """Nobody knows whether it was carried out. It is sent again, before all that follows."""
+        for released in batch.left:
+            if not released.done():
+                released.set_exception(failure or StoreError("the report of a release was dropped"))
+        batch.left.clear()
+        batch.again = True
+        assert batch.sent is not None
+        if self._time() - batch.sent > _LONGEST:
+            self._is_over(run, batch)
+            return
+        run.failed.append(batch)
+        if not self._closed and run.timer is None:
+            run.timer = self._loop.call_later(_AGAIN, self._send, run)
+
+    def _forget_if_idle(self, run: _Run) -> None:
+        if run.idle and self._runs.get(run.name) is run:
+            del self._runs[run.name]
+
+    # The store, to which nothing is said of a name before that
+
+    def _first(self, name: str) -> None:
+        run = self._runs.get(name)
+        if run is not None and (run.unsent or run.failed):
+            self._send(run)
+
+    def close(self) -> None:
+        """Pass nothing on any more."""
+        self._closed = True
+        for run in list(self._runs.values()):
+            self._send(run)
+
+    def acquire(
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
+    ) -> asyncio.Future[Answer]:
+        """A newcomer joins the tail, whatever is still to be reported."""
+        if self._runs and (ticket or max_waiters or not wait):
+            self._first(name)
+        return self._store.acquire(
+            name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+        )
+
+    def release(
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
+        """After what is to be reported."""
+        run = self._runs.get(name) if self._runs else None
+        if run is None:
+            return self._store.release(name, waiter, form, fence, entered=entered)
+        self._first(name)
+        chain = run.chain
+        released = self._store.release(name, waiter, form, fence, entered=entered)
+        if not chain.reports or chain.present.waiter != waiter:
+            return released
+        chain.released = True
+        released.add_done_callback(partial(_released, chain))
+        return released
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        """After what is to be reported."""
+        if self._runs:
+            for renewal in renewals:
+                self._first(renewal.name)
+        return self._store.renew(renewals)
+
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        """After what is to be reported."""
+        self._first(name)
+        return self._store.status(name, waiters=waiters)
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        """After what is to be reported."""
+        self._first(name)
+        return self._store.request(name)
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        """After what is to be reported."""
+        self._first(name)
+        return self._store.break_(name, fences)
+
+
+def _released(chain: _Chain, released: asyncio.Future[int]) -> None:
+    """The store has answered to the release of who has it now. What fails is sent again."""
+    heard = not released.cancelled() and released.exception() is None
+    if heard and chain.reports:
+        chain.unknown = True

@@ -1,0 +1,25 @@
+-- pass: a client has handed the lock on among its own waiters, under a lease that it had, and says so: the
+-- giver is no holder any more and the taker is, for a claim of its own; those in between have left.
+--
+-- KEYS  1 holders  2 queue  3 fence
+-- ARGV  1 the grant of the giver  2 that of the taker  3 its fence  4 its claim (ms)
+--       5… those that have had it since, and the taker  the last: not after (µs)
+-- returns  1 it is so, or was before  0 the giver was no holder
+--@include names
+--@include clock
+--@include late
+
+local giver, taker, fence, claim = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local too_late = late(ARGV[#ARGV])
+if too_late then
+  return too_late
+elseif redis.call('ZREM', HOLDERS, giver) == 0 then
+  return redis.call('ZSCORE', HOLDERS, taker) and 1 or 0
+end
+redis.call('ZADD', HOLDERS, NOW + claim + UNCONFIRMED, taker)
+redis.call('PEXPIRE', HOLDERS, claim + KEPT)
+redis.call('SET', FENCE, fence, 'PX', '600000')
+for i = 5, #ARGV - 1 do
+  redis.call('ZREM', QUEUE, ARGV[i])
+end
+return 1

@@ -1,0 +1,151 @@
+"""What a store does that lets its clients hand locks on by themselves (see `Store.pass_on`)."""
+
+# a number in an assertion explains itself
+
+from __future__ import annotations
+
+import asyncio
+
+from aiolock.store import (
+    CLAIM,
+    RUN,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    WAS_UNKNOWN,
+    Before,
+    Form,
+    Queued,
+)
+from aiolock.testing._peer import A_MOMENT, READER, Grant, Lost, Peer, fresh_name
+from aiolock.testing._shared import SharedContract
+
+
+async def _before(peer: Peer, name: str, form: Form | None = None) -> tuple[Grant, Before | None]:
+    """Another waiter of this client, as it would be released, and who stands before it."""
+    waiter = peer.waiter() if form is None else peer.waiter(form)
+    answer = await peer.ask(name, waiter)
+    assert isinstance(answer, Queued)
+    return Grant(waiter, 0), answer.before
+
+
+class RunsContract(SharedContract):
+    """For a store that says who stands before a newcomer: inherit from this one too."""
+
+    async def test_who_stands_before(self) -> None:
+        """A newcomer hears who stands directly before it, where that is one of its own client."""
+        async with self.peers(2) as (ann, bob):
+            held = await ann.take(name := fresh_name())
+            first, before_first = await _before(ann, name)
+            assert before_first == Before(*held)
+            second, before_second = await _before(ann, name)
+            assert before_second == Before(first.waiter, 0)
+            assert (await _before(bob, name))[1] is None
+            assert (await _before(ann, name))[1] is None
+            again = await ann.ask(name, second.waiter)
+            assert isinstance(again, Queued)
+            assert again.before is None, "only a newcomer hears it"
+
+    async def test_who_stands_before_a_reader(self) -> None:
+        """Who shares a lock does not hear it: others may enter with it."""
+        async with self.peers(1) as (ann,):
+            await ann.take(name := fresh_name())
+            assert (await _before(ann, name, READER))[1] is None
+
+    async def test_pass_on(self) -> None:
+        """The taker holds it for its claim; who had it before has left, and others wait on."""
+        async with self.peers(2) as (ann, bob):
+            held = await ann.take(name := fresh_name())
+            first, _ = await _before(ann, name)
+            second, _ = await _before(ann, name)
+            third, _ = await _before(bob, name)
+            now = ann.passed(name, held, first.waiter, second.waiter)
+            assert await ann.store.pass_on(now) == WAS_HOLDER
+            assert not await ann.holds(name, held)
+            status = await bob.store.status(name)
+            (holder,) = status.holders
+            assert (holder.client, holder.fence) == (ann.client, held.fence + 2)
+            assert holder.remaining <= CLAIM / 1000
+            assert [waiter.client for waiter in status.waiters] == [bob.client]
+            assert await ann.release(name, Grant(second.waiter, now.fence)) == WAS_HOLDER
+            handed = await bob.handed()
+            assert handed.waiter == third.waiter
+            assert handed.fence > now.fence
+
+    async def test_pass_on_twice(self) -> None:
+        """A second copy of the report changes nothing, also when the run has gone on."""
+        async with self.peers(1) as (ann,):
+            held = await ann.take(name := fresh_name())
+            first, _ = await _before(ann, name)
+            second, _ = await _before(ann, name)
+            one = ann.passed(name, held, first.waiter)
+            assert await ann.store.pass_on(one) == WAS_HOLDER
+            assert await ann.store.pass_on(one) == WAS_HOLDER
+            two = ann.passed(name, Grant(first.waiter, one.fence), second.waiter)
+            assert await ann.store.pass_on(two) == WAS_HOLDER
+            assert await ann.store.pass_on(one) in (WAS_ABSENT, WAS_UNKNOWN)
+            assert await ann.holds(name, Grant(second.waiter, two.fence))
+
+    async def test_pass_on_of_what_has_ended(self) -> None:
+        """Who holds it no more cannot pass it on, and those it would have gone to still wait."""
+        async with self.peers(2) as (ann, bob):
+            held = await ann.take(name := fresh_name())
+            other = await bob.queue(name)
+            waiting, _ = await _before(ann, name)
+            assert await ann.release(name, held) == WAS_HOLDER
+            handed = await bob.handed()
+            assert handed.waiter == other.waiter
+            passed = ann.passed(name, held, waiting.waiter)
+            assert await ann.store.pass_on(passed) == WAS_ABSENT
+            assert await bob.holds(name, Grant(handed.waiter, handed.fence))
+            assert await ann.leave(name, waiting.waiter) == WAS_QUEUED
+
+    async def test_what_was_passed_on_is_a_claim(self) -> None:
+        """Whoever has it confirms that, or loses it with the claim."""
+        short = Form(claim=1)
+        async with self.peers(2) as (ann, bob):
+            held = await ann.take(name := fresh_name(), ann.waiter(short))
+            waiting, _ = await _before(ann, name, short)
+            passed = ann.passed(name, held, waiting.waiter)
+            assert await ann.store.pass_on(passed) == WAS_HOLDER
+            await asyncio.sleep(A_MOMENT)
+            grant = await bob.take(name)
+            assert grant.fence > passed.fence
+            assert await ann.told() == Lost(name, waiting.waiter, passed.fence, "expired")
+
+    async def test_fences_after_a_run_that_was_not_reported(self) -> None:
+        """A lease that ended, or was broken, may have been passed on: the next fence is above."""
+        async with self.peers(2) as (ann, bob):
+            held = await ann.take(name := fresh_name())
+            await ann.expire(name, held)
+            after = await bob.take(name)
+            assert after.fence > held.fence + RUN
+            waiting = await ann.queue(name)
+            assert await ann.store.break_(name, [after.fence]) == 1
+            handed = await ann.handed()
+            assert handed.waiter == waiting.waiter
+            assert handed.fence > after.fence + RUN
+
+    async def test_who_comes_back_between_two_is_told_of(self) -> None:
+        """Who comes back to an old place may stand before another client, which hears it."""
+        async with self.peers(2) as (ann, bob):
+            await ann.take(name := fresh_name())
+            old = await bob.queue(name)
+            first, _ = await _before(ann, name)
+            _, before_second = await _before(ann, name)
+            assert before_second == Before(first.waiter, 0)
+            await bob.leave(name, old.waiter)
+            back = await bob.ask(name, old.waiter, ticket=old.ticket)
+            assert isinstance(back, Queued)
+            assert back.displaced
+            assert await ann.told_void() == first.waiter
+
+    async def test_who_is_more_urgent_is_told_of(self) -> None:
+        """As is one of a higher priority."""
+        async with self.peers(2) as (ann, bob):
+            held = await ann.take(name := fresh_name())
+            first, before_first = await _before(ann, name)
+            assert before_first == Before(*held)
+            _, before_urgent = await _before(bob, name, Form(CLAIM, priority=-1))
+            assert before_urgent is None
+            assert await ann.told_void() == first.waiter

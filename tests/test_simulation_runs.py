@@ -1,0 +1,227 @@
+"""Thousands of schedules of crowds on one name: what their clients hand on by themselves.
+
+As `test_simulation`, with nothing but plain locks of one form, so that many hand-offs are not the
+server's; on links that are slow, break, lose replies and deliver late, with clients that die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock import LockClient, StoreError
+from aiolock.store import RUN, WAS_HOLDER, Answer, Form, Granted, Late, Pass, Waiter
+from aiolock.stores.machine import NameState, PushGranted, Step
+from tests import virtual
+from tests.simulated import LATE_WITHIN, Refuses, Server, Store
+from tests.test_simulation import Inside, World
+from tests.worlds import abandon
+
+NAME = "crowd"
+HEARD = 1.5
+"""Seconds after which all have heard of a waiter that came back: a push may be late."""
+
+
+class Watched(Server):
+    """A server that counts what was passed on, and knows since when each waiter stands there."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__(dice)
+        self.passes = 0
+        self.minted = set[int]()
+        """The fences of grants that the server made itself."""
+        self.tickets = dict[Waiter, int]()
+        self.since = dict[Waiter, float]()
+
+    @property
+    def crowd(self) -> NameState:
+        """What is kept of the name that all of them want."""
+        return self._states.get(f"lock:{NAME}") or NameState()
+
+    def acquire(
+        self, name: str, waiter: Waiter, form: Form, ttl: int, **options: Any
+    ) -> Answer | Late:
+        there = waiter in self.crowd.waiting
+        answer = super().acquire(name, waiter, form, ttl, **options)
+        if isinstance(answer, Granted):
+            self.minted.add(answer.fence)
+        if not there and waiter in self.crowd.waiting:
+            self.tickets[waiter] = self.crowd.waiting[waiter][0]
+            self.since[waiter] = asyncio.get_running_loop().time()
+        return answer
+
+    def _done(self, name: str, state: NameState, step: Step) -> None:
+        self.minted.update(push.fence for push in step.pushes if isinstance(push, PushGranted))
+        super()._done(name, state, step)
+
+    def break_(self, name: str, fences: Sequence[int]) -> int:
+        # Whoever has it by then: what was broken may have been passed on before that was heard.
+        for fence in fences:
+            self.broken.update(range(fence, fence + RUN + 1))
+        return super().break_(name, fences)
+
+    def pass_on(self, passed: Pass, *, not_after: int = 0) -> int | Late:
+        answer = super().pass_on(passed, not_after=not_after)
+        self.passes += len(passed.through) if answer == WAS_HOLDER else 0
+        return answer
+
+
+class Crowd(World):
+    """Some clients with many tasks each, all of which want the same."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.server: Watched = Watched(self.dice)
+        self.inside = {NAME: []}
+        self.ttl = self.dice.choice([0.5, 0.5, 1.0, 4.0])
+        # Either each client comes with a block of tasks, all at once; or they come and go.
+        self.blocks = self.dice.random() < 0.6
+        self.stays = [0.0, 0.0, 0.0, 0.001, 0.01, 0.1, 0.4]
+        if self.blocks:
+            self.stays = self.dice.choice([[0.0, 0.01], [0.1, 0.2], self.stays])
+
+    def enter(self, body: Inside) -> None:
+        if body.lease.fence in self.server.broken:  # before its client has heard of that
+            self.inside[NAME].append(body)
+        else:
+            super().enter(body)
+
+    def see_that_it_was_its_turn(self, lease: aiolock.Lease) -> None:
+        """It was passed on only where nobody of another client has stood before it all the time."""
+        server, mine = self.server, lease._hold.waiter
+        if lease.fence in server.minted:
+            return
+        before = asyncio.get_running_loop().time() - HEARD
+        for ticket, waiter in server.crowd.queue:
+            others = waiter.client != mine.client and server.listens(waiter.client)
+            if others and ticket < server.tickets.get(mine, 0):
+                assert server.since[waiter] > before, f"{lease} has overtaken {waiter}"
+
+    async def one(self, client: LockClient) -> None:
+        """One visit."""
+        dice = self.dice
+        timeout = dice.choice([None, None, None, None, 0.05, 1.0, 5.0])
+        urgent = dice.choice([0] * 12 + [-1])
+        lock = client.lock(NAME, ttl=self.ttl, priority=urgent)
+        stay = dice.choice(self.stays)
+        try:
+            async with lock.acquire(timeout=timeout) as lease:
+                body = Inside(lease, False, 0)
+                self.enter(body)
+                self.see_that_it_was_its_turn(lease)
+                try:
+                    await asyncio.sleep(stay)
+                    await self.meddle(client, lease)
+                finally:
+                    self.leave(body)
+            self.count("left")
+        except aiolock.AcquireTimeout:
+            self.count("timed out")
+        except aiolock.LeaseLost:
+            self.count("lost")
+        except StoreError:
+            self.count("nobody knows")
+        except aiolock.ClientClosed:
+            self.count("closed")
+
+    async def meddle(self, client: LockClient, lease: aiolock.Lease) -> None:
+        """What else is done with a lock that is held."""
+        chance = self.dice.random()
+        if chance < 0.02:
+            await client.lock(NAME).break_()
+        elif chance < 0.04:
+            await lease.extend(0.3)
+            await asyncio.sleep(self.dice.choice([0.0, 0.2]))
+        elif chance < 0.06:
+            await lease.verify()
+
+    async def visits(self, client: LockClient) -> None:
+        """One task: some visits, one after the other; it may be cancelled."""
+        with suppress(asyncio.CancelledError):
+            for _ in range(1 if self.blocks else self.dice.randrange(1, 7)):
+                await self.one(client)
+
+    async def live(self) -> None:
+        """The life of one client."""
+        dice = self.dice
+        await asyncio.sleep(dice.choice([0.0, 0.1, 0.5]))
+        store = Store(self.server, dice)
+        client = aiolock.connect(store)
+        await client.open()
+        mine = [asyncio.create_task(self.visits(client)) for _ in range(dice.randrange(3, 16))]
+        self.tasks += mine
+        for _ in range(dice.randrange(0, 4)):
+            await asyncio.sleep(dice.choice([0.0, 0.01, 0.3]))
+            dice.choice(mine).cancel()
+        if dice.random() < 0.2:
+            store.dead = True
+            self.server.leave(client.id)
+            for task in mine:
+                task.cancel()
+            for inside in self.inside.values():
+                ours = client._engine.watchdog
+                inside[:] = [body for body in inside if body.lease._watchdog is not ours]
+            await asyncio.wait(mine)
+            abandon(client)
+            return
+        if dice.random() < 0.9:
+            await asyncio.wait(mine)
+        await client.aclose()
+        await asyncio.wait(mine)
+        engine = client._engine
+        assert (engine.acquirer._attempts, engine.acquirer._queues) == ({}, {})
+        assert (engine.watchdog.holds, engine.watchdog.owned) == ({}, {})
+
+    async def run(self) -> None:
+        """Let some clients live, then see that the lock is free and nothing is left."""
+        lives = (self.live() for _ in range(self.dice.randrange(1, 5)))
+        await asyncio.gather(self.refuse(), *lives)
+        for task in self.tasks:
+            assert task.cancelled() or task.exception() is None, task
+        self.server.lossy = False
+        self.server.refuses = Refuses.NOTHING
+        await asyncio.sleep(LATE_WITHIN + 1)
+        assert self.server.ghosts == []
+        async with aiolock.connect(self.server) as last, last.lock(NAME, timeout=200):
+            pass
+        await asyncio.sleep(self.ttl + 1)
+        left = [self.seen_at(key) for key in self.server.names()]
+        assert not any(left), left
+
+
+def run_schedule(seed: int) -> dict[str, int]:
+    """One run; what became of its visits, and how often a client handed on by itself."""
+    random.seed(seed)
+    loop = virtual.new_loop(seed)
+    crowd = Crowd(seed)
+    try:
+        loop.run_until_complete(crowd.run())
+    except BaseException as error:
+        error.add_note(f"in the schedule of seed {seed}")
+        raise
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+    return crowd.outcomes | {"passed on": crowd.server.passes}
+
+
+SCHEDULES = 400
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_thousands_of_crowds(part: int) -> None:
+    """In each: no two bodies at once, fences increase, everybody's wait ends, nothing is left."""
+    total: dict[str, int] = {}
+    for seed in range(part * SCHEDULES, (part + 1) * SCHEDULES):
+        for outcome, times in run_schedule(seed).items():
+            total[outcome] = total.get(outcome, 0) + times
+    assert set(total) == {"left", "timed out", "lost", "nobody knows", "closed", "passed on"}
+    assert total["passed on"] > 500
