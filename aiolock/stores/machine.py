@@ -263,6 +263,8 @@ class Step:
         """The client that is being answered, so it is there, whether or not it listens."""
         self._passing = 0
         """How many more of a full group enter."""
+        self._reaped = False
+        """Leases have ended, which was seen just now."""
         if state.until and state.until <= self._ms:
             state.forget()
 
@@ -284,6 +286,7 @@ class Step:
                 self._advance()  # the others of its group, who came before it
             return Granted(self._grant(waiter, form, ttl), ttl, self._now, displaced)
         newcomer = wait and not ticket and waiter not in state.waiting
+        newcomer = newcomer and not (state.open or self._reaped)  # to one that was simply taken
         if wait and not self._enqueue(waiter, form, ticket, max_waiters):
             full = Full(len(state.queue))
             if state.open and not form.counts:  # dead ones have left: who was behind may fit
@@ -452,6 +455,7 @@ class Step:
     def reap(self) -> None:
         """Take out the leases that have ended; `acquire` does so by itself."""
         ended = [h for h in self._state.holders.values() if h.end <= self._ms]
+        self._reaped = bool(ended)
         stuck = set[str]()
         for holder in ended:
             self._end(holder)
@@ -474,13 +478,12 @@ class Step:
             return Busy(0)
         if form.declared and self._differs(form.declared):
             return Differs(state.limit or 0)
-        reaped = any(holder.end <= self._ms for holder in state.holders.values())
-        if reaped:
+        if any(holder.end <= self._ms for holder in state.holders.values()):
             self.reap()
         for holder in state.holders.values():
             left = holder.end - self._ms
             if holder.grant.waiter == waiter:
-                if reaped:
+                if self._reaped:
                     self._advance()  # those that ended may have held back others
                 return Granted(holder.grant.fence, left, self._now, claim=holder.claim)
             if holder.grant.waiter == _DONE and form.once:

@@ -83,6 +83,7 @@ class AtServer:
                 return Answer("busy")
             return Answer("granted", self._grant(who, self.ttl), self.ttl)
         newcomer = not ticket and all(place.who != who for place in self.queue)
+        newcomer = newcomer and bool(self.holders)  # to one that was simply taken
         ticket = self._enqueue(who, ticket)
         if not self.holders and self._advance(who.client, asking=who):
             return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
