@@ -114,6 +114,7 @@ async def test_subscription_gone_at_the_hand_off(
     proxy.accept()
     await peek.queued(3)
     assert peek.queue()[:2] == queue
+    await until(lambda: not client._engine.runs)  # it has heard that somebody stands between
     for waiter in (*waiting, behind):
         await lease.release()
         lease = await asyncio.wait_for(waiter, 5)
