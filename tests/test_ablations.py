@@ -768,6 +768,35 @@ SAFEGUARDS = (
         "",
         "test_contract.py::TestRedis::test_who_asks_again_lets_others_in",
     ),
+    Safeguard(
+        "each run is one of its own",
+        "_engine/runs.py",
+        "        if not chain.fence or (chain.present.waiter, chain.fence) != "
+        "(hold.waiter, hold.fence):\n",
+        "        if not chain.fence:\n",
+        "test_runs.py::test_what_is_said_of_one_run_is_not_said_of_the_next",
+    ),
+    Safeguard(
+        "a closed client reports nothing",
+        "_engine/runs.py",
+        "        if not self._closed and run.timer is None:\n",
+        "        if run.timer is None:\n",
+        "test_runs.py::test_a_closed_client_reports_nothing",
+    ),
+    Safeguard(
+        "what was not handed on leaves the queue",
+        "_engine/runs.py",
+        "            if had == fence and attempt.waiter not in self._holds:\n",
+        "            if False:\n",
+        "test_runs.py::test_what_was_not_handed_on_leaves_the_queue",
+    ),
+    Safeguard(
+        "a report is not sent for ever",
+        "_engine/runs.py",
+        "        if self._time() - batch.sent > _LONGEST:\n",
+        "        if False:\n",
+        "test_runs.py::test_a_report_is_not_sent_for_ever",
+    ),
 )
 
 

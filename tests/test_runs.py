@@ -58,7 +58,7 @@ async def scene() -> AsyncGenerator[Scene]:
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
     async with (
-        asyncio.timeout(600),
+        asyncio.timeout(10_000),
         aiolock.connect(faulty) as ours,
         aiolock.connect(server) as theirs,
     ):
@@ -256,7 +256,7 @@ async def test_what_was_not_handed_on_leaves_the_queue() -> None:
         leases = list[Lease]()
         third = asyncio.create_task(body(s.lock, leases))
         await queued(s.lock, 2)
-        s.faulty.lose("push")
+        s.faulty.lose("push", 9)  # nor that it was granted to them again
         released = await s.hand_on(held)
         then = await s.hand_on(await second)
         assert s.server.break_(KEY, [held.fence]) == 1
@@ -449,6 +449,72 @@ async def test_too_late_it_is_given_back() -> None:
         assert lease.remaining() > 2.9
         assert lease.fence > held.fence + 1
         assert await lease.release()
+
+
+@virtual
+async def test_what_is_said_of_one_run_is_not_said_of_the_next() -> None:
+    """The answer to a report may come when another client has had the lock since."""
+    async with scene() as s:
+        locks = (s.lock, s.lock, s.theirs.lock("l"), s.lock, s.lock)
+        held, (second, other, third, fourth) = await s.line_up(*locks)
+        s.faulty.hold("pass_on")
+        s.faulty.lose("push")
+        released = await s.hand_on(held)
+        assert s.server.break_(KEY, [held.fence]) == 1
+        lease = await second
+        theirs = await other
+        await settled()  # the report is refused, which we hear only later
+        assert await lease.release()
+        assert await theirs.release()
+        then = await s.hand_on(await third)
+        lease = await fourth
+        await settled()
+        s.faulty.resume()
+        await settled()
+        assert await lease.verify()
+        assert (await released, await then) == (False, True)
+        assert await lease.release()
+
+
+@virtual
+async def test_a_report_is_not_sent_for_ever() -> None:
+    """After an hour nothing is left of it at the store, and nothing is kept."""
+    async with scene() as s:
+        held, (waiting,) = await s.line_up(s.lock, s.lock)
+        s.faulty.refuse("pass_on", 10**6)
+        released = await s.hand_on(held)
+        lease = await waiting
+        with pytest.raises(StoreError):
+            await released
+        s.faulty.refuse("renew", 10**6)
+        await asyncio.sleep(3700)
+        assert lease.state == "lost"
+        assert len(s.ours._engine.runs) == 0
+        tried = s.faulty.calls["pass_on"]
+        await asyncio.sleep(3700)
+        assert s.faulty.calls["pass_on"] == tried
+
+
+@virtual
+async def test_a_closed_client_reports_nothing() -> None:
+    """What failed is tried once more, and then no more."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    ours = aiolock.connect(faulty)
+    await ours.open()
+    held = await ours.lock("l").acquire()
+    assert held is not None
+    waiting = asking(ours.lock("l"))
+    await queued(ours.lock("l"), 1)
+    faulty.refuse("pass_on", 10**6)
+    give_back(held)
+    await waiting
+    await settled()
+    await ours.aclose()
+    await settled()
+    tried = faulty.calls["pass_on"]
+    await asyncio.sleep(10)
+    assert faulty.calls["pass_on"] == tried
 
 
 @virtual

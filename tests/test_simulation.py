@@ -202,19 +202,26 @@ class World:
             if dice.random() < 0.3:
                 dice.choice(mine).cancel()
         if dice.random() < 0.2:
-            # Killed: it sends and hears nothing more, and its bodies stop where they are.
-            store.dead = True
-            self.server.leave(client.id)
-            for task in mine:
-                task.cancel()
-            for inside in self.inside.values():
-                ours = client._engine.watchdog
-                inside[:] = [body for body in inside if body.lease._watchdog is not ours]
-            await asyncio.wait(mine)
-            abandon(client)
+            await self.kill(store, client, mine)
             return
         if dice.random() < 0.8:
             await asyncio.wait(mine)
+        await self.close(client, mine)
+
+    async def kill(self, store: Store, client: LockClient, mine: list[asyncio.Task[None]]) -> None:
+        """It sends and hears nothing more, and its bodies stop where they are."""
+        store.dead = True
+        self.server.leave(client.id)
+        for task in mine:
+            task.cancel()
+        for inside in self.inside.values():
+            ours = client._engine.watchdog
+            inside[:] = [body for body in inside if body.lease._watchdog is not ours]
+        await asyncio.wait(mine)
+        abandon(client)
+
+    async def close(self, client: LockClient, mine: list[asyncio.Task[None]]) -> None:
+        """Close it, whatever its tasks do; nothing is left in it."""
         await client.aclose()
         await asyncio.wait(mine)
         engine = client._engine

@@ -21,7 +21,6 @@ from aiolock.stores.machine import NameState, PushGranted, Step
 from tests import virtual
 from tests.simulated import LATE_WITHIN, Refuses, Server, Store
 from tests.test_simulation import Inside, World
-from tests.worlds import abandon
 
 NAME = "crowd"
 HEARD = 1.5
@@ -160,23 +159,11 @@ class Crowd(World):
             await asyncio.sleep(dice.choice([0.0, 0.01, 0.3]))
             dice.choice(mine).cancel()
         if dice.random() < 0.2:
-            store.dead = True
-            self.server.leave(client.id)
-            for task in mine:
-                task.cancel()
-            for inside in self.inside.values():
-                ours = client._engine.watchdog
-                inside[:] = [body for body in inside if body.lease._watchdog is not ours]
-            await asyncio.wait(mine)
-            abandon(client)
+            await self.kill(store, client, mine)
             return
         if dice.random() < 0.9:
             await asyncio.wait(mine)
-        await client.aclose()
-        await asyncio.wait(mine)
-        engine = client._engine
-        assert (engine.acquirer._attempts, engine.acquirer._queues) == ({}, {})
-        assert (engine.watchdog.holds, engine.watchdog.owned) == ({}, {})
+        await self.close(client, mine)
 
     async def run(self) -> None:
         """Let some clients live, then see that the lock is free and nothing is left."""

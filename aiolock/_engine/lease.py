@@ -210,7 +210,10 @@ class Lease:
         # Cancelled here it may have been carried out, which the watchdog has reckoned with.
         (still,) = await self._watchdog.ask(self._hold, ttl)
         if not still and self._hold.state in ALIVE:
-            raise StoreError("the store has not heard yet who has the lock")  # see `Runs.in_doubt`
+            # See `Runs.in_doubt`.
+            policy = self._hold.policy
+            text = f"the store has not heard yet that {policy.called} was handed on: ask again"
+            raise policy.about(StoreError(text))
         return still
 
     def _still_ours(self) -> None:

@@ -203,8 +203,8 @@ class Runs(Relay):
 
     def nobody_knows(self, name: str | None = None) -> None:
         """Who stands where may have changed, of this name or of all."""
-        for run in list(self._runs.values()):
-            if name in (None, run.name):
+        for each in list(self._runs) if name is None else (name,):
+            if (run := self._runs.get(each)) is not None:
                 run.behind.clear()
                 self._forget_if_idle(run)
 
@@ -371,9 +371,13 @@ class Runs(Relay):
             self._lose(hold, LossReason.REFUSED)
         elif present.phase is Phase.GRANTED:
             present.taken_away(fence)
+        self._give_up_places(run, batch)
+
+    def _give_up_places(self, run: _Run, batch: _Batch) -> None:
+        """Those that have had it may still stand in the queue, for the store did not hear of it."""
         first = batch.fence - len(batch.through) + 1
         for fence, attempt in enumerate(batch.through, start=first):
-            # It may still stand in the queue. But one that was too late has asked for its place.
+            # But not one that was too late: it has asked for its place.
             had = attempt.grant.fence if attempt.phase is Phase.HELD and attempt.grant else 0
             if had == fence and attempt.waiter not in self._holds:
                 self._release(run.name, attempt.waiter, batch.form, 0)
@@ -388,6 +392,8 @@ class Runs(Relay):
         assert batch.sent is not None
         if self._time() - batch.sent > _LONGEST:
             self._is_over(run, batch)
+            self._give_up_places(run, batch)
+            self._forget_if_idle(run)
             return
         run.failed.append(batch)
         if not self._closed and run.timer is None:
@@ -405,7 +411,7 @@ class Runs(Relay):
             self._send(run)
 
     def close(self) -> None:
-        """Pass nothing on any more."""
+        """Pass nothing on any more, and report once more what there is; then no more of that."""
         self._closed = True
         for run in list(self._runs.values()):
             self._send(run)
