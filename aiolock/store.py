@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -82,9 +82,18 @@ class Form:
     """Nor so many ms after its grant, however that ends."""
     period: int = 0
     """Nor until the end of the period, of so many ms since 1970, in which it was granted."""
-
     priority: int = 0
     """It stands before all waiters of a higher number, however long they have waited."""
+    closes: int = field(init=False, repr=False, compare=False)
+    """For how many ms at most its grant may close the lock behind its lease; 0: it never does."""
+    plain: bool = field(init=False, repr=False, compare=False)
+    """Whether it is a lock that one holds alone, renewed, and that is open at its end."""
+
+    def __post_init__(self) -> None:
+        closes = max(self.after_loss, self.after_grant, self.period)
+        odd = self.shared or self.fixed or self.once or self.downgrades or self.declared
+        object.__setattr__(self, "closes", closes)  # frozen
+        object.__setattr__(self, "plain", not odd and not closes)
 
     @property
     def permits(self) -> int:
@@ -95,17 +104,6 @@ class Form:
     def counts(self) -> bool:
         """Whether it waits for a count, and so is in nobody's way."""
         return self.rule is Rule.COUNT
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is a lock that one holds alone, renewed, and that is open at its end."""
-        odd = self.shared or self.fixed or self.once or self.downgrades
-        return not odd and not self.declared and not self.closes
-
-    @property
-    def closes(self) -> bool:
-        """Whether nobody may enter for a while after its grant."""
-        return bool(self.after_loss or self.after_grant or self.period)
 
     def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
         """When somebody may enter after its grant, in ms of the store's clock; 0 for at once.

@@ -346,14 +346,14 @@ SAFEGUARDS = (
     Safeguard(
         "closed after a release",
         f"{LUA}/release_general.lua",
-        "  if entered and close(step, grant) and exclusive then\n",
+        "  if closes and close(step, grant) and exclusive then\n",
         "  if false then\n",
         "test_contract.py::TestRedis::test_closed_from_the_grant",
     ),
     Safeguard(
         "what was not entered does not close",
         f"{LUA}/release_general.lua",
-        "  if entered and close(step, grant) and exclusive then\n",
+        "  if closes and close(step, grant) and exclusive then\n",
         "  if close(step, grant) and exclusive then\n",
         "test_contract.py::TestRedis::test_not_closed_by_what_was_not_entered",
     ),
@@ -512,6 +512,13 @@ SAFEGUARDS = (
         "lease + KEPT + outlives(waiter)",
         "lease + KEPT",
         "test_scripts.py::test_what_closes_the_lock_outlives_the_lease[@86400000-x]",
+    ),
+    Safeguard(
+        "… also of who found it free",
+        "stores/redis/_store.py",
+        "bulk(ttl + KEPT + closes)",
+        "bulk(ttl + KEPT)",
+        "test_scripts.py::test_what_closes_the_lock_outlives_the_lease_of_who_found_it_free",
     ),
     Safeguard(
         "… also once it was renewed",

@@ -54,6 +54,7 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import NOBODY, decode_any, encode
 from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._store import KEPT
 from tests.servers import RedisServer
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "100"))
@@ -317,12 +318,14 @@ class Scripts:
     def acquire(
         self, waiter: str, ttl: int, ticket: int, most: int, not_after: int = 0
     ) -> Answer | Late:
-        args = (waiter, ticket, ttl, most, self.names.channels, not_after)
+        kept = ttl + KEPT + decode_any(waiter)[1].closes
+        args = (waiter, ticket, ttl, kept, most, self.names.channels, not_after)
         answer: Answer | Late = self._call(scripts.ACQUIRE, self.keys, *args)
         return answer
 
     def release(self, waiter: str, fence: int, *, entered: bool = True, bury: int = 0) -> int:
-        args = (waiter, fence, self.names.channels, int(entered), bury)
+        closes = entered and decode_any(waiter)[1].closes > 0
+        args = (waiter, fence, self.names.channels, int(closes), bury)
         was = self._call(scripts.RELEASE, self.keys, *args)
         if not isinstance(was, bytes):
             return int(was)

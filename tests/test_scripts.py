@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -31,6 +32,7 @@ from aiolock.stores.redis import from_url
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._store import KEPT
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
 from tests.servers import RedisServer
@@ -192,16 +194,34 @@ def test_the_holders_live_as_long_as_the_longest_of_them(lua: Scripts) -> None:
     assert lua.redis.pttl(lua.keys[0]) > 3_600_000
 
 
+def test_the_client_knows_for_how_long_a_grant_is_kept() -> None:
+    """It says so where it asks, which spares the script to read the terms of a free lock."""
+    assert f"local KEPT = {KEPT} " in FILES["names"]
+
+
 @pytest.mark.parametrize("mode", ["x", "s"])
 @pytest.mark.parametrize("terms", ["~300000", "+300000", "@86400000"])
 def test_what_closes_the_lock_outlives_the_lease(lua: Scripts, mode: str, terms: str) -> None:
     """Should a holder die, it is closed for as long as it said, also if nobody asks before that."""
-    lua.acquire(f"{mode}1000{terms}:ada:1", 1_000, 0, 0)
+    lua.acquire("x1000:ada:1", 60_000, 0, 0)
+    lua.acquire(f"{mode}1000{terms}:ada:2", 1_000, 0, 0)
+    lua.release(*lua.holders()[0])
     closed = int(terms[1:])
     assert lua.redis.pttl(lua.keys[0]) > closed
     (held,) = lua.holders()
     assert lua.renew([(*held, 1_000)]) == [True]
     assert lua.redis.pttl(lua.keys[0]) > closed
+
+
+@pytest.mark.parametrize("option", ["min_hold", "lock_delay"])
+async def test_what_closes_the_lock_outlives_the_lease_of_who_found_it_free(
+    redis_server: RedisServer, prefix: str, option: str
+) -> None:
+    """There the client says for how long it is kept."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        terms: Any = {option: 300}
+        async with client.lock("n", ttl=1, **terms):
+            assert int(redis_server.call("PTTL", Names(prefix).keys("lock:n")[0])) > 300_000
 
 
 def test_nobody_is_dead_where_it_may_not_be_asked(redis_server: RedisServer) -> None:

@@ -230,11 +230,6 @@ def _unknown(_: str) -> tuple[str, int]:
     return "", 0
 
 
-def _outlives(form: Form) -> int:
-    """For how many ms at most after the end of its lease its grant may close the name."""
-    return max(form.after_loss, form.after_grant, form.period)
-
-
 class Step:
     """One operation on the state of one name, at one moment.
 
@@ -342,7 +337,7 @@ class Step:
         if ttl:
             holder.end = self._ms + ttl
             holder.claim = False
-            self._state.keep(holder.end + A_MINUTE + _outlives(holder.form))
+            self._state.keep(holder.end + A_MINUTE + holder.form.closes)
         return True
 
     def finish(self, waiter: Waiter, fence: int, keep: int, *, bury: int = 0) -> int:
@@ -579,7 +574,7 @@ class Step:
         grant, end = Grant(waiter, self.fence), self._ms + lease
         self._state.holders[grant] = Holder(grant, form, end, shared=form.shared, claim=claim)
         if form.shared:
-            self._state.keep(end + A_MINUTE + _outlives(form))
+            self._state.keep(end + A_MINUTE + form.closes)
         return self.fence
 
     def _fits(self, form: Form) -> bool:

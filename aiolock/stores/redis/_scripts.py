@@ -118,6 +118,9 @@ class Script:
 
 
 def _answer(reply: Any) -> Answer:
+    if isinstance(reply, bytes):
+        fence, lease, now, displaced = map(int, reply.split())
+        return Granted(fence, lease, now, displaced == 1)
     kind, *rest = cast(list[int], reply)
     return _ANSWERS[kind](*rest)
 

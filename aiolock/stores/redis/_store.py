@@ -53,10 +53,12 @@ _FORGET_CLIENT: Final = 3_600_000
 _MOST_STEMS: Final = 1024
 """Locks whose form is kept encoded."""
 
-_ENTERED: Final = bulk(1)
-_NOT_ENTERED: Final = bulk(0)
+KEPT: Final = 60_000
+"""Milliseconds for which the holders are kept behind the end of a lease: `KEPT` of the scripts."""
+_CLOSES: Final = bulk(1)
+_OPENS: Final = bulk(0)
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
-"""How a release goes on: whether the grant was entered, and until when copies may come."""
+"""How a release goes on: whether it may close the lock, and until when copies may come."""
 
 
 class RedisStore:
@@ -178,10 +180,10 @@ class RedisStore:
     ) -> asyncio.Future[Answer]:
         who, place = self._text(waiter, form), str(ticket if wait else -1)
         asked = f"${len(who)}\r\n{who}\r\n${len(place)}\r\n{place}\r\n".encode("ascii")
-        arguments = self._names.three(name) + asked + self._terms(ttl, max_waiters)
+        arguments = self._names.three(name) + asked + self._terms(ttl, form.closes, max_waiters)
         return self._pipe.call(
             scripts.ACQUIRE,
-            9,
+            10,
             arguments,
             sure=False,
             late=True,
@@ -201,7 +203,7 @@ class RedisStore:
         if fence and not entered:
             # A grant that came too late: its waiter asks again, so it is not to be buried.
             return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
-        arguments += _ENTERED if entered else _NOT_ENTERED
+        arguments += _CLOSES if entered and form.closes else _OPENS
         return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
@@ -277,9 +279,9 @@ class RedisStore:
         arguments = self._names.three(name) + self._channels + values
         return self._pipe.call(scripts.BREAK, 5 + len(fences), arguments)
 
-    def _encode_terms(self, ttl: int, max_waiters: int) -> bytes:
+    def _encode_terms(self, ttl: int, closes: int, max_waiters: int) -> bytes:
         """The arguments that are the same for every waiter of a lock."""
-        return bulk(ttl) + bulk(max_waiters) + self._channels
+        return bulk(ttl) + bulk(ttl + KEPT + closes) + bulk(max_waiters) + self._channels
 
     async def _status(self, name: str, *, waiters: bool) -> Status:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))

@@ -2,8 +2,10 @@
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  3 ttl (ms)
---       4 how many may wait (0: any number)  5 prefix of the clients' channels  6 not after (µs)
--- returns  {1, fence, lease (ms), now (µs), displaced, claim}                       granted
+--       4 for how long its grant is kept (ms): KEPT and what its terms say more than the ttl
+--       5 how many may wait (0: any number)  6 prefix of the clients' channels  7 not after (µs)
+-- returns  '<fence> <lease (ms)> <now (µs)> <displaced>'   granted: nobody held it or waited
+--          {1, fence, lease (ms), now (µs), displaced, claim}                       granted
 --          {2, ticket, place, until the first lease ends (ms), now (µs), displaced, before} queued
 --          {0, until the first lease ends (ms), that grant, its process}            busy
 --          {0, 0}                                                given up before: this is a late copy
@@ -16,18 +18,19 @@
 --          it has come just now and that one is of its own client; else nothing
 --          claim: 1 when it was granted before, by a push, and has not confirmed that; 0 or nothing else
 --@include names
-local CHANNELS = ARGV[5]
+local CHANNELS = ARGV[6]
 --@include clock
 --@include late
 --@include grant_exclusive
 --@include acquire_taken
 
-local waiter, ticket, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local too_late = late(ARGV[6])
+local waiter, ticket, ttl = ARGV[1], ARGV[2], ARGV[3]
+local too_late = late(ARGV[7])
 if too_late then
   return too_late
 elseif waiter:byte() ~= SHARED and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
-  local fence = grant_exclusive(waiter, ttl, 0, 0)
-  return {1, tonumber(fence), tonumber(ttl), tonumber(STAMP), ticket > 0 and 1 or 0}
+  -- One text, since each number of a reply costs as much as a small command.
+  local displaced = (ticket == '0' or ticket == '-1') and ' 0' or ' 1'
+  return grant_exclusive(waiter, ttl, 0, 0, ARGV[4]) .. ' ' .. ttl .. ' ' .. STAMP .. displaced
 end
-return acquire_taken(waiter, ticket, ttl, tonumber(ARGV[4]))
+return acquire_taken(waiter, tonumber(ticket), ttl, tonumber(ARGV[5]))

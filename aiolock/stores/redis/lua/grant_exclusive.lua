@@ -1,10 +1,11 @@
--- grant_exclusive(waiter, lease, mark, floor): makes it the only holder; returns its fence. `mark`:
--- UNCONFIRMED where the lease is a claim, else 0.
+-- grant_exclusive(waiter, lease, mark, floor, kept): makes it the only holder; returns its fence.
+--   mark  UNCONFIRMED where the lease is a claim, else 0
+--   kept  for how long the holders are kept (ms); nil: its terms say so
 --@include next_fence
 --@include outlives
-local function grant_exclusive(waiter, lease, mark, floor)
+local function grant_exclusive(waiter, lease, mark, floor, kept)
   local fence = next_fence(floor)
   redis.call('ZADD', HOLDERS, NOW + lease + mark, waiter .. ':' .. fence)
-  redis.call('PEXPIRE', HOLDERS, lease + KEPT + outlives(waiter))
+  redis.call('PEXPIRE', HOLDERS, kept or lease + KEPT + outlives(waiter))
   return fence
 end

@@ -4,7 +4,7 @@
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
---       4 1: the grant was entered  0: it was given up, or back, so that it does not close the lock
+--       4 1: its terms may close the lock now  0: it has none, or the grant was not entered
 --       5 until when older copies of its `acquire` may come (µs), 0: none are on their way
 -- returns  1 it was a holder  2 it was queued  0 neither
 --          'g …' it was a holder, and the next is of the same client: the push, by a shorter way
@@ -14,16 +14,16 @@ local CHANNELS = ARGV[3]
 --@include release_general
 
 -- First what is most often: one that held it alone, of which nothing is to be remembered.
-local waiter, fence, entered, copies = ARGV[1], ARGV[2], ARGV[4] == '1', ARGV[5]
+local waiter, fence, closes, copies = ARGV[1], ARGV[2], ARGV[4] == '1', ARGV[5]
 local grant = waiter .. ':' .. fence
 if fence == '0' or waiter:byte() ~= EXCLUSIVE or redis.call('ZREM', HOLDERS, grant) == 0 then
-  return release_general(waiter, fence, entered, copies)
-elseif copies ~= '0' or waiter:find(HAS_TERMS) then
-  return release_general(waiter, fence, entered, copies, grant)
+  return release_general(waiter, fence, closes, copies)
+elseif copies ~= '0' or closes then
+  return release_general(waiter, fence, closes, copies, grant)
 end
 local head = redis.call('ZPOPMIN', QUEUE)
 if not head[1] then
   return 1
 end
 return hand_over(head[1], waiter:match(CLIENT), fence)
-    or release_general(waiter, fence, entered, copies, grant, head)
+    or release_general(waiter, fence, closes, copies, grant, head)

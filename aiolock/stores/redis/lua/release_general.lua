@@ -1,4 +1,4 @@
--- release_general(waiter, fence, entered, copies, grant, head): the rest of `release`. `grant`: what was
+-- release_general(waiter, fence, closes, copies, grant, head): the rest of `release`. `grant`: what was
 -- taken out of the holders already, and `head`, with its ticket, out of the queue; else both nil.
 -- Returns the reply.
 --@include clock
@@ -7,7 +7,7 @@
 --@include take_out
 --@include close
 --@include advance
-local function release_general(waiter, fence, entered, copies, grant, head)
+local function release_general(waiter, fence, closes, copies, grant, head)
   local step, was = new_step(waiter:match(CLIENT)), 1
   if copies ~= '0' then
     give_up(waiter, math.ceil(copies / 1000))
@@ -27,7 +27,7 @@ local function release_general(waiter, fence, entered, copies, grant, head)
     return 2
   end
   local exclusive = grant:byte() == EXCLUSIVE
-  if entered and close(step, grant) and exclusive then
+  if closes and close(step, grant) and exclusive then
     return 1
   end
   step.floor, step.reply_to = tonumber(grant:match(FENCE_OF)), step.asker
