@@ -319,9 +319,14 @@ class Scripts:
         self, waiter: str, ttl: int, ticket: int, most: int, not_after: int = 0
     ) -> Answer | Late:
         kept = ttl + KEPT + decode_any(waiter)[1].closes
-        args = (waiter, ticket, ttl, kept, most, self.names.channels, not_after)
+        args = (ttl, kept, most, self.names.channels, waiter, ticket, not_after)
         answer: Answer | Late = self._call(scripts.ACQUIRE, self.keys, *args)
         return answer
+
+    def acquire_several(self, waiters: list[str], ttl: int) -> list[Answer]:
+        args = (ttl, ttl + KEPT, 0, self.names.channels, *waiters, 0)
+        reply = self._call(scripts.ACQUIRE_SEVERAL, self.keys, *args)
+        return scripts.several(reply, [decode_any(waiter)[0] for waiter in waiters])
 
     def release(self, waiter: str, fence: int, *, entered: bool = True, bury: int = 0) -> int:
         closes = entered and decode_any(waiter)[1].closes > 0
@@ -449,6 +454,16 @@ numbers = st.integers(0, 3 * len(WAITERS) - 1)
 not_after = st.sampled_from([0, 0, MINUTE, MINUTE, -MINUTE])
 
 
+def crowds(waiters: Sequence[str]) -> list[list[str]]:
+    """Those of one client and one form, that of a plain lock."""
+    found = dict[tuple[str, Form], list[str]]()
+    for waiter in waiters:
+        who, form, _ = decode_any(waiter)
+        if form.plain and not form.priority:
+            found.setdefault((who.client, form), []).append(waiter)
+    return [crowd for crowd in found.values() if len(crowd) > 1]
+
+
 class Differential(RuleBasedStateMachine):
     """Each rule does the same to both sides and compares what they say."""
 
@@ -464,6 +479,7 @@ class Differential(RuleBasedStateMachine):
         self.once = any(form.once for form in forms)
         self.downgrades = any(form.downgrades for form in forms)
         self.plain = any(form.plain for form in forms)
+        self.crowds = crowds(self.waiters)
         self.counts = any(form.rule is not Rule.ALWAYS for form in forms)
         self.real_fences, self.model_fences = Fences(), Fences()
         self.tickets: dict[str, tuple[int, int]] = {}
@@ -526,6 +542,9 @@ class Differential(RuleBasedStateMachine):
             max_waiters=most,
             not_after=times[1],
         )
+        self.same_answer(waiter, real, model)
+
+    def same_answer(self, waiter: str, real: Answer | Late, model: Answer | Late) -> None:
         assert type(real) is type(model), (real, model)
         if isinstance(real, Granted) and isinstance(model, Granted):
             self.learn()
@@ -566,6 +585,26 @@ class Differential(RuleBasedStateMachine):
             self.acquire(number, 30_000, "new", 0, 0)
             self.same_pushes()
             self.same_state()
+
+    @precondition(lambda self: self.crowds)
+    @rule(which=numbers, those=st.lists(numbers, min_size=2, max_size=6))
+    def come_at_once(self, which: int, those: list[int]) -> None:
+        """Newcomers of one client that ask in one call are as if each asked by itself."""
+        crowd = self.crowds[which % len(self.crowds)]
+        waiters = list(dict.fromkeys(crowd[number % len(crowd)] for number in those))
+        if len(waiters) < 2:
+            return
+        known = set(waiters) & {*self.model.queue(), *(text for text, _ in self.model.holders())}
+        answers = self.real.acquire_several(waiters, 30_000)
+        for waiter, real in zip(waiters, answers, strict=True):
+            self.lately.pop(waiter, None)
+            self.lately[waiter] = None
+            who, form, _ = decode_any(waiter)
+            model = self.model.acquire(NAME, who, form, 30_000, ticket=0, wait=True, max_waiters=0)
+            if known and isinstance(model, Queued) and isinstance(real, Queued) and not real.before:
+                # A copy that comes late: who stands before whom need not be said.
+                model = model._replace(before=None)
+            self.same_answer(waiter, real, model)
 
     @rule(those=st.lists(numbers, min_size=1, max_size=3))
     def go(self, those: list[int]) -> None:

@@ -14,16 +14,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
 
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
 from aiolock.errors import StoreError
+from aiolock.store import Waiter
 from aiolock.stores.redis._errors import Place, Refusal, code_of, did_nothing, store_error
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._reply import Reply
-from aiolock.stores.redis._scripts import OPEN, PRESENCE, RELEASE, Script
+from aiolock.stores.redis._scripts import (
+    ACQUIRE_SEVERAL,
+    OPEN,
+    PRESENCE,
+    RELEASE,
+    Script,
+    several,
+)
 from aiolock.stores.redis._wire import FEW, Wire
 
 REPLY_TIMEOUT: Final = 4.0
@@ -40,6 +49,8 @@ _AGAIN: Final = 5
 """How often a command is written again that the server refuses though it should not any more."""
 _SAME_STAMP: Final = 0.1
 """Seconds for which one stamp is good: so much less than LATE_AFTER is left of the last one."""
+_MOST: Final = 32
+"""Questions in one call: what others ask of the server waits as long as the call takes."""
 _NONE: Final = b"$1\r\n0\r\n"
 """The argument 0."""
 
@@ -61,6 +72,20 @@ def _number(number: int) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
+def _not_an_answer(reply: Any) -> InvalidResponse:
+    return InvalidResponse(f"not an answer of aiolock's: {reply!r}")
+
+
+class Joining(NamedTuple):
+    """How a newcomer asks together with others that ask for the same lock in the same turn."""
+
+    head: bytes
+    """The arguments that are the same for all of them."""
+    own: bytes
+    """The one that is not."""
+    waiter: Waiter
+
+
 class _Command:
     """One call of a script, from being asked for to being answered."""
 
@@ -68,6 +93,9 @@ class _Command:
     stamp: Callable[[float], bytes] | None = None
     """One argument more, computed whenever it is written."""
     waiter: str | None = None
+    joining: Joining | None = None
+    together = 1
+    """How many, this one and those that were written next, are one call, and have one reply."""
     again = 0
     """How often it was written once more on the same connection."""
     times = 0
@@ -136,6 +164,8 @@ class Pipe:
         # Of those in the queue, or no more: the first questions of waiters, never written.
         self._first: dict[str, list[_Command]] = {}
         self._watch: asyncio.TimerHandle | None = None
+        # The last of what was sent, in order: newcomers that wait for others of this turn.
+        self._gathered: list[_Command] = []
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
         self._known: set[Script] = set()
@@ -164,6 +194,7 @@ class Pipe:
         late: bool = False,
         buries: bool = False,
         waiter: str | None = None,
+        joining: Joining | None = None,
     ) -> asyncio.Future[Any]:
         """Send a call with ``count`` encoded ``arguments``; the future is of the decoded reply.
 
@@ -171,46 +202,77 @@ class Pipe:
         is done is not sent a second time. ``in_full`` sends the script itself, whether or not the
         server knows it. With ``late`` one more argument, not counted, is written with each copy:
         the store's time (µs) after which it is to refuse it; with ``buries``: what `bury` says
-        then. ``waiter``: whose first question this is, see `forget`.
+        then. ``waiter``: whose first question this is, see `forget`. ``joining``: it can be asked
+        together with others, while the pipe is `busy`.
         """
         now = self._time()
-        future: asyncio.Future[Any]
-        if len(self._sent) < FEW:
-            future = Reply(loop=self._loop)
-        else:
-            future = self._loop.create_future()
+        few = len(self._sent) < FEW
+        future: asyncio.Future[Any] = Reply(loop=self._loop) if few else self._loop.create_future()
         if self._closed:
             error = StoreError("the client was closed")
             error.refused = True
             future.set_exception(error)
             return future
-        stamp = self._not_after if late else self._buried if buries else None
         command = _Command(script, count, arguments, future, now, sure=sure)
-        if stamp is not None:
-            command.stamp = stamp
+        if late or buries:
+            command.stamp = self._not_after if late else self._buried
         wire = self._wire
         if wire is None:
-            command.waiter = waiter
-            self._queue(command)
-            if waiter:
-                self._first.setdefault(waiter, []).append(command)
+            self._wait_for_connection(command, waiter)
         else:
             command.times = 1
             self._sent.append(command)
-            # Where little is under way this one waits for nothing: a lone hand-off is as fast as
-            # can be. Else the turn's commands go out together: 200 tasks do not make 200 packets.
-            if stamp is not None:  # as `_write` does: a call costs as much as all this
-                count += 1
-                if late:
-                    arguments += self._stamp if now < self._stamp_until else stamp(now)
-                else:
-                    arguments += stamp(now) if self._burying else _NONE
-            known = script in self._known and not in_full
-            head = script.call(count) if known else self._in_full(script, count)
-            wire.write(head + arguments, at_once=len(self._sent) <= FEW)
+            if joining is not None:
+                self._gather(command, joining)
+            else:
+                # Where little is under way this one waits for nothing: a lone hand-off is as fast
+                # as can be. Else the turn's commands go out together: 200 tasks do not make 200
+                # packets.
+                self._write(wire, command, at_once=few, in_full=in_full)
         if self._watch is None:
             self._watch = self._loop.call_later(_LOOK, self._look)
         return future
+
+    def _wait_for_connection(self, command: _Command, waiter: str | None) -> None:
+        command.waiter = waiter
+        self._queue(command)
+        if waiter:
+            self._first.setdefault(waiter, []).append(command)
+
+    @property
+    def busy(self) -> bool:
+        """So many commands are under way that a question may wait for others of its turn."""
+        return self._wire is not None and len(self._sent) >= FEW
+
+    def _gather(self, command: _Command, joining: Joining) -> None:
+        """Keep a question back for the others of this turn that can be asked with it."""
+        command.joining = joining
+        gathered = self._gathered
+        if gathered:
+            last = gathered[-1].joining
+            if len(gathered) == _MOST or last is None or last.head != joining.head:
+                self._write_gathered()
+        if not self._gathered:
+            self._loop.call_soon(self._write_gathered)
+        self._gathered.append(command)
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        wire = self._wire
+        if not gathered or wire is None:
+            return
+        first = gathered[0]
+        if len(gathered) == 1:
+            self._write(wire, first, at_once=True)
+            return
+        assert first.joining is not None
+        assert first.stamp is not None
+        first.together = len(gathered)
+        owns = b"".join([command.joining.own for command in gathered if command.joining])
+        arguments = first.joining.head + owns + first.stamp(first.sent)
+        script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
+        head = script.call(count) if script in self._known else self._in_full(script, count)
+        wire.write(head + arguments, at_once=True)
 
     def forget(self, waiter: str) -> bool:
         """Whether the first question of this waiter was never written; then it never will be."""
@@ -240,11 +302,15 @@ class Pipe:
         return max(int(now * 1e6) + most + LATE_AFTER, self._last_stamp)
 
     def _buried(self, _: float) -> bytes:
+        if not self._burying:
+            return _NONE
         bury = self.bury()
         self._burying = bury > 0
         return _number(bury)
 
     def _not_after(self, now: float) -> bytes:
+        if now < self._stamp_until:
+            return self._stamp
         if self._ahead is None:
             return _NONE
         stamp = int(now * 1e6) + self._ahead[0] + LATE_AFTER
@@ -258,11 +324,16 @@ class Pipe:
         self._ahead = stamp - int(sent * 1e6), stamp - int(now * 1e6)
         self._stamp_until = 0.0
 
-    def _write(self, wire: Wire, command: _Command, *, at_once: bool = False) -> None:
+    def _write(
+        self, wire: Wire, command: _Command, *, at_once: bool = False, in_full: bool = False
+    ) -> None:
+        if self._gathered:
+            self._write_gathered()
         script, count, arguments = command.script, command.count, command.arguments
         if command.stamp is not None:
             count, arguments = count + 1, arguments + command.stamp(command.sent)
-        head = script.call(count) if script in self._known else self._in_full(script, count)
+        known = script in self._known and not in_full
+        head = script.call(count) if known else self._in_full(script, count)
         wire.write(head + arguments, at_once=at_once)
 
     def _in_full(self, script: Script, count: int) -> bytes:
@@ -276,6 +347,7 @@ class Pipe:
 
     def _queue(self, command: _Command) -> None:
         """Keep it for the next connection, for as long as it is wanted."""
+        command.together = 1
         self._queued[command] = None
         if not command.sure:
             command.future.add_done_callback(partial(self._unwanted, command))
@@ -305,12 +377,43 @@ class Pipe:
         self._heard = True
         if command is self._probe:
             self._probed(command, reply)
+        elif command.together > 1:
+            self._received_together(command, reply)
         elif isinstance(reply, Refusal):
             self._refused(command, reply)
         else:
             self._answered(command, reply)
         if self._drained is not None:
             self._see_whether_drained()
+
+    def _received_together(self, first: _Command, reply: Any) -> None:
+        """One reply for several, which from now on are as any others."""
+        commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
+        first.together = 1
+        if isinstance(reply, Refusal):
+            if (code := code_of(reply)) == "NOSCRIPT":
+                self._known.discard(ACQUIRE_SEVERAL)
+            if self._is_elsewhere(code):
+                self._sent.extendleft(reversed(commands[1:]))
+                self._refused(first, reply)
+                return
+            for command in commands:
+                self._refused(command, reply)
+            return
+        self.quiet_since = first.sent
+        if not self._proved:
+            self._is_proved()
+        waiters = [command.joining.waiter for command in commands if command.joining]
+        try:
+            answers = several(reply, waiters)
+        except (TypeError, ValueError, IndexError):
+            answers = []
+        for command, answer in zip_longest(commands, answers):
+            if not command.future.done():
+                if answer is None:
+                    self._fail(command, _not_an_answer(reply))
+                else:
+                    command.future.set_result(answer)
 
     def _answered(self, command: _Command, reply: Any) -> None:
         script, future = command.script, command.future
@@ -327,15 +430,15 @@ class Pipe:
                     decode = script.decode if command.times == 1 else script.decode_again
                     answer = decode(reply)
                 except (TypeError, ValueError, IndexError):
-                    self._fail(command, InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
+                    self._fail(command, _not_an_answer(reply))
                 else:
                     if script is PRESENCE or script is OPEN:
                         self._read_clock(command.sent, answer.now)
                     self._resolve(future, answer)
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
-        # Its task goes on at once where little else is to be done. In a crowd it waits for its turn,
-        # so that what all of them send next goes out together.
+        # Its task goes on at once where little else is to be done. In a crowd it waits for the next
+        # turn, so that what all of them send then goes out together.
         if len(self._sent) < FEW and isinstance(future, Reply) and self._at_once:
             future.resolve(answer)
         else:
@@ -413,7 +516,7 @@ class Pipe:
             try:
                 heard, now = PRESENCE.decode(reply)
             except (TypeError, ValueError):
-                self._link.drop(InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
+                self._link.drop(_not_an_answer(reply))
                 return
             self._read_clock(probe.sent, now)
         self.quiet_since = probe.sent
@@ -447,6 +550,7 @@ class Pipe:
         again = [c for c in self._sent if c is not self._probe and (c.sure or not c.future.done())]
         self._probe = None
         self._sent.clear()
+        self._gathered.clear()
         younger, self._queued = self._queued, {}
         for command in sorted(again, key=lambda command: command.born):
             self._queue(command)

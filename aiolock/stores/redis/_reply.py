@@ -1,4 +1,4 @@
-"""A future whose task goes on at once when it is resolved, and not a turn of the event loop later."""
+"""A future whose task goes on in the call that resolves it, not a turn of the event loop later."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 class Reply(asyncio.Future[Any]):
     """The answer to a command. One task awaits it, as a rule, and nobody else.
 
-    An ordinary future has the event loop call that task later: where the task is all there is to do,
-    the loop polls its sockets once more for nothing, which takes as long as an eighth of a free lock.
+    An ordinary future has the event loop call that task later. Where that is all there is to do,
+    the loop polls its sockets once more for nothing.
     """
 
     _step: Callable[[asyncio.Future[Any]], object] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import Any, Final, NamedTuple, cast
@@ -147,6 +147,24 @@ def _queued(  # noqa: PLR0917  # in the order of the reply
     return Queued(ticket, place, until, now, bool(displaced), Before(waiter_of(text), fence))
 
 
+def several(reply: Any, waiters: Sequence[Waiter]) -> list[Answer]:
+    """What the acquire_several script says to each of these waiters."""
+    if not isinstance(reply[1], int):
+        return [_answer(each) for each in reply]
+    first = _answer(reply[0])
+    if isinstance(first, Granted):
+        until, place, fence = first.lease, 1, first.fence
+    else:
+        assert isinstance(first, Queued)
+        until, place, fence = first.until, 2, 0
+    answers = [first]
+    for ticket, before in enumerate(waiters[:-1], start=reply[1]):
+        behind = Before(before, fence)
+        answers.append(Queued(ticket, place, until, first.now, displaced=False, before=behind))
+        place, fence = 2, 0
+    return answers
+
+
 _ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, _queued, Full, Done, Differs)
 """By the first number of the acquire script's reply."""
 
@@ -261,6 +279,7 @@ def _present(reply: Any) -> Present:
 
 OPEN: Final = Script("open", _opened)
 ACQUIRE: Final = Script("acquire", _answer)
+ACQUIRE_SEVERAL: Final = Script("acquire_several", _as_is)
 RELEASE: Final = Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)
 PASS: Final = Script("pass", _was, lambda was: _was(was) or WAS_UNKNOWN)
 RENEW: Final = Script("renew", _flags)

@@ -31,7 +31,7 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
 from aiolock.stores.redis._errors import DeafError, Place, code_of, store_error
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._pipe import Pipe
+from aiolock.stores.redis._pipe import Joining, Pipe
 from aiolock.stores.redis._scripts import Present, bulk
 from aiolock.stores.redis._subscription import Subscription
 
@@ -55,6 +55,8 @@ _MOST_STEMS: Final = 1024
 
 KEPT: Final = 60_000
 """Milliseconds for which the holders are kept behind the end of a lease: `KEPT` of the scripts."""
+_NEWCOMER: Final = bulk(0)
+"""A ticket that is none."""
 _CLOSES: Final = bulk(1)
 _OPENS: Final = bulk(0)
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
@@ -69,7 +71,7 @@ class RedisStore:
         self._prefix = prefix
         self._names = Names(prefix)
         self._channels = bulk(self._names.channels)
-        self._terms = lru_cache(maxsize=1024)(self._encode_terms)
+        self._heads = lru_cache(maxsize=4096)(self._encode_head)
         self._stems: dict[int, tuple[Form, str]] = {}
         """By the identity of a form, which is kept for as long, as hashing it takes longer."""
         self._resizes = itertools.count(1)
@@ -178,9 +180,16 @@ class RedisStore:
         wait: bool,
         max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        who, place = self._text(waiter, form), str(ticket if wait else -1)
-        asked = f"${len(who)}\r\n{who}\r\n${len(place)}\r\n{place}\r\n".encode("ascii")
-        arguments = self._names.three(name) + asked + self._terms(ttl, form.closes, max_waiters)
+        who = self._text(waiter, form)
+        head = self._heads(name, ttl, form.closes, max_waiters)
+        own = f"${len(who)}\r\n{who}\r\n".encode("ascii")
+        joining = None
+        if ticket or not wait:
+            arguments = head + own + bulk(ticket if wait else -1)
+        else:
+            arguments = head + own + _NEWCOMER
+            if self._pipe.busy and form.plain and not (form.priority or max_waiters):
+                joining = Joining(head, own, waiter)
         return self._pipe.call(
             scripts.ACQUIRE,
             10,
@@ -188,6 +197,7 @@ class RedisStore:
             sure=False,
             late=True,
             waiter="" if ticket else who,  # a newcomer's only question may never be sent
+            joining=joining,
         )
 
     def release(
@@ -279,9 +289,10 @@ class RedisStore:
         arguments = self._names.three(name) + self._channels + values
         return self._pipe.call(scripts.BREAK, 5 + len(fences), arguments)
 
-    def _encode_terms(self, ttl: int, closes: int, max_waiters: int) -> bytes:
-        """The arguments that are the same for every waiter of a lock."""
-        return bulk(ttl) + bulk(ttl + KEPT + closes) + bulk(max_waiters) + self._channels
+    def _encode_head(self, name: str, ttl: int, closes: int, max_waiters: int) -> bytes:
+        """The keys and the arguments that are the same for every waiter of a lock."""
+        values = bulk(ttl) + bulk(ttl + KEPT + closes) + bulk(max_waiters)
+        return self._names.three(name) + values + self._channels
 
     async def _status(self, name: str, *, waiters: bool) -> Status:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))

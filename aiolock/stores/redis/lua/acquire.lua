@@ -1,9 +1,9 @@
 -- acquire: the lock, or else a place in its queue. Asking again is harmless and keeps the place.
 --
 -- KEYS  1 holders  2 queue  3 fence
--- ARGV  1 waiter  2 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  3 ttl (ms)
---       4 for how long its grant is kept (ms): KEPT and what its terms say more than the ttl
---       5 how many may wait (0: any number)  6 prefix of the clients' channels  7 not after (µs)
+-- ARGV  1 ttl (ms)  2 for how long its grant is kept (ms): the ttl, KEPT, and what its terms say
+--       3 how many may wait (0: any number)  4 prefix of the clients' channels  5 waiter
+--       6 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  7 not after (µs)
 -- returns  '<fence> <lease (ms)> <now (µs)> <displaced>'   granted: nobody held it or waited
 --          {1, fence, lease (ms), now (µs), displaced, claim}                       granted
 --          {2, ticket, place, until the first lease ends (ms), now (µs), displaced, before} queued
@@ -18,19 +18,19 @@
 --          it has come just now and that one is of its own client; else nothing
 --          claim: 1 when it was granted before, by a push, and has not confirmed that; 0 or nothing else
 --@include names
-local CHANNELS = ARGV[6]
+local CHANNELS = ARGV[4]
 --@include clock
 --@include late
 --@include grant_exclusive
 --@include acquire_taken
 
-local waiter, ticket, ttl = ARGV[1], ARGV[2], ARGV[3]
+local ttl, waiter, ticket = ARGV[1], ARGV[5], ARGV[6]
 local too_late = late(ARGV[7])
 if too_late then
   return too_late
 elseif waiter:byte() ~= SHARED and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
   -- One text, since each number of a reply costs as much as a small command.
   local displaced = (ticket == '0' or ticket == '-1') and ' 0' or ' 1'
-  return grant_exclusive(waiter, ttl, 0, 0, ARGV[4]) .. ' ' .. ttl .. ' ' .. STAMP .. displaced
+  return grant_exclusive(waiter, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. ' ' .. STAMP .. displaced
 end
-return acquire_taken(waiter, tonumber(ticket), ttl, tonumber(ARGV[5]))
+return acquire_taken(waiter, tonumber(ticket), ttl, tonumber(ARGV[3]))
