@@ -123,7 +123,7 @@ class Form:
 
 
 class Granted(NamedTuple):
-    """The lock is the waiter's: for ``lease`` ms from ``now`` (µs, the store's clock) on.
+    """The lock is the waiter's, for ``lease`` ms.
 
     ``displaced``: it asked with a ticket, but stood in the queue no more. What took it out may
     have taken out its client's other waiters for this name. ``claim``: it was granted before, by a
@@ -132,7 +132,6 @@ class Granted(NamedTuple):
 
     fence: int
     lease: int
-    now: int
     displaced: bool = False
     claim: bool = False
 

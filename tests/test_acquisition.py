@@ -85,7 +85,7 @@ def test_the_ends_lead_nowhere_and_everything_else_can_be_given_up() -> None:
 def test_free() -> None:
     """The first answer grants it."""
     a = attempt()
-    assert answer(a, ask(a), Granted(7, LEASE, SECOND))
+    assert answer(a, ask(a), Granted(7, LEASE))
     assert phase(a) is Phase.GRANTED
     assert a.accepts(1.0)
     assert a.grant is not None
@@ -127,13 +127,13 @@ def test_a_question_that_may_have_been_sent_twice_is_crossed() -> None:
     first = ask(a)
     a.sends_again()
     assert a.crossed
-    assert answer(a, first, Granted(7, LEASE, SECOND))
+    assert answer(a, first, Granted(7, LEASE))
 
 
 def test_too_late_returns_and_its_late_push_is_void() -> None:
     """A grant that was given back is never entered, whichever way it is heard of again."""
     a = attempt()
-    answer(a, ask(a), Granted(7, LEASE, 0))
+    answer(a, ask(a), Granted(7, LEASE))
     assert not a.accepts(6.0)
     assert a.gives_back() == 7
     assert phase(a) is Phase.RETURNING
@@ -181,7 +181,7 @@ def test_a_grant_comes_before_the_timeout_unless_it_is_late() -> None:
     """Both are there when the task runs."""
     for now, expected in ((1.0, True), (6.0, False)):
         a = attempt()
-        answer(a, ask(a), Granted(7, LEASE, 0))
+        answer(a, ask(a), Granted(7, LEASE))
         a.stop(TimeoutError())
         assert phase(a) is Phase.GRANTED
         assert a.accepts(now) is expected
@@ -249,7 +249,7 @@ class AnyOrder(RuleBasedStateMachine):
         store = int(self.now * SECOND)
         self.fence += 1
         answers: dict[str, Answer] = {
-            "granted": Granted(self.fence, LEASE, store),
+            "granted": Granted(self.fence, LEASE),
             "queued": Queued(77, 1, LEASE, store),
             "busy": Busy(9),
             "full": Full(3),

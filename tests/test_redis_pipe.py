@@ -15,7 +15,8 @@ import aiolock
 from aiolock.store import Form, Granted, Waiter
 from aiolock.stores.redis import RedisStore, from_url
 from aiolock.stores.redis._codec import encode
-from aiolock.stores.redis._pipe import LATE_AFTER, Pipe, _Command
+from aiolock.stores.redis._copies import LATE_AFTER
+from aiolock.stores.redis._pipe import Pipe, _Command
 from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, bulk
 from tests.failures import command_link, linked, until
 from tests.proxy import Proxy
@@ -279,9 +280,9 @@ async def test_refused_for_too_long(
 async def test_clock_that_jumped(store: RedisStore) -> None:
     """A command that is refused as late, but is still waited for, is sent by the clock as it is."""
     pipe = store._pipe
-    pipe._ahead = 1, 0
+    pipe.copies._ahead = 1, 0
     assert (await ask(store, 1)).fence
-    assert pipe._ahead[0] > 10**15
+    assert pipe.copies._ahead[0] > 10**15
     await leave(store, 1)
 
 
@@ -293,9 +294,9 @@ async def test_clock_is_read_again(
     assert store._timer is not None
     store._timer.cancel()
     store._beat()
-    read = store._pipe.clock_read
+    read = store._pipe.copies.clock_read
     start = time.monotonic()
-    while store._pipe.clock_read == read:
+    while store._pipe.copies.clock_read == read:
         assert time.monotonic() < start + 5
         redis_server.call("PUBLISH", f"{prefix}:push:me", "d nothing")
         await look(store)
@@ -305,7 +306,7 @@ async def test_clock_that_jumps_all_the_time(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even so there is an end: the caller is told, and that nothing was done."""
-    monkeypatch.setattr("aiolock.stores.redis._pipe.LATE_AFTER", -(10**9))
+    monkeypatch.setattr("aiolock.stores.redis._copies.LATE_AFTER", -(10**9))
     with pytest.raises(aiolock.StoreError, match="LATE") as caught:
         await ask(store, 1)
     assert caught.value.refused
@@ -313,7 +314,7 @@ async def test_clock_that_jumps_all_the_time(
 
 async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: RedisServer) -> None:
     """A question that was refused as late is not asked again when nobody waits for the answer."""
-    store._pipe._ahead = 1, 0
+    store._pipe.copies._ahead = 1, 0
     asked = ask(store, 1)
     asked.cancel()
     before = calls(redis_server)
@@ -325,18 +326,18 @@ async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: Red
 async def test_what_to_bury(store: RedisStore, proxy: Proxy, redis_server: RedisServer) -> None:
     """For as long as old copies may arrive, and no longer, a release says until when that is."""
     pipe = store._pipe
-    assert pipe.bury() == 0
+    assert pipe.copies.bury() == 0
     await ask(store, 1)
-    assert pipe.bury() == 0
+    assert pipe.copies.bury() == 0
     await cut_off(store, proxy)
-    assert pipe.bury() >= pipe._last_stamp > 0
+    assert pipe.copies.bury() >= pipe.copies._last_stamp > 0
     proxy.accept()
     await leave(store, 1)
     seconds, micros = redis_server.call("TIME")
     now = int(seconds) * 10**6 + int(micros)
-    assert now < pipe._lost_stamp <= pipe.bury() < now + LATE_AFTER + 10**6
-    pipe._ahead = now + 2 * LATE_AFTER, now + 2 * LATE_AFTER  # all that was written is over
-    assert pipe.bury() == 0
+    assert now < pipe.copies._lost_stamp <= pipe.copies.bury() < now + LATE_AFTER + 10**6
+    pipe.copies._ahead = now + 2 * LATE_AFTER, now + 2 * LATE_AFTER  # all that was written is over
+    assert pipe.copies.bury() == 0
 
 
 async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy: Proxy) -> None:
@@ -352,7 +353,7 @@ async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy:
     await left
     sent = b"".join(proxy.requests)
     (stamp,) = re.findall(rb"\r\n\$1\r\n1\r\n\$16\r\n(\d+)\r\n", sent)
-    assert int(stamp) >= store._pipe._lost_stamp > 0
+    assert int(stamp) >= store._pipe.copies._lost_stamp > 0
 
 
 async def test_a_crowd_sends_a_script_once(

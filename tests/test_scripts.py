@@ -374,8 +374,8 @@ async def test_what_a_release_carries(
     store = from_url(redis_server.url, prefix)
     async with Peer(store) as ann:
         pipe, waiter = store._pipe, ann.waiter()
-        monkeypatch.setattr(pipe, "bury", in_a_minute)  # as after a break
-        pipe._burying = True
+        monkeypatch.setattr(pipe.copies, "bury", in_a_minute)  # as after a break
+        pipe.copies.about = True
         assert await ann.leave("n", waiter) == WAS_ABSENT
         assert await ann.ask("n", waiter) == Busy(0)
         grant = await ann.take("n")

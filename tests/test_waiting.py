@@ -220,7 +220,7 @@ def test_a_claim_that_an_answer_tells_of_is_confirmed(queued_before: bool) -> No
             await settle()
             s.store.inbox.reconnected()  # asks again
             await settle()
-        s.store.sent[-1].future.set_result(Granted(fence=7, lease=1_000, now=START, claim=True))
+        s.store.sent[-1].future.set_result(Granted(fence=7, lease=1_000, claim=True))
         await settle()
         assert s.store.verbs[-1] == "renew"
         assert not s.entered
@@ -338,7 +338,7 @@ def test_a_grant_given_back_is_not_entered_by_its_late_push() -> None:
         await settle()
         s.store.inbox.reconnected()
         await asyncio.sleep(6.0)
-        s.answer(1, Granted(fence=7, lease=5_000, now=START + 5 * SECOND))  # sent 6 s ago
+        s.answer(1, Granted(fence=7, lease=5_000))  # sent 6 s ago
         await settle()
         assert s.store.verbs == ["acquire", "acquire", "release"]
         s.answer(2, WAS_HOLDER)
@@ -505,7 +505,7 @@ def test_a_grant_that_is_being_given_back_when_its_task_gives_up() -> None:
         s = await scene()
         task = await s.start()
         await asyncio.sleep(6.0)
-        s.answer(0, Granted(fence=7, lease=5_000, now=START))
+        s.answer(0, Granted(fence=7, lease=5_000))
         await settle()
         task.cancel()
         await settle()
@@ -567,7 +567,7 @@ def test_a_store_too_slow_for_the_ttl_is_an_error() -> None:
         task = await s.start()
         for round_ in range(5):
             await asyncio.sleep(6.0)
-            s.answer(2 * round_, Granted(fence=round_ + 1, lease=5_000, now=START))
+            s.answer(2 * round_, Granted(fence=round_ + 1, lease=5_000))
             await settle()
             s.answer(2 * round_ + 1, WAS_HOLDER)
             await settle()
@@ -602,7 +602,7 @@ def test_a_late_grant_whose_release_is_refused_is_released_again() -> None:
         s = await scene()
         task = await s.start()
         await asyncio.sleep(6.0)
-        s.answer(0, Granted(fence=7, lease=5_000, now=START))
+        s.answer(0, Granted(fence=7, lease=5_000))
         await settle()
         refused = aiolock.StoreError("refused")
         refused.refused = True

@@ -175,7 +175,7 @@ class Attempt:
         if self.phase is not Phase.ASKING and self.phase is not Phase.QUEUED:
             return False  # a push was quicker
         if isinstance(answer, Granted):
-            fence, lease, _, _, claim = answer
+            fence, lease, _, claim = answer
             deadline = question.sent + lasts(lease)
             claim = claim or lease < self.policy.lease
             self._granted(Grant(fence, lease, deadline, claim))

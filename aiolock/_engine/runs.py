@@ -308,7 +308,7 @@ class Runs(Relay):
         run.failed.clear()
         run.unsent.clear()
         for batch in batches:
-            through = tuple(attempt.waiter for attempt in batch.through)
+            through = tuple([attempt.waiter for attempt in batch.through])
             passed = Pass(
                 run.name,
                 batch.form,

@@ -279,7 +279,7 @@ class Step:
             state.dequeue(waiter)
             if self._passing:
                 self._advance()  # the others of its group, who came before it
-            return Granted(self._grant(waiter, form, ttl), ttl, self._now, displaced)
+            return Granted(self._grant(waiter, form, ttl), ttl, displaced)
         newcomer = wait and not ticket and waiter not in state.waiting
         newcomer = newcomer and not (state.open or self._reaped)  # to one that was simply taken
         if wait and not self._enqueue(waiter, form, ticket, max_waiters):
@@ -293,7 +293,7 @@ class Step:
             if not wait and not state.queue and self._fits(form):
                 fence = self._grant(waiter, form, ttl)  # all that waited were dead
         if fence:
-            return Granted(fence, ttl, self._now, displaced)
+            return Granted(fence, ttl, displaced)
         return self._taken(waiter, form, wait=wait, displaced=displaced, newcomer=newcomer)
 
     def pass_on(self, passed: Pass) -> int:
@@ -480,7 +480,7 @@ class Step:
             if holder.grant.waiter == waiter:
                 if self._reaped:
                     self._advance()  # those that ended may have held back others
-                return Granted(holder.grant.fence, left, self._now, claim=holder.claim)
+                return Granted(holder.grant.fence, left, claim=holder.claim)
             if holder.grant.waiter == _DONE and form.once:
                 return Done(left)
         return None

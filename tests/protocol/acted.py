@@ -184,7 +184,7 @@ class Actor:
             return
         lease = answer.ticks * CLAIM
         if answer.what == "granted":
-            granted = Granted(answer.number, lease, sent.carried_out, answer.displaced)
+            granted = Granted(answer.number, lease, answer.displaced)
             sent.answer.set_result(granted)
         elif answer.what == "queued":
             before = None

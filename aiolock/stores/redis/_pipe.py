@@ -2,8 +2,7 @@
 
 A command that was under way when the connection broke is sent again on the next one, in order:
 each is idempotent, so nobody needs to know whether the server had carried it out. The first copy
-may still come to the server after that, out of a proxy or a buffer on the way. So what could take,
-prolong, count or queue anything carries the time after which the server refuses it.
+may still come to the server after that: see `_copies`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
 from aiolock.errors import StoreError
-from aiolock.store import Waiter
+from aiolock.stores.redis._codec import waiter_of
+from aiolock.stores.redis._copies import NONE, Copies
 from aiolock.stores.redis._errors import Place, Refusal, code_of, did_nothing, store_error
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._reply import Reply
@@ -31,6 +31,7 @@ from aiolock.stores.redis._scripts import (
     PRESENCE,
     RELEASE,
     Script,
+    bulk,
     several,
 )
 from aiolock.stores.redis._wire import FEW, Wire
@@ -39,21 +40,10 @@ REPLY_TIMEOUT: Final = 4.0
 """Seconds without the reply that is due, after which the link is taken for dead."""
 COMMAND_TIMEOUT: Final = 9.0
 """Seconds, over all reconnections, after which nobody knows what became of a command."""
-LATE_AFTER: Final = 5_000_000
-"""Microseconds after which the server refuses a copy of a command: more than REPLY_TIMEOUT, so that
-none is refused that is still waited for on its own connection."""
-_FORGOTTEN: Final = 60.0
-"""Seconds after which no network has a copy any more, should the server's clock be set back."""
-
 _AGAIN: Final = 5
 """How often a command is written again that the server refuses though it should not any more."""
-_SAME_STAMP: Final = 0.1
-"""Seconds for which one stamp is good: so much less than LATE_AFTER is left of the last one."""
 _MOST: Final = 32
 """Questions in one call: what others ask of the server waits as long as the call takes."""
-_NONE: Final = b"$1\r\n0\r\n"
-"""The argument 0."""
-
 _LOOK: Final = 0.5
 
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
@@ -67,23 +57,8 @@ def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
     return getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
 
 
-def _number(number: int) -> bytes:
-    data = b"%d" % number
-    return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
 def _not_an_answer(reply: Any) -> InvalidResponse:
     return InvalidResponse(f"not an answer of aiolock's: {reply!r}")
-
-
-class Joining(NamedTuple):
-    """How a newcomer asks together with others that ask for the same lock in the same turn."""
-
-    head: bytes
-    """The arguments that are the same for all of them."""
-    own: bytes
-    """The one that is not."""
-    waiter: Waiter
 
 
 class _Command:
@@ -93,7 +68,7 @@ class _Command:
     stamp: Callable[[float], bytes] | None = None
     """One argument more, computed whenever it is written."""
     waiter: str | None = None
-    joining: Joining | None = None
+    """Of a newcomer's question: the waiter, where that matters."""
     together = 1
     """How many, this one and those that were written next, are one call, and have one reply."""
     again = 0
@@ -149,6 +124,7 @@ class Pipe:
         self._loop = loop = asyncio.get_running_loop()
         # Asyncio's own is that clock behind a method of Python's, once for each command.
         self._time = time.monotonic if _is_plain(loop) else loop.time
+        self.copies = Copies(self._time)
         self._wire: Wire | None = None
         """The connection, while it is known to serve us."""
         self._at_once = False
@@ -166,17 +142,13 @@ class Pipe:
         self._watch: asyncio.TimerHandle | None = None
         # The last of what was sent, in order: newcomers that wait for others of this turn.
         self._gathered: list[_Command] = []
+        self._gathered_head = b""
+        self._last_head: bytes | None = None
+        """Of the last command, if that was such a newcomer's."""
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
         self._known: set[Script] = set()
-        # The server's clock less ours, in µs: at most, and at least.
-        self._ahead: tuple[int, int] | None = None
-        self._last_stamp = self._lost_stamp = 0
-        self._stamp, self._stamp_until = _NONE, 0.0  # the last one, and until when it is used again
-        self._burying = False
-        """Whether copies may be about of what was written before."""
-        self._lost_at = 0.0
-        self.clock_read = self.quiet_since = self._time()
+        self.quiet_since = self._time()
         self.patient = False
         """Whether a replica may yet become the master: while the client is open, not before."""
 
@@ -194,16 +166,16 @@ class Pipe:
         late: bool = False,
         buries: bool = False,
         waiter: str | None = None,
-        joining: Joining | None = None,
+        joins: bytes | None = None,
     ) -> asyncio.Future[Any]:
         """Send a call with ``count`` encoded ``arguments``; the future is of the decoded reply.
 
         ``sure``: carried out whatever becomes of the future. Without it, a command whose future
         is done is not sent a second time. ``in_full`` sends the script itself, whether or not the
         server knows it. With ``late`` one more argument, not counted, is written with each copy:
-        the store's time (µs) after which it is to refuse it; with ``buries``: what `bury` says
-        then. ``waiter``: whose first question this is, see `forget`. ``joining``: it can be asked
-        together with others, while the pipe is `busy`.
+        `Copies.not_after`; with ``buries``: `Copies.buried`. ``waiter``: whose first question
+        this is, see `forget`. ``joins``: what its arguments begin with, where it can be asked
+        together with others whose arguments begin alike.
         """
         now = self._time()
         few = len(self._sent) < FEW
@@ -213,22 +185,34 @@ class Pipe:
             error.refused = True
             future.set_exception(error)
             return future
-        command = _Command(script, count, arguments, future, now, sure=sure)
+        command, copies = _Command(script, count, arguments, future, now, sure=sure), self.copies
         if late or buries:
-            command.stamp = self._not_after if late else self._buried
+            command.stamp = copies.not_after if late else copies.buried
         wire = self._wire
         if wire is None:
             self._wait_for_connection(command, waiter)
         else:
             command.times = 1
             self._sent.append(command)
-            if joining is not None:
-                self._gather(command, joining)
+            before, self._last_head = self._last_head, joins
+            if joins is not None and joins == before:
+                command.waiter = waiter
+                self._gather(command, joins)
             else:
                 # Where little is under way this one waits for nothing: a lone hand-off is as fast
                 # as can be. Else the turn's commands go out together: 200 tasks do not make 200
                 # packets.
-                self._write(wire, command, at_once=few, in_full=in_full)
+                if self._gathered:
+                    self._write_gathered()
+                if late:  # as `_write` does, which is called for few
+                    count += 1
+                    arguments += copies.stamp if now < copies.stamp_until else copies.not_after(now)
+                elif buries:
+                    count += 1
+                    arguments += copies.buried(now) if copies.about else NONE
+                known = script in self._known and not in_full
+                head = script.call(count) if known else self._in_full(script, count)
+                wire.write(head + arguments, at_once=few)
         if self._watch is None:
             self._watch = self._loop.call_later(_LOOK, self._look)
         return future
@@ -239,40 +223,31 @@ class Pipe:
         if waiter:
             self._first.setdefault(waiter, []).append(command)
 
-    @property
-    def busy(self) -> bool:
-        """So many commands are under way that a question may wait for others of its turn."""
-        return self._wire is not None and len(self._sent) >= FEW
-
-    def _gather(self, command: _Command, joining: Joining) -> None:
-        """Keep a question back for the others of this turn that can be asked with it."""
-        command.joining = joining
-        gathered = self._gathered
-        if gathered:
-            last = gathered[-1].joining
-            if len(gathered) == _MOST or last is None or last.head != joining.head:
-                self._write_gathered()
+    def _gather(self, command: _Command, head: bytes) -> None:
+        """Keep it back for others of this turn: the one before it asks for the same lock, too."""
         if not self._gathered:
+            self._gathered_head = head
             self._loop.call_soon(self._write_gathered)
         self._gathered.append(command)
+        if len(self._gathered) == _MOST:
+            self._write_gathered()
 
     def _write_gathered(self) -> None:
         gathered, self._gathered = self._gathered, []
         wire = self._wire
         if not gathered or wire is None:
             return
-        first = gathered[0]
+        first, head = gathered[0], self._gathered_head
         if len(gathered) == 1:
             self._write(wire, first, at_once=True)
             return
-        assert first.joining is not None
         assert first.stamp is not None
         first.together = len(gathered)
-        owns = b"".join([command.joining.own for command in gathered if command.joining])
-        arguments = first.joining.head + owns + first.stamp(first.sent)
+        waiters = b"".join([bulk(command.waiter) for command in gathered])
+        arguments = head + waiters + first.stamp(first.sent)
         script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
-        head = script.call(count) if script in self._known else self._in_full(script, count)
-        wire.write(head + arguments, at_once=True)
+        call = script.call(count) if script in self._known else self._in_full(script, count)
+        wire.write(call + arguments, at_once=True)
 
     def forget(self, waiter: str) -> bool:
         """Whether the first question of this waiter was never written; then it never will be."""
@@ -284,45 +259,6 @@ class Pipe:
             command.future.cancel()
         self._see_whether_drained()
         return True
-
-    def bury(self) -> int:
-        """The store's time (µs) until which copies may arrive of what was written before.
-
-        0 where there are none: on a connection that lasts, all that was written before a release
-        is carried out before it.
-        """
-        if self._ahead is None:
-            return 0
-        now = self._time()
-        most, least = self._ahead
-        if self._wire is not None:
-            lost = now - self._lost_at < _FORGOTTEN and self._lost_stamp > now * 1e6 + least
-            if not lost:
-                return 0
-        return max(int(now * 1e6) + most + LATE_AFTER, self._last_stamp)
-
-    def _buried(self, _: float) -> bytes:
-        if not self._burying:
-            return _NONE
-        bury = self.bury()
-        self._burying = bury > 0
-        return _number(bury)
-
-    def _not_after(self, now: float) -> bytes:
-        if now < self._stamp_until:
-            return self._stamp
-        if self._ahead is None:
-            return _NONE
-        stamp = int(now * 1e6) + self._ahead[0] + LATE_AFTER
-        self._last_stamp = max(self._last_stamp, stamp)
-        self._stamp, self._stamp_until = _number(stamp), now + _SAME_STAMP
-        return self._stamp
-
-    def _read_clock(self, sent: float, stamp: int) -> None:
-        """The server's clock was ``stamp`` at some time since ``sent``."""
-        now = self.clock_read = self._time()
-        self._ahead = stamp - int(sent * 1e6), stamp - int(now * 1e6)
-        self._stamp_until = 0.0
 
     def _write(
         self, wire: Wire, command: _Command, *, at_once: bool = False, in_full: bool = False
@@ -403,9 +339,8 @@ class Pipe:
         self.quiet_since = first.sent
         if not self._proved:
             self._is_proved()
-        waiters = [command.joining.waiter for command in commands if command.joining]
         try:
-            answers = several(reply, waiters)
+            answers = several(reply, [waiter_of(command.waiter or "") for command in commands])
         except (TypeError, ValueError, IndexError):
             answers = []
         for command, answer in zip_longest(commands, answers):
@@ -433,7 +368,7 @@ class Pipe:
                     self._fail(command, _not_an_answer(reply))
                 else:
                     if script is PRESENCE or script is OPEN:
-                        self._read_clock(command.sent, answer.now)
+                        self.copies.read_clock(command.sent, answer.now)
                     self._resolve(future, answer)
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
@@ -457,7 +392,7 @@ class Pipe:
             self._once_more(command, refusal)
         elif code == "LATE" and (told := re.search(r"\d+", str(refusal))):
             # It is still waited for, so it was the clock that jumped; or we who were stopped.
-            self._read_clock(command.sent, int(told[0]))
+            self.copies.read_clock(command.sent, int(told[0]))
             self._once_more(command, refusal)
         else:
             self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
@@ -518,7 +453,7 @@ class Pipe:
             except (TypeError, ValueError):
                 self._link.drop(_not_an_answer(reply))
                 return
-            self._read_clock(probe.sent, now)
+            self.copies.read_clock(probe.sent, now)
         self.quiet_since = probe.sent
         # The link is proved when a command is answered: else a server that grants the probe, and
         # nothing besides, would be dialled again and again without a pause.
@@ -528,6 +463,7 @@ class Pipe:
     def _go_on(self) -> None:
         self._wire = wire = self._link.wire
         assert wire is not None
+        self.copies.connected = True
         self._at_once = not wire.in_task
         queued, self._queued = self._queued, {}
         now = self._time()
@@ -545,8 +481,7 @@ class Pipe:
         """Queue again what has no answer, in the order in which it was asked for."""
         if self._wire is not None:
             self._wire = None
-            self._lost_at, self._lost_stamp = self._time(), self._last_stamp
-            self._burying = True
+            self.copies.lost()
         again = [c for c in self._sent if c is not self._probe and (c.sure or not c.future.done())]
         self._probe = None
         self._sent.clear()

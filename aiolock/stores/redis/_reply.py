@@ -15,14 +15,14 @@ class Reply(asyncio.Future[Any]):
     the loop polls its sockets once more for nothing.
     """
 
-    _step: Callable[[asyncio.Future[Any]], object] | None = None
+    _step: Callable[[Reply], object] | None = None
     """Of the task that awaits it: the only callback there is."""
     _context: Context | None = None
     _ordinary = False
     """It has callbacks of its own, which are to be called in order."""
 
     def add_done_callback(
-        self, fn: Callable[[asyncio.Future[Any]], object], /, *, context: Context | None = None
+        self, fn: Callable[[Reply], object], /, *, context: Context | None = None
     ) -> None:
         """As of any future; a task, which names its context, may be called by `resolve`."""
         if context is None or self._ordinary or self._step is not None or self.done():
@@ -31,7 +31,7 @@ class Reply(asyncio.Future[Any]):
         else:
             self._step, self._context = fn, context
 
-    def remove_done_callback(self, fn: Callable[[asyncio.Future[Any]], object], /) -> int:
+    def remove_done_callback(self, fn: Callable[[Reply], object], /) -> int:
         """As of any future."""
         self._become_ordinary()
         return super().remove_done_callback(fn)

@@ -119,8 +119,8 @@ class Script:
 
 def _answer(reply: Any) -> Answer:
     if isinstance(reply, bytes):
-        fence, lease, now, displaced = map(int, reply.split())
-        return Granted(fence, lease, now, displaced == 1)
+        fence, lease, displaced = reply.split()
+        return Granted(int(fence), int(lease), displaced == b"1")
     kind, *rest = cast(list[int], reply)
     return _ANSWERS[kind](*rest)
 
@@ -153,14 +153,14 @@ def several(reply: Any, waiters: Sequence[Waiter]) -> list[Answer]:
         return [_answer(each) for each in reply]
     first = _answer(reply[0])
     if isinstance(first, Granted):
-        until, place, fence = first.lease, 1, first.fence
+        until, now, place, fence = first.lease, reply[1] - 1, 1, first.fence
     else:
         assert isinstance(first, Queued)
-        until, place, fence = first.until, 2, 0
-    answers = [first]
+        until, now, place, fence = first.until, first.now, 2, 0
+    answers: list[Answer] = [first]
     for ticket, before in enumerate(waiters[:-1], start=reply[1]):
         behind = Before(before, fence)
-        answers.append(Queued(ticket, place, until, first.now, displaced=False, before=behind))
+        answers.append(Queued(ticket, place, until, now, displaced=False, before=behind))
         place, fence = 2, 0
     return answers
 

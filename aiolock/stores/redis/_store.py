@@ -31,7 +31,7 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
 from aiolock.stores.redis._errors import DeafError, Place, code_of, store_error
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._pipe import Joining, Pipe
+from aiolock.stores.redis._pipe import Pipe
 from aiolock.stores.redis._scripts import Present, bulk
 from aiolock.stores.redis._subscription import Subscription
 
@@ -183,21 +183,17 @@ class RedisStore:
         who = self._text(waiter, form)
         head = self._heads(name, ttl, form.closes, max_waiters)
         own = f"${len(who)}\r\n{who}\r\n".encode("ascii")
-        joining = None
-        if ticket or not wait:
-            arguments = head + own + bulk(ticket if wait else -1)
-        else:
-            arguments = head + own + _NEWCOMER
-            if self._pipe.busy and form.plain and not (form.priority or max_waiters):
-                joining = Joining(head, own, waiter)
+        newcomer = wait and not ticket
+        place = _NEWCOMER if newcomer else bulk(ticket if wait else -1)
+        joins = newcomer and form.plain and not (form.priority or max_waiters)
         return self._pipe.call(
             scripts.ACQUIRE,
             10,
-            arguments,
+            head + own + place,
             sure=False,
             late=True,
             waiter="" if ticket else who,  # a newcomer's only question may never be sent
-            joining=joining,
+            joins=head if joins else None,
         )
 
     def release(
@@ -220,8 +216,9 @@ class RedisStore:
         name, form, giver, giver_fence, taker, fence, through = passed
         stem = self._text(giver, form)[: -len(str(giver.seq))]
         grants = f"{stem}{giver.seq}:{giver_fence}", f"{stem}{taker.seq}:{fence}"
-        values = (*grants, fence, form.claim, *(f"{stem}{waiter.seq}" for waiter in through))
-        arguments = self._names.three(name) + b"".join(map(bulk, values))
+        values = (*grants, str(fence), str(form.claim), *[f"{stem}{each.seq}" for each in through])
+        encoded = "".join([f"${len(value)}\r\n{value}\r\n" for value in values]).encode("ascii")
+        arguments = self._names.three(name) + encoded
         return self._pipe.call(scripts.PASS, 8 + len(through), arguments, late=True)
 
     def _text(self, waiter: Waiter, form: Form) -> str:
@@ -364,7 +361,7 @@ class RedisStore:
             self._introduced = now
             self._say_who_we_are().add_done_callback(_ignore)
         silent = min(self._pipe.quiet_since, self._subscription.heard)
-        due = min(silent + HEARTBEAT, self._pipe.clock_read + CLOCK)
+        due = min(silent + HEARTBEAT, self._pipe.copies.clock_read + CLOCK)
         if now < due:
             self._timer = self._loop.call_at(due, self._beat)
             return

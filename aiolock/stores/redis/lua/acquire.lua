@@ -4,8 +4,8 @@
 -- ARGV  1 ttl (ms)  2 for how long its grant is kept (ms): the ttl, KEPT, and what its terms say
 --       3 how many may wait (0: any number)  4 prefix of the clients' channels  5 waiter
 --       6 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  7 not after (µs)
--- returns  '<fence> <lease (ms)> <now (µs)> <displaced>'   granted: nobody held it or waited
---          {1, fence, lease (ms), now (µs), displaced, claim}                       granted
+-- returns  '<fence> <lease (ms)> <displaced>'                       granted: nobody held it or waited
+--          {1, fence, lease (ms), displaced, claim}                       granted
 --          {2, ticket, place, until the first lease ends (ms), now (µs), displaced, before} queued
 --          {0, until the first lease ends (ms), that grant, its process}            busy
 --          {0, 0}                                                given up before: this is a late copy
@@ -31,6 +31,6 @@ if too_late then
 elseif waiter:byte() ~= SHARED and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
   -- One text, since each number of a reply costs as much as a small command.
   local displaced = (ticket == '0' or ticket == '-1') and ' 0' or ' 1'
-  return grant_exclusive(waiter, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. ' ' .. STAMP .. displaced
+  return grant_exclusive(waiter, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. displaced
 end
 return acquire_taken(waiter, tonumber(ticket), ttl, tonumber(ARGV[3]))

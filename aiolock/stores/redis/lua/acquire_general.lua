@@ -24,7 +24,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     else
       fence = grant_exclusive(waiter, ttl, 0, step.floor)
     end
-    return {1, tonumber(fence), tonumber(ttl), tonumber(STAMP), displaced}
+    return {1, tonumber(fence), tonumber(ttl), displaced}
   end
 
   -- What is kept of it: its grant, or that it was given up; and what number the others have declared.
@@ -62,7 +62,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     fence = string.format('%.0f', fence)
     local ends = redis.call('ZSCORE', HOLDERS, standing .. ':' .. fence)
     local claim = ends % 1 == UNCONFIRMED and 1 or 0
-    return {1, tonumber(fence), ends - NOW, tonumber(STAMP), 0, claim}
+    return {1, tonumber(fence), ends - NOW, 0, claim}
   end
 
   -- It enters where it fits and nobody waits. Who waits for a count is in nobody's way. And a party
@@ -110,7 +110,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     local fence_of_ours
     fence_of_ours, first_end = advance(step, nil, not holder, waiter, ttl)
     if fence_of_ours then
-      return {1, tonumber(fence_of_ours), tonumber(ttl), tonumber(STAMP), displaced}
+      return {1, tonumber(fence_of_ours), tonumber(ttl), displaced}
     end
     place = nil
     if not waits then

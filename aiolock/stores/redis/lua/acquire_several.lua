@@ -21,7 +21,7 @@ end
 local replies, ticket = {}, nil -- of the first, where it is the last in the queue, or would be
 if redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
   ticket = tonumber(STAMP)
-  replies[1] = grant_exclusive(first, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. ' ' .. STAMP .. ' 0'
+  replies[1] = grant_exclusive(first, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. ' 0'
 else
   replies[1] = acquire_taken(first, 0, ttl, 0)
   if replies[1][1] == 2 and redis.call('ZRANGE', QUEUE, -1, -1)[1] == first then

@@ -17,7 +17,7 @@ local function acquire_taken(waiter, ticket, ttl, most)
     return {0, 0}
   elseif holder:sub(1, #waiter + 1) == waiter .. ':' then
     local claim = first[2] % 1 == UNCONFIRMED and 1 or 0
-    return {1, tonumber(holder:match(FENCE_OF)), lease_left, tonumber(STAMP), 0, claim}
+    return {1, tonumber(holder:match(FENCE_OF)), lease_left, 0, claim}
   elseif holder:sub(1, #DONE) == DONE and waiter:find(WANTS_ONCE) then
     return {4, lease_left}
   elseif ticket == -1 then
