@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock.store import Form, Granted, Waiter
+from aiolock.store import WAS_QUEUED, Form, Granted, Waiter
 from aiolock.stores.redis import RedisStore, from_url
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._copies import LATE_AFTER
 from aiolock.stores.redis._pipe import Pipe, _Command
 from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, bulk
-from tests.failures import command_link, linked, until
+from tests.failures import command_link, linked, take, until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 
@@ -390,3 +390,188 @@ async def test_a_link_that_is_slow_is_not_dead(redis_server: RedisServer, prefix
         pipe._look()
         assert pipe._wire is None
         await pending
+
+
+# --- Newcomers that ask together
+
+
+async def newcomers(client: aiolock.LockClient, count: int) -> list[asyncio.Task[aiolock.Lease]]:
+    """Tasks that ask for one lock in one turn of the event loop."""
+    lock = client.lock("lock")
+    tasks = [asyncio.create_task(take(lock)) for _ in range(count)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def one_after_the_other(tasks: list[asyncio.Task[aiolock.Lease]]) -> list[int]:
+    """Release each of their leases once it is there; in which order they came."""
+    order = list[int]()
+    waiting = set(tasks)
+    while waiting:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            order.append(tasks.index(task))
+            assert await task.result().release()
+    return order
+
+
+async def test_newcomers_of_one_turn_ask_together(redis_server: RedisServer, prefix: str) -> None:
+    """The first by itself, the others in one call; and they come in the order of asking."""
+    async with (
+        aiolock.connect(redis_server.url, prefix=prefix) as other,
+        aiolock.connect(redis_server.url, prefix=prefix) as client,
+    ):
+        for _ in range(2):  # the first time a call brings its script along
+            lease = await take(other.lock("lock"))
+            before = calls(redis_server)
+            tasks = await newcomers(client, 20)
+            status = await client.lock("lock").status()
+            assert calls(redis_server) - before == 3
+            seqs = [party.seq for party in status.waiters]
+            assert len(seqs) == 20
+            assert seqs == sorted(seqs)
+            assert await lease.release()
+            assert await one_after_the_other(tasks) == list(range(20))
+
+
+async def test_more_newcomers_than_one_call_takes(redis_server: RedisServer, prefix: str) -> None:
+    """They ask in as many calls as it takes, in order."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        await (await take(client.lock("lock"))).release()
+        before = calls(redis_server)
+        tasks = await newcomers(client, 100)
+        status = await client.lock("lock").status()
+        assert calls(redis_server) - before == 1 + 4 + 1
+        seqs = [party.seq for party in (*status.holders, *status.waiters)]
+        assert seqs == list(range(seqs[0], seqs[0] + 100))
+        assert await one_after_the_other(tasks) == list(range(100))
+
+
+async def test_newcomers_of_two_locks_ask_for_their_own(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    """Only questions that are alike but for the waiter are put together."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        locks = [client.lock("one"), client.lock("two"), client.lock("one", ttl=20)]
+        tasks = [asyncio.create_task(take(locks[n % 3])) for n in range(9)]
+        await asyncio.sleep(0)
+        for lock, waiters in zip(locks[:2], (5, 2), strict=True):
+            assert len((await lock.status()).waiters) == waiters
+        await one_after_the_other(tasks)
+
+
+async def test_one_of_those_that_ask_together_gives_up(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    """Before its question is written, and after: it is released behind that, and leaves nothing."""
+    async with (
+        aiolock.connect(redis_server.url, prefix=prefix) as other,
+        aiolock.connect(redis_server.url, prefix=prefix) as client,
+    ):
+        lease = await take(other.lock("lock"))
+        for turns in range(3):
+            tasks = await newcomers(client, 6)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            gone = tasks.pop(3)
+            gone.cancel()
+            await asyncio.wait([gone])
+            status = await client.lock("lock").status()
+            seqs = [party.seq for party in status.waiters]
+            assert len(seqs) == 5
+            assert seqs[3] == seqs[2] + 2
+            assert await lease.release()
+            assert await one_after_the_other(tasks) == list(range(5))
+            lease = await take(other.lock("lock"))
+        assert await lease.release()
+
+
+async def test_asked_together_and_released_in_the_same_turn(store: RedisStore) -> None:
+    """The release is carried out behind the question, though that waits for others."""
+    for number in range(4):
+        _ = store.acquire("lock", waiter(number), FORM, 30000, ticket=0, wait=True, max_waiters=0)
+    was = store.release("lock", waiter(3), FORM, 0)
+    status = await store.status("lock")
+    assert await was == WAS_QUEUED
+    assert [party.seq for party in (*status.holders, *status.waiters)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_those_that_ask_together_when_the_connection_breaks(
+    proxy: Proxy, prefix: str, carried_out: bool
+) -> None:
+    """Whether the call was carried out or not, each asks again by itself and has one place."""
+    async with aiolock.connect(proxy.url, prefix=prefix) as client:
+        lease = await take(client.lock("lock"))
+        link = command_link(proxy)
+        if carried_out:
+            proxy.swallow_replies(1, link)
+        else:
+            link.deaf()
+        tasks = await newcomers(client, 6)
+        if not carried_out:
+            await asyncio.sleep(0.05)
+            link.cut()
+        status = await client.lock("lock").status()
+        seqs = [party.seq for party in status.waiters]
+        assert len(seqs) == 6
+        assert seqs == sorted(seqs)
+        assert await lease.release()
+        assert await one_after_the_other(tasks) == list(range(6))
+
+
+async def test_those_that_ask_together_and_the_server_forgot_the_script(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    """Each asks by itself then, and the next that ask together bring the script along."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        for _ in range(3):
+            await one_after_the_other(await newcomers(client, 8))
+            await client.lock("lock").status()
+            before = calls(redis_server)
+            tasks = await newcomers(client, 8)
+            await client.lock("lock").status()
+            assert calls(redis_server) - before == 3
+            await one_after_the_other(tasks)
+            redis_server.call("SCRIPT", "FLUSH")
+
+
+async def test_those_that_ask_together_and_are_late(redis_server: RedisServer, prefix: str) -> None:
+    """By a clock that jumped: each asks once more, by the clock as it is, in order."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        store: Any = client._engine.store
+        await one_after_the_other(await newcomers(client, 8))
+        store._pipe.copies._ahead, store._pipe.copies.stamp_until = (1, 0), 0.0
+        assert await one_after_the_other(await newcomers(client, 8)) == list(range(8))
+
+
+async def test_those_that_ask_together_are_refused(own_server: RedisServer, prefix: str) -> None:
+    """Each is told, and that nothing was done."""
+    async with aiolock.connect(own_server.url, prefix=prefix) as client:
+        await one_after_the_other(await newcomers(client, 8))
+        own_server.call("CONFIG", "SET", "maxmemory", "1")
+        for task in await newcomers(client, 8):
+            with pytest.raises(aiolock.StoreError, match="maxmemory") as caught:
+                await task
+            assert caught.value.refused
+        own_server.call("CONFIG", "SET", "maxmemory", "0")
+        assert await one_after_the_other(await newcomers(client, 8)) == list(range(8))
+
+
+async def test_those_that_ask_together_get_no_answer_of_aiolocks(
+    redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told; and gives up, so that nothing is left of what was carried out."""
+
+    def not_understood(*_: object) -> list[Any]:
+        raise ValueError("something else")
+
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        await one_after_the_other(await newcomers(client, 8))
+        monkeypatch.setattr("aiolock.stores.redis._pipe.several", not_understood)
+        first, *others = await newcomers(client, 8)
+        assert await (await first).release()
+        for task in others:
+            with pytest.raises(aiolock.StoreError, match="not an answer of aiolock's"):
+                await task
+        assert not (await client.lock("lock").status()).waiters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from aiolock.store import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
+    Answer,
+    Before,
     Busy,
     Done,
     Full,
@@ -26,6 +28,7 @@ from aiolock.store import (
     Late,
     Queued,
     Status,
+    Waiter,
 )
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import from_url
@@ -252,6 +255,107 @@ def test_what_is_kept_beside_the_grants_goes_with_them(lua: Scripts) -> None:
     lua.release(*lua.holders()[0])
     assert set(lua.redis.zrange(lua.keys[0], 0, -1)) == {"used", "limit"}
     assert 0 < lua.redis.pttl(lua.keys[0]) <= 120_000
+
+
+# --- Newcomers that ask together
+
+
+def asked(lua: Scripts, seqs: Sequence[int]) -> list[Answer]:
+    """What they are told who ask in one call."""
+    return lua.acquire_several([f"x9000:ada:{seq}" for seq in seqs], 60_000)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_several_stand_in_the_order_in_which_they_asked(lua: Scripts, taken: bool) -> None:
+    """Each directly behind the one before it, and is told so."""
+    lua.listen("ada")
+    if taken:
+        lua.acquire("x9000:bob:1", 60_000, 0, 0)
+    seqs = range(8, 13)  # as texts the tenth would come before the ninth
+    first, *others = asked(lua, seqs)
+    assert isinstance(first, Queued if taken else Granted)
+    before = Before(Waiter("ada", 8), 0 if isinstance(first, Queued) else first.fence)
+    last = first.ticket if isinstance(first, Queued) else 0
+    for seq, answer in zip(seqs[1:], others, strict=True):
+        assert isinstance(answer, Queued)
+        assert answer.before == before
+        assert answer.place == (1 if before.fence else 2)
+        assert answer.ticket > last
+        assert 50_000 < answer.until <= 60_000
+        assert abs(answer.now - time.time() * 1e6) < MINUTE
+        before, last = Before(Waiter("ada", seq), 0), answer.ticket
+    queue = [f"x9000:ada:{seq}" for seq in seqs]
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == (queue if taken else queue[1:])
+    assert 0 < lua.redis.pttl(lua.keys[1]) <= 300_000
+
+
+def test_several_of_which_one_was_given_up(lua: Scripts) -> None:
+    """A copy that comes late does not queue it, and does the others no harm."""
+    lua.acquire("x9000:bob:1", 60_000, 0, 0)
+    lua.release("x9000:ada:2", 0, bury=in_a_minute())
+    first, given_up, third = asked(lua, (1, 2, 3))
+    assert given_up == Busy(0)
+    assert isinstance(first, Queued)
+    assert isinstance(third, Queued)
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == ["x9000:ada:1", "x9000:ada:3"]
+
+
+def test_several_of_which_one_holds(lua: Scripts) -> None:
+    """A copy that comes late finds its grant, and does not queue it."""
+    granted = lua.acquire("x9000:ada:2", 60_000, 0, 0)
+    first, again, third = asked(lua, (1, 2, 3))
+    assert isinstance(granted, Granted)
+    assert isinstance(again, Granted)
+    assert again.fence == granted.fence
+    assert isinstance(first, Queued)
+    assert isinstance(third, Queued)
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == ["x9000:ada:1", "x9000:ada:3"]
+
+
+def test_several_of_which_one_waits(lua: Scripts) -> None:
+    """A copy that comes late finds it where it stands."""
+    lua.acquire("x9000:bob:1", 60_000, 0, 0)
+    waiting = lua.acquire("x9000:ada:2", 60_000, 0, 0)
+    _, again, _ = asked(lua, (1, 2, 3))
+    assert isinstance(waiting, Queued)
+    assert isinstance(again, Queued)
+    assert again.ticket == waiting.ticket
+    queue = [f"x9000:ada:{seq}" for seq in (2, 1, 3)]
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == queue
+
+
+def test_several_of_which_the_first_waits(lua: Scripts) -> None:
+    """A copy that comes late does not let the others overtake who has come meanwhile."""
+    lua.acquire("x9000:bob:1", 60_000, 0, 0)
+    lua.acquire("x9000:ada:1", 60_000, 0, 0)
+    lua.acquire("x9000:bob:2", 60_000, 0, 0)
+    asked(lua, (1, 2, 3))
+    queue = ["x9000:ada:1", "x9000:bob:2", "x9000:ada:2", "x9000:ada:3"]
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == queue
+
+
+def test_several_before_one_of_a_lower_priority(lua: Scripts) -> None:
+    """They stand before it, in order, and its client is told."""
+    lua.listen("bob")
+    lua.acquire("x9000:cyd:1", 60_000, 0, 0)
+    lua.acquire("x9000!5:bob:1", 60_000, 0, 0)
+    asked(lua, (1, 2, 3))
+    queue = [*(f"x9000:ada:{seq}" for seq in (1, 2, 3)), "x9000!5:bob:1"]
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == queue
+    assert ("void", "x9000!5:bob:1", 0) in lua.log
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_several_beside_readers(lua: Scripts, closed: bool) -> None:
+    """Where others share the lock, or may soon, they wait as each would by itself."""
+    lua.acquire("s9000~30000:bob:1", 60_000, 0, 0)
+    if closed:
+        lua.release(*lua.holders()[0])
+    answers = asked(lua, (1, 2, 3))
+    assert [type(answer) for answer in answers] == [Queued] * 3
+    assert [answer.before for answer in answers if isinstance(answer, Queued)] == [None] * 3
+    queue = [f"x9000:ada:{seq}" for seq in (1, 2, 3)]
+    assert lua.redis.zrange(lua.keys[1], 0, -1) == queue
 
 
 # --- What was given up does not act

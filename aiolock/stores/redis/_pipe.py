@@ -485,7 +485,6 @@ class Pipe:
         again = [c for c in self._sent if c is not self._probe and (c.sure or not c.future.done())]
         self._probe = None
         self._sent.clear()
-        self._gathered.clear()
         younger, self._queued = self._queued, {}
         for command in sorted(again, key=lambda command: command.born):
             self._queue(command)

@@ -1,0 +1,190 @@
+"""The future of a command: its task goes on in the call that resolves it, and all else is usual."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+
+import fakeredis
+import pytest
+
+import aiolock
+from aiolock.stores.redis._reply import Reply
+from tests.servers import RedisServer
+
+
+async def by_the_loop(call: Callable[[], object]) -> None:
+    """Make a call where the event loop makes them, outside of any task."""
+    done = asyncio.Event()
+
+    def do() -> None:
+        call()
+        done.set()
+
+    asyncio.get_running_loop().call_soon(do)
+    await done.wait()
+
+
+class Waits:
+    """A task that awaits a reply, and what it did, in order, beside what others wrote there."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.log: list[object] = []
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            answer = await self.reply
+        except OSError as error:
+            answer = error
+        self.log.append(answer)
+
+    def resolve(self) -> None:
+        self.reply.resolve("answer")
+        self.log.append("resolved")
+
+
+@pytest.fixture
+async def waits() -> Waits:
+    """One that awaits already."""
+    waits = Waits(Reply(loop=asyncio.get_running_loop()))
+    await asyncio.sleep(0)
+    return waits
+
+
+async def test_its_task_goes_on_at_once(waits: Waits) -> None:
+    """And not after the call that resolves it."""
+    await by_the_loop(waits.resolve)
+    assert waits.log == ["answer", "resolved"]
+    assert waits.reply.result() == "answer"
+    await waits.task
+
+
+async def test_set_as_any_future(waits: Waits) -> None:
+    """A result that is set wakes its task in another turn."""
+    await by_the_loop(lambda: (waits.reply.set_result("answer"), waits.log.append("set")))
+    assert waits.log == ["set", "answer"]
+
+
+async def test_an_error_is_raised_in_its_task(waits: Waits) -> None:
+    """As by any future."""
+    error = OSError("no answer")
+    waits.reply.set_exception(error)
+    await waits.task
+    assert waits.log == [error]
+
+
+async def test_its_task_is_cancelled(waits: Waits) -> None:
+    """It ends, the future with it, and nobody is called when the answer would have come."""
+    waits.task.cancel()
+    await asyncio.wait([waits.task])
+    assert waits.task.cancelled()
+    assert waits.reply.cancelled()
+    assert waits.log == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_others_who_wait_for_it_keep_their_order(first: bool) -> None:
+    """With a callback beside the task, both are called later, in the order in which they came."""
+    reply = Reply(loop=asyncio.get_running_loop())
+    if not first:
+        waits = Waits(reply)
+        await asyncio.sleep(0)
+    log: list[object] = []
+    reply.add_done_callback(lambda _: log.append("callback"))
+    if first:
+        waits = Waits(reply)
+    waits.log = log
+    await asyncio.sleep(0)
+    await by_the_loop(waits.resolve)
+    await waits.task
+    assert log == ["resolved", *(["callback", "answer"] if first else ["answer", "callback"])]
+
+
+async def test_two_tasks_await_it(waits: Waits) -> None:
+    """Both go on."""
+    other = Waits(waits.reply)
+    await asyncio.sleep(0)
+    await by_the_loop(waits.resolve)
+    await asyncio.gather(waits.task, other.task)
+    assert other.log == ["answer"]
+
+
+async def test_awaited_when_it_is_done() -> None:
+    """A task that comes late need not wait."""
+    reply = Reply(loop=asyncio.get_running_loop())
+    await by_the_loop(lambda: reply.resolve("answer"))
+    waits = Waits(reply)
+    await waits.task
+    assert waits.log == ["answer"]
+
+
+async def test_waited_for_by_other_means(waits: Waits) -> None:
+    """`asyncio.wait`, `wait_for` and `shield` do with it what they do with any."""
+    for wait in (
+        lambda reply: asyncio.wait([reply]),
+        lambda reply: asyncio.wait_for(reply, 5),
+        asyncio.shield,
+    ):
+        reply = Reply(loop=asyncio.get_running_loop())
+        asyncio.get_running_loop().call_soon(reply.resolve, "answer")
+        await wait(reply)
+        assert reply.result() == "answer"
+    waits.reply.set_result("answer")
+    await waits.task
+
+
+async def test_a_callback_is_taken_back(waits: Waits) -> None:
+    """As of any future; the task's own stays."""
+
+    def callback(_: Reply) -> None:
+        raise AssertionError("it was taken back")
+
+    waits.reply.add_done_callback(callback)
+    assert waits.reply.remove_done_callback(callback) == 1
+    await by_the_loop(waits.resolve)
+    await waits.task
+    assert waits.log == ["resolved", "answer"]
+
+
+async def test_its_task_keeps_its_context() -> None:
+    """What the task had set is there when it goes on, and what it sets stays its own."""
+    variable = contextvars.ContextVar[str]("variable", default="nothing")
+    reply = Reply(loop=asyncio.get_running_loop())
+
+    async def run() -> str:
+        variable.set("its own")
+        await reply
+        return variable.get()
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    seen: list[str] = []
+    await by_the_loop(lambda: (reply.resolve("answer"), seen.append(variable.get())))
+    assert await task == "its own"
+    assert seen == ["nothing"]
+
+
+@pytest.mark.parametrize("where", ["redis", "fakeredis"])
+async def test_a_lone_acquisition(
+    redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It goes on at once; but not where answers are read by a task, which cannot step another."""
+    resolved: list[object] = []
+
+    def resolve(reply: Reply, answer: object) -> None:
+        resolved.append(answer)
+        reply.set_result(answer)
+
+    monkeypatch.setattr(Reply, "resolve", resolve)
+    fake = fakeredis.FakeAsyncRedis()
+    async with aiolock.connect(
+        redis_server.url if where == "redis" else fake, prefix=prefix
+    ) as client:
+        resolved.clear()
+        async with client.lock("lock"):
+            pass
+        assert len(resolved) == (2 if where == "redis" else 0)
+    await fake.aclose()
