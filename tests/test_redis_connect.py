@@ -536,24 +536,30 @@ async def test_two_connections(own_server: RedisServer, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiters", "place"),
+    ("waiters", "place", "every"),
     [
-        pytest.param(1, 1, id="one_that_is_next"),
-        pytest.param(1, 2, id="one_behind_another_client"),
-        pytest.param(50, 1, id="fifty"),
+        pytest.param(1, 1, 1.0, id="one_that_is_next"),
+        pytest.param(1, 2, 0.15, id="one_behind_another_client"),
+        pytest.param(50, 1, 1.0, id="fifty"),
     ],
 )
 async def test_idle_waiters_send_next_to_nothing(
-    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, waiters: int, place: int
+    server: RedisServer,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    waiters: int,
+    place: int,
+    every: float,
 ) -> None:
-    """An idle waiter asks at most once in 10 s, and so does its client's heartbeat.
+    """The next asks when a lease of 30 s would end, which it does not; one further back every 3 s.
 
-    All times are a twentieth of the real ones, so it is once in half a second here.
+    And there is a heartbeat after 20 s. All times are a twentieth of the real ones.
     """
-    monkeypatch.setattr("aiolock._engine.acquirer.CLAIM", 500)
-    monkeypatch.setattr("aiolock._engine.backstop.CLAIM", 500)
+    monkeypatch.setattr("aiolock._engine.acquirer.CLAIM", 150)
+    monkeypatch.setattr("aiolock._engine.backstop.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.KEEP_ALIVE", 3.0)
-    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 1.0)
     peek = Peek(server, prefix)
     async with (
         Proxy(server.port) as proxy,
@@ -570,11 +576,11 @@ async def test_idle_waiters_send_next_to_nothing(
         await asyncio.sleep(1.4)
         proxy.recording = False
         sent = b"".join(proxy.requests)
-        most = 1 + int((time.monotonic() - start) / 0.5)
+        lasted = time.monotonic() - start
         asked = sent.count(_scripts.ACQUIRE.digest.encode())
         beaten = sent.count(_scripts.PRESENCE.digest.encode())
-        assert asked <= most
-        assert 1 <= beaten <= most
+        assert asked <= 1 + lasted / every
+        assert 1 <= beaten <= 1 + lasted
         assert sent.count(b"EVAL") == asked + beaten
         for waiter in (*ahead, *waiting):
             await lease.release()

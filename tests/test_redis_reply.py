@@ -64,7 +64,12 @@ async def test_its_task_goes_on_at_once(waits: Waits) -> None:
 
 async def test_set_as_any_future(waits: Waits) -> None:
     """A result that is set wakes its task in another turn."""
-    await by_the_loop(lambda: (waits.reply.set_result("answer"), waits.log.append("set")))
+
+    def set_it() -> None:
+        waits.reply.set_result("answer")
+        waits.log.append("set")
+
+    await by_the_loop(set_it)
     assert waits.log == ["set", "answer"]
 
 
@@ -89,15 +94,14 @@ async def test_its_task_is_cancelled(waits: Waits) -> None:
 async def test_others_who_wait_for_it_keep_their_order(first: bool) -> None:
     """With a callback beside the task, both are called later, in the order in which they came."""
     reply = Reply(loop=asyncio.get_running_loop())
-    if not first:
-        waits = Waits(reply)
-        await asyncio.sleep(0)
     log: list[object] = []
-    reply.add_done_callback(lambda _: log.append("callback"))
     if first:
-        waits = Waits(reply)
+        reply.add_done_callback(lambda _: log.append("callback"))
+    waits = Waits(reply)
     waits.log = log
     await asyncio.sleep(0)
+    if not first:
+        reply.add_done_callback(lambda _: log.append("callback"))
     await by_the_loop(waits.resolve)
     await waits.task
     assert log == ["resolved", *(["callback", "answer"] if first else ["answer", "callback"])]
@@ -162,7 +166,12 @@ async def test_its_task_keeps_its_context() -> None:
     task = asyncio.create_task(run())
     await asyncio.sleep(0)
     seen: list[str] = []
-    await by_the_loop(lambda: (reply.resolve("answer"), seen.append(variable.get())))
+
+    def resolve() -> None:
+        reply.resolve("answer")
+        seen.append(variable.get())
+
+    await by_the_loop(resolve)
     assert await task == "its own"
     assert seen == ["nothing"]
 

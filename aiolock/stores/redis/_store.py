@@ -37,7 +37,7 @@ from aiolock.stores.redis._subscription import Subscription
 
 log = logging.getLogger("aiolock")
 
-HEARTBEAT: Final = 10.0
+HEARTBEAT: Final = 20.0
 """Seconds of silence on either connection, after which both are tried."""
 HEARTBEAT_TIMEOUT: Final = 4.0
 """Seconds for the heartbeat's push to arrive."""
