@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.catalogue import FLOOR, SET_AND_DEL, Contestant
+from benchmarks.catalogue import FLOOR, Contestant
 from benchmarks.crew import PeerFailed, Worker, workers
 from benchmarks.redis_server import RedisServer
 from benchmarks.rounds import in_turn
@@ -91,7 +91,7 @@ class Team:
             return scenario.floor
         if scenario.needs:
             return scenario.needs in self.contestant.has
-        return not scenario.waits or self.contestant is not SET_AND_DEL
+        return self.contestant.waits or not scenario.waits
 
 
 @contextlib.asynccontextmanager
@@ -120,7 +120,7 @@ async def contest(
     rounds: int,
     tell: bool = False,
 ) -> None:
-    """All scenarios, all rounds, all teams in turn."""
+    """All scenarios, all rounds, all teams in turn; who is slow takes part in the first round."""
     for scenario in scenarios:
         able = [
             team
@@ -128,6 +128,8 @@ async def contest(
             if team.takes_part(scenario) and "start" not in team.record.failures
         ]
         for number, team in in_turn(able, rounds):
+            if number and team.contestant.slow:
+                continue
             if tell:
                 print(f"{scenario.name} {number + 1}: {team.contestant.title}", flush=True)
             await team.play(server, scenario)

@@ -45,6 +45,7 @@ class Worker:
         self._started = await asyncio.create_subprocess_exec(
             *(str(self._python), "-m", "benchmarks.worker"),
             *(self.contestant.module, json.dumps(self.contestant.settings)),
+            self.contestant.loop,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log,
