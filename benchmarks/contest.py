@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +97,7 @@ class Team:
 @contextlib.asynccontextmanager
 async def teams(
     pythons: Mapping[Contestant, Path], size: Size
-) -> AsyncIterator[dict[Contestant, Team]]:
+) -> AsyncGenerator[dict[Contestant, Team]]:
     """A started team for each contestant; one that does not start has that in its record."""
     started = {each: Team(each, python, size) for each, python in pythons.items()}
     try:
@@ -136,7 +136,7 @@ async def contest(
 
 
 @contextlib.contextmanager
-def cores_apart(server: RedisServer, entered: Mapping[Contestant, Team]) -> Iterator[None]:
+def cores_apart(server: RedisServer, entered: Mapping[Contestant, Team]) -> Generator[None]:
     """The last core is the server's; the others are ours, the teams', and of all we start from now.
 
     As it is where servers have machines of their own; and on one machine a round trip takes 20 µs

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -70,7 +70,7 @@ class Measured:
 @contextlib.asynccontextmanager
 async def on_their_cores(
     server: RedisServer, pythons: Mapping[Contestant, Path], size: Size
-) -> AsyncIterator[dict[Contestant, Team]]:
+) -> AsyncGenerator[dict[Contestant, Team]]:
     """Teams, with the server on a core of its own."""
     async with teams(pythons, size) as entered:
         with cores_apart(server, entered):
