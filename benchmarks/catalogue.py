@@ -107,6 +107,7 @@ PEERS = (
         "python_redis_lock",
         ("python-redis-lock==4.0.1", _driver(), "hiredis"),
         remark="`BLPOP`; blocks, so it runs in threads",
+        slow=True,
     ),
     Contestant(
         "pottery 3.0.1",

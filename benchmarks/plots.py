@@ -154,12 +154,12 @@ def lead(figures: Figures, folder: Path) -> None:
         for title, record in everybody.items()
         if title not in {OURS, REDIS_PY} and figure(record, "crowd200.overtaken") < 0.05
     ]
-    fastest = max(fair, key=lambda title: figure(everybody[title], "crowd200.handoffs"))
+    rates = {title: figure(record, "crowd200.handoffs") for title, record in everybody.items()}
+    fastest = max(fair, key=rates.__getitem__, default=REDIS_PY)
     drawn, ax = plt.subplots(figsize=(WIDTH, 3.6))
-    titles = [title for title in (OURS, fastest, REDIS_PY) if title in everybody]
+    titles = [title for title in dict.fromkeys((OURS, fastest, REDIS_PY)) if title in everybody]
     for place, title in enumerate(titles):
-        record = everybody[title]
-        rate = figure(record, "crowd200.handoffs")
+        rate = rates[title]
         colour = ACCENT if title == OURS else GREY
         ax.barh(-place, rate, height=0.42, color=colour)
         ax.annotate(
@@ -173,7 +173,7 @@ def lead(figures: Figures, folder: Path) -> None:
             fontweight="bold",
         )
         ax.annotate(
-            f"{plain(title)}: {in_words(record)}",
+            f"{plain(title)}: {in_words(everybody[title])}",
             (0, -place + 0.25),
             xytext=(0, 2),
             textcoords="offset points",

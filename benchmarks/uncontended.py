@@ -2,8 +2,9 @@
 
     python benchmarks/uncontended.py [--quick]
 
-One task on one name, and 200 tasks on 200 names, beside redis-py's `Lock`, redis-py's bare
-`SET NX PX` and `DEL`, and a PING by a client written in C.
+One task on one name, and 200 tasks on 200 names, with and without waiting for the answer to the
+release; beside redis-py's `Lock`, redis-py's bare `SET NX PX` and `DEL`, and a PING by a client
+written in C.
 """
 
 from __future__ import annotations
