@@ -81,6 +81,7 @@ TINY = Size(
     patience=20,
 )
 HERE = Path(sys.executable)
+NOTHING = run.Measured({}, {})
 
 
 def in_order(*asked: int, who: str = "") -> list[Entry]:
@@ -533,7 +534,8 @@ def sample_records() -> dict[Contestant, Record]:
     records: dict[Contestant, Record] = {FLOOR: Record({"chain.hop.us": [1.0]})}
     for place, contestant in enumerate(COMPARED):
         names = ["alone.us", "names.rate", "chain.us"]
-        names += [f"crowd{tasks}.rate" for tasks in bars.CROWDS] + ["processes.rate"]
+        names += ["processes.rate"]
+        names += [f"crowd{n}.{what}" for n in bars.CROWDS for what in ("rate", "handoffs")]
         figures = {name: [1.23456 + place] for name in names}
         records[contestant] = Record(figures | {"crowd200.server.us": [1.0]})
     for name in ("crowd200.connections", "crowd200.inverted"):
@@ -543,17 +545,21 @@ def sample_records() -> dict[Contestant, Record]:
     return records
 
 
+def sample_ours() -> Ours:
+    """Figures for all that is measured of aiolock alone."""
+    cost = Cost(1, 1, 1)
+    moves = {move: [cost] for move in ("enqueue", "cancel", "grant")}
+    lines = [Waiting(length, 1, 1, 0, moves) for length in (100, 10_000)]
+    return Ours(0.05, {2: 2, 4: 1.5, 50: 1.1}, Holding(1, 1, 0, 0.01, 0.01, 4), 10_000, 30, lines)
+
+
 def test_results(tmp_path: Path) -> None:
     """The results are a table of all bars, the tables behind it, and the same as JSON."""
     fast = REDSYNC
     records = sample_records()
     records[fast].figures["semaphore.rate"] = [8.0]
     records[fast].failures["quiet"] = "hangs"
-    cost = Cost(1, 1, 1)
-    moves = {move: [cost] for move in ("enqueue", "cancel", "grant")}
-    lines = [Waiting(length, 1, 1, 0, moves) for length in (100, 10_000)]
-    alone = Ours(0.05, {2: 2, 4: 1.5, 50: 1.1}, Holding(1, 1, 0, 0.01, 0.01, 4), 10_000, 30, lines)
-    as_it_is = run.Measured(records, {"asyncio": alone})
+    as_it_is = run.Measured(records, {"asyncio": sample_ours()})
     awake = run.Measured({AIOLOCK: records[AIOLOCK], SET_AND_DEL: records[SET_AND_DEL]}, {})
     run.write(tmp_path, {"Python": "3"}, as_it_is, awake, {PEERS[3]: "does not install"})
     of_bars = (tmp_path / "bars.md").read_text(encoding="utf-8")
@@ -575,3 +581,18 @@ def test_results(tmp_path: Path) -> None:
     assert [[cell.strip() for cell in line] for line in lost] == [
         [PEERS[3].title, "install", "does not install"]
     ]
+
+
+def test_plots(tmp_path: Path) -> None:
+    """The plots are drawn from the results, for light pages and dark ones: without a background."""
+    if not environments.is_there("plots", environments.PLOTS):
+        pytest.skip("no matplotlib; `make bench` installs it")
+    records = sample_records()
+    records[AIOLOCK].samples["chain"] = [1.0, 2.0]
+    run.write(tmp_path, {}, run.Measured(records, {"asyncio": sample_ours()}), NOTHING, {})
+    run.draw(tmp_path)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
+    names = ("contention", "handoff", "lead", "queue")
+    assert sorted(drawn) == [f"{name}.svg" for name in names]
+    assert all((tmp_path / f"{name}.png").exists() for name in names)
+    assert all("#ffffff" not in svg for svg in drawn.values())
