@@ -1,230 +1,265 @@
-"""The promises of the design, and what became of them."""
+"""The promises of the design, and what became of them: on each loop, with cores that may sleep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from benchmarks.catalogue import AIOLOCK, FLOOR, PEERS, REDIS_PY, SET_AND_DEL, Contestant
+from benchmarks.catalogue import (
+    AIOLOCK,
+    FLOOR,
+    PEERS,
+    REDIS_PY,
+    SET_AND_DEL,
+    UNCONFIRMED,
+    Contestant,
+    on_uvloop,
+)
 from benchmarks.contest import Record
-from benchmarks.measures import Holding, Waiting
+from benchmarks.ours import Ours
 from benchmarks.rounds import ratios, spread
-from benchmarks.table import Bar, amount, number
+from benchmarks.table import Bar, Measured, amount, number
+
+CROWDS = (5, 20, 200)
+"""The crowds of which something is promised."""
 
 
 @dataclass(frozen=True)
-class Ours:
-    """What is measured of aiolock alone."""
+class Column:
+    """One measurement of all promises: on one loop, with cores that sleep or do not."""
 
-    lone_waiter: float
-    """Commands a second of a process whose only waiter waits."""
-    holding: Holding
-    leases: int
-    watched: float
-    """Seconds for which they were held and watched."""
-    lines: list[Waiting] = field(default_factory=list[Waiting])
-    """Queues of different lengths."""
+    title: str
+    records: Mapping[Contestant, Record]
+    ours: Ours | None = None
+    loop: str = "asyncio"
 
+    def on_loop(self, contestant: Contestant) -> Contestant:
+        """The contestant, on the loop of this column; there is one floor for all."""
+        if contestant is FLOOR or contestant.loop == self.loop:
+            return contestant
+        return on_uvloop(contestant)
 
-def promises(records: Mapping[Contestant, Record], ours: Ours | None = None) -> list[Bar]:
-    """A bar for each promise of which something was measured."""
-    bars = [*_free(records), *_wanted(records), *_shared(records)]
-    if ours is not None:
-        bars += _idle(ours)
-    return bars
+    def figures(self, contestant: Contestant, name: str) -> Sequence[float]:
+        """What the rounds gave, on the loop of this column; none where it was not measured."""
+        record = self.records.get(self.on_loop(contestant))
+        return record.figures.get(name, []) if record else []
 
-
-def _figures(
-    records: Mapping[Contestant, Record], contestant: Contestant, name: str
-) -> Sequence[float]:
-    record = records.get(contestant)
-    return record.figures.get(name, []) if record else []
-
-
-def _free(records: Mapping[Contestant, Record]) -> Iterator[Bar]:
-    alone = _figures(records, AIOLOCK, "alone.us")
-    bare = _figures(records, SET_AND_DEL, "alone.us")
-    floor = _figures(records, FLOOR, "alone.floor.us")
-    what = "uncontended acquire + release, one task"
-    if alone and bare:
-        yield Bar(
-            what,
-            ratios(alone, bare),
-            "× bare `SET NX PX` + `DEL`",
-            0.9,
-            at_least=False,
-            beside=f"{_median(alone)} against {_median(bare)} µs",
-        )
-    if alone and floor:
-        yield Bar(
-            what,
-            ratios(alone, [2 * one for one in floor]),
-            "× two round trips in C",
-            2,
-            at_least=False,
-            beside=f"one in C takes {_median(floor)} µs",
-        )
-    names = _figures(records, AIOLOCK, "names.rate")
-    theirs = _figures(records, REDIS_PY, "names.rate")
-    if names and theirs:
-        yield Bar(
-            "200 tasks on 200 names, one process",
-            ratios(names, theirs),
-            "× redis-py `Lock`",
-            8,
-            at_least=True,
-            beside=f"{_median(names)} against {_median(theirs)} a second",
-        )
+    def fastest(self, name: str) -> Contestant | None:
+        """The peer with the highest figure of this name; redis-py's lock has bars of its own."""
+        rates = {
+            peer: spread(figures).median
+            for peer in PEERS
+            if peer.module != REDIS_PY.module and (figures := self.figures(peer, name))
+        }
+        return max(rates, key=rates.__getitem__, default=None)
 
 
-def _wanted(records: Mapping[Contestant, Record]) -> Iterator[Bar]:
-    rate = _figures(records, AIOLOCK, "crowd200.rate")
-    theirs = _figures(records, REDIS_PY, "crowd200.rate")
-    what = "hand-offs per second, 200 tasks on one name"
-    if rate and theirs:
-        yield Bar(
-            what,
-            ratios(rate, theirs),
-            "× redis-py `Lock`",
-            50,
-            at_least=True,
-            beside=f"{_median(rate)} against {_median(theirs)}",
-        )
-    fastest = _fastest(records)
-    if rate and fastest:
-        theirs = _figures(records, fastest, "crowd200.rate")
-        yield Bar(
-            what,
-            ratios(rate, theirs),
-            "× the fastest peer",
-            1.5,
-            at_least=True,
-            beside=f"{fastest.title}: {_median(theirs)}",
-        )
-    chain = _figures(records, AIOLOCK, "chain.us")
-    floor = _figures(records, FLOOR, "chain.floor.us")
-    if chain and floor:
-        hop = _figures(records, FLOOR, "chain.hop.us")
-        yield Bar(
-            "hand-off, release sent to next body entered, two processes",
-            ratios(chain, floor),
-            "× one round trip in C",
-            2.5,
-            at_least=False,
-            beside=f"{_median(chain)} against {_median(floor)} µs; a hop of a bare pub/sub"
-            f" ping-pong takes {_median(hop)} µs",
-        )
-    ours = records[AIOLOCK].figures if AIOLOCK in records else {}
-    crowds = [name for name in ours if name.startswith("crowd") and name.endswith(".inverted")]
-    if crowds:
-        yield Bar(
-            "order",
-            spread([sum(sum(ours[name]) for name in crowds)]),
-            "inversions against the order of arrival",
-            0,
-            at_least=False,
-            beside=f"in {len(ours[crowds[0]])} rounds of {len(crowds)} crowds",
-        )
-    if "commands.wanted" in ours:
-        yield Bar(
-            "commands per contended acquire + release",
-            spread(ours["commands.wanted"]),
-            "",
-            2,
-            at_least=False,
-        )
-    if "crowd200.connections" in ours:
-        yield Bar(
-            "connections per process",
-            spread([max(ours["crowd200.connections"])]),
-            "",
-            2,
-            at_least=False,
-        )
+@dataclass(frozen=True)
+class Promise:
+    """A row of the design's table of figures."""
+
+    what: str
+    unit: str
+    limit: float
+    at_least: bool
+    measure: Callable[[Column], Measured | None]
+    """What it was in one column; None if it was not measured there."""
 
 
-def _shared(records: Mapping[Contestant, Record]) -> Iterator[Bar]:
-    inside = _figures(records, AIOLOCK, "semaphore.inside")
-    if not inside:
-        return
-    ours = records[AIOLOCK].figures
-    permits = ours["semaphore.permits"][0]
-    what = f"a semaphore of {permits:.0f}, 50 tasks"
-    yield Bar(
-        f"{what}: most inside at once",
-        spread([max(inside)]),
-        "",
-        permits,
-        at_least=False,
-        beside="as many as there are permits, or they were not all used",
+def through(
+    column: Column, name: str, ours: Contestant, theirs: Contestant, their_name: str = ""
+) -> Measured | None:
+    """A figure of ours through one of theirs, round by round."""
+    one = column.figures(ours, name)
+    other = column.figures(theirs, their_name or name)
+    if not one or not other:
+        return None
+    return Measured(ratios(one, other), f"{_median(one)} : {_median(other)}")
+
+
+def through_fastest(column: Column, name: str, crowd: str) -> Measured | None:
+    """A figure of aiolock through that of the peer which is the fastest in this crowd."""
+    fastest = column.fastest(f"{crowd}.rate")
+    measured = fastest and through(column, f"{crowd}.{name}", AIOLOCK, fastest)
+    if not fastest or not measured:
+        return None
+    return Measured(measured.spread, f"{measured.beside} {fastest.title}")
+
+
+def order(column: Column) -> Measured | None:
+    """Pairs of all crowds of one process that went in another order than they came."""
+    record = column.records.get(column.on_loop(AIOLOCK))
+    inverted = [
+        figures
+        for name, figures in (record.figures if record else {}).items()
+        if name.startswith(("crowd", "yielding")) and name.endswith(".inverted")
+    ]
+    if not inverted:
+        return None
+    beside = f"{len(inverted)} crowds in {len(inverted[0])} rounds"
+    return Measured(spread([sum(map(sum, inverted))]), beside)
+
+
+def highest(column: Column, name: str) -> Measured | None:
+    """The highest figure of aiolock's rounds."""
+    figures = column.figures(AIOLOCK, name)
+    return Measured(spread([max(figures)])) if figures else None
+
+
+def commands(column: Column, tasks: int) -> Measured | None:
+    """What so many tasks of one process send."""
+    sent = column.ours and column.ours.commands.get(tasks)
+    return Measured(spread([sent])) if sent else None
+
+
+def lone_waiter(column: Column) -> Measured | None:
+    """What a process sends whose only waiter waits."""
+    if column.ours is None:
+        return None
+    return Measured(spread([column.ours.lone_waiter]), f"for {number(column.ours.watched)} s")
+
+
+def holding(column: Column) -> Measured | None:
+    """What a process needs that holds many leases."""
+    if column.ours is None:
+        return None
+    held = column.ours.holding
+    return Measured(
+        spread([100 * held.busy]),
+        f"{held.tasks} tasks, {number(held.commands * 10)} commands in 10 s",
     )
-    yield Bar(
-        f"{what}: order",
-        spread([sum(ours["semaphore.inverted"])]),
-        "inversions against the order of arrival",
-        0,
-        at_least=False,
-        beside=f"in {len(inside)} rounds",
+
+
+def move(column: Column, what: str) -> Measured | None:
+    """What a move costs in the longest queue, through what it costs in the shortest."""
+    if column.ours is None or not column.ours.lines:
+        return None
+    few, many = (
+        [cost.wall for cost in line.moves[what]]
+        for line in (column.ours.lines[0], column.ours.lines[-1])
     )
-    yield Bar(
-        f"{what}: commands per acquire + release",
-        spread(ours["semaphore.commands"]),
+    return Measured(ratios(many, few), f"{amount(spread(many))} : {amount(spread(few))} µs")
+
+
+_FREE = "free lock, one task: acquire + release"
+_HANDED = "hand-offs a second, one name,"
+_SENT = "commands per acquire + release, one name,"
+_FASTEST = "× the fastest peer"
+
+
+def _hand_offs(crowd: str) -> Callable[[Column], Measured | None]:
+    return partial(through_fastest, name="rate", crowd=crowd)
+
+
+PROMISES = (
+    Promise(
+        _FREE,
+        "× bare `SET NX PX` + `DEL`",
+        0.9,
+        at_least=False,
+        measure=partial(through, name="alone.us", ours=AIOLOCK, theirs=SET_AND_DEL),
+    ),
+    Promise(
+        f"{_FREE}, `confirm=False`",
+        "× bare `SET NX PX` + `DEL`",
+        0.7,
+        at_least=False,
+        measure=partial(through, name="alone.us", ours=UNCONFIRMED, theirs=SET_AND_DEL),
+    ),
+    Promise(
+        "200 tasks on 200 names, a second (aim: 8)",
+        "× redis-py `Lock`",
+        6,
+        at_least=True,
+        measure=partial(through, name="names.rate", ours=AIOLOCK, theirs=REDIS_PY),
+    ),
+    Promise(f"{_HANDED} 200 tasks", _FASTEST, 3, at_least=True, measure=_hand_offs("crowd200")),
+    Promise(
+        f"{_HANDED} 200 tasks",
+        "× redis-py `Lock`",
+        100,
+        at_least=True,
+        measure=partial(through, name="crowd200.rate", ours=AIOLOCK, theirs=REDIS_PY),
+    ),
+    Promise(f"{_HANDED} 20 tasks", _FASTEST, 1.8, at_least=True, measure=_hand_offs("crowd20")),
+    Promise(f"{_HANDED} 5 tasks", _FASTEST, 1.2, at_least=True, measure=_hand_offs("crowd5")),
+    Promise(
+        f"{_HANDED} 4 processes × 50 tasks",
+        _FASTEST,
+        2.5,
+        at_least=True,
+        measure=_hand_offs("processes"),
+    ),
+    Promise(
+        "hand-off between two processes, leaving to entering",
+        "× a bare hop",
+        2.5,
+        at_least=False,
+        measure=partial(
+            through, name="chain.us", ours=AIOLOCK, theirs=FLOOR, their_name="chain.hop.us"
+        ),
+    ),
+    Promise("order", "inversions", 0, at_least=False, measure=order),
+    *(
+        Promise(
+            f"{_SENT} {tasks} tasks",
+            "",
+            limit,
+            at_least=False,
+            measure=partial(commands, tasks=tasks),
+        )
+        for tasks, limit in ((2, 2), (4, 1.25), (50, 1.25))
+    ),
+    Promise(
+        "server CPU per acquire + release, one name, 200 tasks",
+        _FASTEST,
+        1,
+        at_least=False,
+        measure=partial(through_fastest, name="server.us", crowd="crowd200"),
+    ),
+    Promise("commands a second of an idle waiter", "", 0.1, at_least=False, measure=lone_waiter),
+    Promise(
+        "connections of a process",
         "",
         2,
         at_least=False,
-    )
-
-
-def _fastest(records: Mapping[Contestant, Record]) -> Contestant | None:
-    rates = {
-        peer: spread(figures).median
-        for peer in PEERS
-        if peer.module != REDIS_PY.module and (figures := _figures(records, peer, "crowd200.rate"))
-    }
-    return max(rates, key=rates.__getitem__, default=None)
-
-
-def _idle(ours: Ours) -> Iterator[Bar]:
-    yield Bar(
-        "commands per waiting second of an idle waiter",
-        spread([ours.lone_waiter]),
-        "",
-        0.1,
-        at_least=False,
-        beside="the only one of its process, watched for"
-        f" {number(ours.watched)} s: many waiters share what their client sends",
-    )
-    held = ours.holding
-    yield Bar(
-        f"{number(ours.leases)} leases held by one process, ttl 30 s",
-        spread([100 * held.busy]),
+        measure=partial(highest, name="crowd200.connections"),
+    ),
+    Promise(
+        "10,000 leases of 30 s held by one process",
         "% of a core",
-        10,
+        2,
         at_least=False,
-        beside=f"{held.tasks} tasks, {number(held.commands * 10)} commands in 10 s, in which all"
-        f" are renewed; {number(100 * held.server_busy)} % of the server's core",
-    )
-    yield Bar(
-        f"{number(ours.leases)} leases held by one process, ttl 30 s",
-        spread([float(held.tasks)]),
-        "tasks",
-        1,
-        at_least=False,
-    )
-    if not ours.lines:
-        return
-    short, long = ours.lines[0], ours.lines[-1]
-    for move in short.moves:
-        few = [cost.wall for cost in short.moves[move]]
-        many = [cost.wall for cost in long.moves[move]]
-        yield Bar(
-            f"{number(long.length)} waiters on one name: {move}",
-            ratios(many, few),
-            f"× its cost at {number(short.length)}",
-            2,
+        measure=holding,
+    ),
+    *(
+        Promise(
+            f"10,000 waiters on one name: {what}",
+            "× its cost at 100",
+            1.5,
             at_least=False,
-            beside=f"{amount(spread(many))} against {amount(spread(few))} µs",
+            measure=partial(move, what=what),
         )
+        for what in ("enqueue", "cancel", "grant")
+    ),
+)
+
+
+def promises(columns: Sequence[Column]) -> list[Bar]:
+    """A bar for each promise of which something was measured."""
+    return list(_bars(columns))
+
+
+def _bars(columns: Sequence[Column]) -> Iterator[Bar]:
+    for promise in PROMISES:
+        cells = {
+            column.title: measured
+            for column in columns
+            if (measured := promise.measure(column)) is not None
+        }
+        if cells:
+            yield Bar(promise.what, promise.unit, promise.limit, promise.at_least, cells)
 
 
 def _median(values: Sequence[float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 
@@ -25,15 +25,50 @@ class Contestant:
     """What the reader of a table should know of it."""
     has: tuple[str, ...] = ()
     """What it has beside locks: settings that its adapter takes, see `benchmarks/peers`."""
+    loop: str = "asyncio"
+    """The event loop that it runs on: asyncio's own, or "uvloop"."""
+    waits: bool = True
+    """Whether it is measured where others want the lock, too."""
+    slow: bool = False
+    """Whether it is measured in the first round only: it takes long, and no bar compares it."""
+
+
+def on_uvloop(contestant: Contestant) -> Contestant:
+    """The same contestant on uvloop, which has to be in its environment."""
+    return replace(contestant, title=f"{contestant.title}, uvloop", loop="uvloop")
 
 
 AIOLOCK = Contestant("aiolock", "aiolock", remark="as it comes", has=("permits", "reads"))
+UNCONFIRMED = Contestant(
+    "aiolock, `confirm=False`",
+    "aiolock",
+    settings={"confirm": False},
+    remark="leaving the body does not wait for the answer to the release",
+    waits=False,
+)
 SET_AND_DEL = Contestant(
-    "bare `SET NX PX` + `DEL`", "set_nx", remark="redis-py, no lock at all: it cannot wait"
+    "bare `SET NX PX` + `DEL`",
+    "set_nx",
+    remark="redis-py, no lock at all: it cannot wait",
+    waits=False,
 )
 FLOOR = Contestant("floor", "set_nx")
 """Not a lock either: its processes throw messages, see `scenarios.floors`."""
 REDIS_PY = Contestant("redis-py `Lock`", "redis_py", remark="polls every 0.1 s, its default")
+REDSYNC = Contestant(
+    "redsync 2.0.0",
+    "redsync",
+    ("redsync==2.0.0", _driver(), "hiredis", "uvloop"),
+    remark="`BLPOP`; no owner, and a permit whose holder dies is gone",
+    has=("permits",),
+)
+STEINDAMM = Contestant(
+    "steindamm 0.11.1",
+    "steindamm",
+    ("steindamm==0.11.1", _driver(), "hiredis", "uvloop"),
+    remark="`BLPOP`; a permit whose holder dies is gone while others use the name",
+    has=("permits",),
+)
 
 PEERS = (
     REDIS_PY,
@@ -42,14 +77,9 @@ PEERS = (
         "redis_py",
         settings={"sleep": 0.01},
         remark="polls every 0.01 s",
+        slow=True,
     ),
-    Contestant(
-        "redsync 2.0.0",
-        "redsync",
-        ("redsync==2.0.0", _driver(), "hiredis"),
-        remark="`BLPOP`; no owner, and a permit whose holder dies is gone",
-        has=("permits",),
-    ),
+    REDSYNC,
     Contestant(
         "self-limiters 0.4.0",
         "self_limiters",
@@ -57,13 +87,7 @@ PEERS = (
         remark="`BLPOP`, in Rust; a permit whose holder dies is gone while others use the name",
         has=("permits",),
     ),
-    Contestant(
-        "steindamm 0.11.1",
-        "steindamm",
-        ("steindamm==0.11.1", _driver(), "hiredis"),
-        remark="`BLPOP`; a permit whose holder dies is gone while others use the name",
-        has=("permits",),
-    ),
+    STEINDAMM,
     Contestant(
         "py-redis-semaphore 0.2.0",
         "py_redis_semaphore",
@@ -76,32 +100,44 @@ PEERS = (
         "redis_lock_py",
         ("redis-lock-py==1.3.0", _driver(), "hiredis"),
         remark="pub/sub, a subscription for each waiter",
+        slow=True,
     ),
     Contestant(
         "python-redis-lock 4.0.1",
         "python_redis_lock",
         ("python-redis-lock==4.0.1", _driver(), "hiredis"),
         remark="`BLPOP`; blocks, so it runs in threads",
+        slow=True,
     ),
     Contestant(
         "pottery 3.0.1",
         "pottery",
         ("pottery==3.0.1", _driver(), "hiredis"),
         remark="Redlock on one master, polls every 0–0.2 s",
+        slow=True,
     ),
     Contestant(
-        "coredis 6.9.0", "coredis", ("coredis==6.9.0",), remark="its own client, polls every 0.1 s"
+        "coredis 6.9.0",
+        "coredis",
+        ("coredis==6.9.0",),
+        remark="its own client, polls every 0.1 s",
+        slow=True,
     ),
     Contestant(
         "cashews 7.6.0",
         "cashews",
         ("cashews==7.6.0", _driver(), "hiredis"),
         remark="polls without a pause, its default",
+        slow=True,
     ),
     Contestant(
         "aioredlock 0.7.3",
         "aioredlock",
         ("aioredlock==0.7.3", "aioredis==1.3.1", "hiredis"),
         remark="Redlock on one master, aioredis 1, polls every 0.1–0.3 s; Python 3.11 at most",
+        slow=True,
     ),
 )
+COMPARED = (AIOLOCK, UNCONFIRMED, SET_AND_DEL, REDIS_PY, REDSYNC, STEINDAMM)
+"""Those that bars compare, measured on both loops. No other peer was ever as fast as redsync;
+steindamm is next to it among those that run on the event loop, so that uvloop tells."""

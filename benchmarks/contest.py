@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.catalogue import FLOOR, SET_AND_DEL, Contestant
+from benchmarks.catalogue import FLOOR, Contestant
 from benchmarks.crew import PeerFailed, Worker, workers
 from benchmarks.redis_server import RedisServer
 from benchmarks.rounds import in_turn
@@ -91,13 +91,13 @@ class Team:
             return scenario.floor
         if scenario.needs:
             return scenario.needs in self.contestant.has
-        return not scenario.waits or self.contestant is not SET_AND_DEL
+        return self.contestant.waits or not scenario.waits
 
 
 @contextlib.asynccontextmanager
 async def teams(
     pythons: Mapping[Contestant, Path], size: Size
-) -> AsyncIterator[dict[Contestant, Team]]:
+) -> AsyncGenerator[dict[Contestant, Team]]:
     """A started team for each contestant; one that does not start has that in its record."""
     started = {each: Team(each, python, size) for each, python in pythons.items()}
     try:
@@ -120,7 +120,7 @@ async def contest(
     rounds: int,
     tell: bool = False,
 ) -> None:
-    """All scenarios, all rounds, all teams in turn."""
+    """All scenarios, all rounds, all teams in turn; who is slow takes part in the first round."""
     for scenario in scenarios:
         able = [
             team
@@ -128,13 +128,15 @@ async def contest(
             if team.takes_part(scenario) and "start" not in team.record.failures
         ]
         for number, team in in_turn(able, rounds):
+            if number and team.contestant.slow:
+                continue
             if tell:
                 print(f"{scenario.name} {number + 1}: {team.contestant.title}", flush=True)
             await team.play(server, scenario)
 
 
 @contextlib.contextmanager
-def cores_apart(server: RedisServer, entered: Mapping[Contestant, Team]) -> Iterator[None]:
+def cores_apart(server: RedisServer, entered: Mapping[Contestant, Team]) -> Generator[None]:
     """The last core is the server's; the others are ours, the teams', and of all we start from now.
 
     As it is where servers have machines of their own; and on one machine a round trip takes 20 µs

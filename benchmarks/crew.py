@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 from benchmarks.catalogue import Contestant
@@ -45,6 +45,7 @@ class Worker:
         self._started = await asyncio.create_subprocess_exec(
             *(str(self._python), "-m", "benchmarks.worker"),
             *(self.contestant.module, json.dumps(self.contestant.settings)),
+            self.contestant.loop,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log,
@@ -126,7 +127,7 @@ class Worker:
 @contextlib.asynccontextmanager
 async def workers(
     contestant: Contestant, python: Path, count: int = 1, *, patience: float = 60
-) -> AsyncIterator[list[Worker]]:
+) -> AsyncGenerator[list[Worker]]:
     """``count`` processes of one peer, that hang if they do not answer within ``patience``."""
     crew = [Worker(contestant, python, patience) for _ in range(count)]
     try:

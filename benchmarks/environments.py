@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -78,9 +79,10 @@ async def environments(
     ready: dict[Contestant, Path] = {}
     missing: dict[Contestant, str] = {}
     a_few = asyncio.Semaphore(4)
+    one_each = defaultdict[str, asyncio.Lock](asyncio.Lock)  # a peer on two loops has one
 
     async def prepare(contestant: Contestant) -> None:
-        async with a_few:
+        async with one_each[contestant.module], a_few:
             try:
                 ready[contestant] = await environment(contestant.module, contestant.requirements)
             except NotInstalled as reason:

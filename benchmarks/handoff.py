@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import bars, machine, report, scenarios, table
+from benchmarks.bars import Column
 from benchmarks.catalogue import AIOLOCK, FLOOR, REDIS_PY
 from benchmarks.contest import contest, cores_apart, teams
 from benchmarks.redis_server import RedisServer
@@ -38,7 +39,7 @@ async def measure(size: Size) -> str:
     return "\n".join(
         (
             f"{machine.described(where)}\n",
-            table.bars(bars.promises(records)),
+            table.bars(bars.promises([Column("asyncio", records)])),
             report.crowds(records),
             report.handoffs(records),
             report.failures(records),

@@ -31,6 +31,7 @@ def environment(server: RedisServer) -> dict[str, str]:
         "aiolock": metadata.version("aiolock-redis"),
         "redis-py": metadata.version("redis"),
         "hiredis": metadata.version("hiredis"),
+        "uvloop": metadata.version("uvloop"),
     }
 
 

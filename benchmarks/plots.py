@@ -1,135 +1,302 @@
 """The plots, from the figures of a run; matplotlib lives in an environment of the plots' own.
 
 python -m benchmarks.plots benchmarks/results/full
+
+They are shown on light pages and on dark ones, and on phones: no background, colours of a middle
+lightness that can be told apart by the colour-blind, large type, and a label at each line.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl  # type: ignore[import-not-found]  # in its own environment
-from matplotlib import pyplot as plt
+from benchmarks.labels import spread_out
+
+mpl: Any = importlib.import_module("matplotlib")  # without types where this is checked
+ticker: Any = importlib.import_module("matplotlib.ticker")
+plt: Any = importlib.import_module("matplotlib.pyplot")
 
 OURS = "aiolock"
+REDIS_PY = "redis-py `Lock`"
 FLOOR = "floor"
+
+ACCENT = "#d55e00"
+COLOURS = (ACCENT, "#0c7bc0", "#00936b", "#b5648d", "#a87400", "#7a6fd0", "#767676")
+"""Darker than Okabe's and Ito's, so that they show on white, too."""
+MARKERS = "osD^vPX"
+GREY = "#767676"
+WIDTH = 6.0
+"""Inches of each plot: as wide as a phone, with type that can be read there."""
+LABELLED = 0.7
+"""Where the axes end, as a share of the width: the labels are right of them."""
+SMALL = 11
 
 mpl.use("agg")
 mpl.rcParams |= {
+    "axes.edgecolor": GREY,
     "axes.grid": True,
+    "axes.labelcolor": GREY,
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "figure.figsize": (10, 5),
-    "grid.alpha": 0.3,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
+    "axes.titlecolor": GREY,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "font.size": 12,
+    "grid.alpha": 0.25,
+    "grid.color": GREY,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 6,
+    "savefig.transparent": True,
     "svg.hashsalt": "aiolock",  # the same figures give the same file
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
 }
 
+Figures = dict[str, Any]
+Record = dict[str, Any]
+Curves = dict[str, list[tuple[int, float]]]
+Looks = dict[str, tuple[str, str]]
+"""The colour and the marker of each, the same in all plots."""
 
-def median(values: list[float]) -> float:
+
+def median(values: Sequence[float]) -> float:
     """The middle one, or the mean of the two in the middle."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def style(title: str, place: int) -> dict[str, Any]:
-    """Make aiolock stand out; the others differ by colour and dashes."""
-    look: dict[str, Any] = {"label": title.replace("`", "")}
-    if title == OURS:
-        return look | {"color": "black", "linewidth": 2.5, "zorder": 3}
-    dashes = ("-", "--", ":")[place // 10]
-    return look | {"color": f"C{place % 10}", "linestyle": dashes, "linewidth": 1.2}
+def figure(record: Record, name: str) -> float:
+    """The median of a figure; 0 where it was not measured."""
+    values: list[float] = record["figures"].get(name, [])
+    return median(values) if values else 0.0
 
 
-def save(figure: Any, folder: Path, name: str) -> None:
-    """With one legend beside all its plots, as SVG, and as PNG."""
-    shown: dict[str, Any] = {}
-    for ax in figure.axes:
-        shown |= {label: line for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.tight_layout(rect=(0, 0, 1 - 2.3 / figure.get_figwidth(), 1))
-    figure.legend(shown.values(), shown, loc="center right")
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", dpi=120)
-    plt.close(figure)
+def locks(figures: Figures) -> dict[str, Record]:
+    """The contestants that are locks, on asyncio's own loop, by their titles."""
+    return {
+        title: record
+        for title, record in figures["contestants"].items()
+        if title != FLOOR and record.get("loop", "asyncio") == "asyncio"
+    }
 
 
-def handoffs(figures: dict[str, Any], folder: Path) -> None:
-    """How the hand-offs between two processes are spread."""
-    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(13, 5))
-    drawn = (("chain", "out of a full queue"), ("quiet", "after 50 to 150 ms of quiet"))
-    for ax, (sample, title) in zip(axes, drawn, strict=True):
-        for place, (name, record) in enumerate(figures["contestants"].items()):
-            values = sorted(record["samples"].get(sample, []))
-            if values:
-                shares = [(number + 1) / len(values) for number in range(len(values))]
-                ax.step(values, shares, where="post", **style(name, place))
-        floor = figures["contestants"].get(FLOOR, {"figures": {}})["figures"]
-        for suffix, label in (("floor", "round trip in C"), ("hop", "bare pub/sub hop")):
-            values = floor.get(f"chain.{suffix}.us")
-            if values:
-                ax.axvline(median(values), color="grey", linestyle=":")
-                ax.text(median(values), 1.01, label, rotation=30, fontsize=7, color="grey")
+def shown(figures: Figures) -> Looks:
+    """As many as there are colours: aiolock, redis-py's, and those that are fastest in a crowd."""
+    rates = {title: figure(record, "crowd200.handoffs") for title, record in locks(figures).items()}
+
+    def rank(title: str) -> tuple[bool, bool, float]:
+        return title != OURS, title != REDIS_PY, -rates[title]
+
+    chosen = sorted((title for title, rate in rates.items() if rate), key=rank)
+    return dict(zip(chosen, zip(COLOURS, MARKERS, strict=True), strict=False))
+
+
+def plain(title: str) -> str:
+    """A title without the marks of Markdown."""
+    return title.replace("`", "")
+
+
+def save(drawn: Any, folder: Path, name: str) -> None:
+    """As SVG, and as PNG."""
+    drawn.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+    drawn.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
+    plt.close(drawn)
+
+
+def lines(ax: Any, drawn: Curves, looks: Looks) -> None:
+    """A line for each; both axes are logarithmic."""
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    for title, points in drawn.items():
+        colour, marker = looks[title]
+        wide = {"linewidth": 3.5, "zorder": 3} if title == OURS else {}
+        ax.plot(*zip(*points, strict=True), color=colour, marker=marker, **wide)
+    ticks = sorted({across for points in drawn.values() for across, _ in points})
+    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 3)))
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.minorticks_off()
+
+
+def label_ends(ax: Any, drawn: Curves, looks: Looks) -> None:
+    """The names, each right of the end of its line; after the layout, for they keep a distance."""
+    ax.autoscale_view()
+    to_points = 72 / ax.figure.dpi
+    ends = [points[-1] for points in drawn.values()]
+    heights = [float(ax.transData.transform(end)[1]) * to_points for end in ends]
+    places = spread_out(heights, 1.25 * SMALL)
+    for title, end, place, height in zip(drawn, ends, places, heights, strict=True):
+        ax.annotate(
+            plain(title),
+            end,
+            xytext=(9, place - height),
+            textcoords="offset points",
+            va="center",
+            color=looks[title][0],
+            fontsize=SMALL,
+            fontweight="bold" if title == OURS else "normal",
+            annotation_clip=False,
+        )
+
+
+def lead(figures: Figures, folder: Path) -> None:
+    """How often a lock goes from one task to the next: for whoever has never heard of aiolock."""
+    everybody = locks(figures)
+    fair = [
+        title
+        for title, record in everybody.items()
+        if title not in {OURS, REDIS_PY} and figure(record, "crowd200.overtaken") < 0.05
+    ]
+    rates = {title: figure(record, "crowd200.handoffs") for title, record in everybody.items()}
+    fastest = max(fair, key=rates.__getitem__, default=REDIS_PY)
+    drawn, ax = plt.subplots(figsize=(WIDTH, 3.6))
+    titles = [title for title in dict.fromkeys((OURS, fastest, REDIS_PY)) if title in everybody]
+    for place, title in enumerate(titles):
+        rate = rates[title]
+        colour = ACCENT if title == OURS else GREY
+        ax.barh(-place, rate, height=0.42, color=colour)
+        ax.annotate(
+            f"{rate:,.0f}",
+            (rate, -place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=16,
+            fontweight="bold",
+        )
+        ax.annotate(
+            f"{plain(title)}: {in_words(everybody[title])}",
+            (0, -place + 0.25),
+            xytext=(0, 2),
+            textcoords="offset points",
+            va="bottom",
+            color=colour,
+            fontweight="bold" if title == OURS else "normal",
+        )
+    ax.set_title("200 tasks want one lock: how often does it\ngo from one to the next in a second?")
+    ax.set_axis_off()
+    ax.margins(x=0.16)
+    ax.set_ylim(-len(titles) + 0.7, 0.6)
+    save(drawn, folder, "lead")
+
+
+def in_words(record: Record) -> str:
+    """Who is served, over how many connections."""
+    share = 100 * figure(record, "crowd200.overtaken")
+    turn = "each in its turn" if share < 1 else f"{share:.0f} % of the waits overtaken"
+    return f"{turn}, {figure(record, 'crowd200.connections'):.0f} connections"
+
+
+def handoffs(figures: Figures, folder: Path) -> None:
+    """How the hand-offs between two processes are spread: a row for each contestant."""
+    scenarios = (("chain", "out of a full queue"), ("quiet", "after 50 to 150 ms of quiet"))
+    everybody = locks(figures)
+    drawn, axes = plt.subplots(2, 1, sharex=True, figsize=(WIDTH, 9))
+    for ax, (sample, title) in zip(axes, scenarios, strict=True):
+        samples = {
+            name: sorted(record["samples"][sample])
+            for name, record in everybody.items()
+            if record["samples"].get(sample)
+        }
+        rows = sorted(samples, key=lambda name: -median(samples[name]))
+        for place, name in enumerate(rows):
+            values = samples[name]
+            colour = ACCENT if name == OURS else COLOURS[1]
+            last = len(values) - 1
+            ax.plot([values[0], values[last]], [place] * 2, color=colour, linewidth=1, alpha=0.6)
+            ax.plot([values[last // 4], values[3 * last // 4]], [place] * 2, color=colour, lw=6)
+            ax.plot(median(values), place, marker="o", color=colour, markersize=9)
+        ax.set_yticks(range(len(rows)), [plain(name) for name in rows])
+        for label, name in zip(ax.get_yticklabels(), rows, strict=True):
+            label.set_color(ACCENT if name == OURS else GREY)
+        ax.grid(visible=False, axis="y")
+        ax.set_title(title, pad=24)
+        floor = figures["contestants"].get(FLOOR, {"figures": {}})
+        hop = figure(floor, "chain.hop.us")
+        if hop:
+            ax.axvline(hop, color=GREY, linestyle=":")
+            ax.annotate(
+                "a bare hop",
+                (hop, 1.01),
+                xycoords=("data", "axes fraction"),
+                fontsize=SMALL,
+            )
         ax.set_xscale("log")
-        ax.set_xlabel("µs from leaving in one process to entering in the other")
-        ax.set_title(title, pad=32)
-    axes[0].set_ylabel("share of hand-offs that took at most so long")
-    save(figure, folder, "handoff")
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.tick_params(labelbottom=True)
+    axes[-1].set_xlabel(
+        "µs from leaving in one process to entering\nin the other: median, quartiles, all"
+    )
+    drawn.tight_layout()
+    save(drawn, folder, "handoff")
 
 
-def contention(figures: dict[str, Any], folder: Path) -> None:
+def contention(figures: Figures, folder: Path) -> None:
     """How many come through a lock in a second, when more and more want it."""
-    figure, ax = plt.subplots()
-    for place, (name, record) in enumerate(figures["contestants"].items()):
+    looks = shown(figures)
+    curves: Curves = {}
+    for title in looks:
         rates = {
-            int(key.removeprefix("crowd").removesuffix(".handoffs")): median(values)
-            for key, values in record["figures"].items()
-            if key.startswith("crowd") and key.endswith(".handoffs")
+            int(name.removeprefix("crowd").removesuffix(".handoffs")): median(values)
+            for name, values in figures["contestants"][title]["figures"].items()
+            if name.startswith("crowd") and name.endswith(".handoffs")
         }
         points = sorted((tasks, rate) for tasks, rate in rates.items() if tasks > 1 and rate > 0)
         if points:
-            ax.plot(*zip(*points, strict=True), marker="o", **style(name, place))
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ticks = [2, 5, 10, 20, 50, 100, 200]
-    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+            curves[title] = points
+    drawn, ax = plt.subplots(figsize=(WIDTH, 4.5))
+    drawn.subplots_adjust(left=0.12, right=LABELLED, bottom=0.14)
+    lines(ax, curves, looks)
     ax.set_xlabel("tasks of one process that want one lock")
-    ax.set_ylabel("hand-offs from task to task in a second")
-    save(figure, folder, "contention")
+    ax.set_title("hand-offs from task to task in a second")
+    label_ends(ax, curves, looks)
+    save(drawn, folder, "contention")
 
 
-def queues(figures: dict[str, Any], folder: Path) -> None:
+def queues(figures: Figures, folder: Path) -> None:
     """What each move costs in longer and longer queues."""
-    figure, axes = plt.subplots(1, 3, sharey=True, figsize=(14, 5))
+    looks = shown(figures)
+    drawn, axes = plt.subplots(3, 1, sharex=True, figsize=(WIDTH, 10))
+    drawn.subplots_adjust(left=0.12, right=LABELLED + 0.1, bottom=0.07, top=0.95, hspace=0.35)
     for ax, move in zip(axes, ("enqueue", "cancel", "grant"), strict=True):
-        for place, (name, record) in enumerate(figures["contestants"].items()):
+        curves: Curves = {}
+        for title in looks:
             points = sorted(
-                (int(figure.removeprefix("queue").split(".")[0]), median(values))
-                for figure, values in record["figures"].items()
-                if figure.startswith("queue") and figure.endswith(f".{move}.us")
+                (int(name.removeprefix("queue").split(".")[0]), median(values))
+                for name, values in figures["contestants"][title]["figures"].items()
+                if name.startswith("queue") and name.endswith(f".{move}.us")
             )
-            if name == OURS:
+            if title == OURS:
                 points = [
                     (line["length"], median([cost["wall"] for cost in line["moves"][move]]))
-                    for line in figures["aiolock"]["lines"]
+                    for line in figures["aiolock"]["asyncio"]["lines"]
                 ]
             if points:
-                ax.plot(*zip(*points, strict=True), marker="o", **style(name, place))
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlabel("waiters in the queue")
-        ax.set_title(move)
-    axes[0].set_ylabel("µs each")
-    save(figure, folder, "queue")
+                curves[title] = points
+        lines(ax, curves, looks)
+        label_ends(ax, curves, looks)
+        ax.set_title(f"{move}: µs each")
+        ax.tick_params(labelbottom=True)
+    axes[-1].set_xlabel("waiters in the queue")
+    save(drawn, folder, "queue")
+
+
+DRAWN: Sequence[Callable[[Figures, Path], None]] = (lead, handoffs, contention, queues)
 
 
 def main() -> None:
     """All plots of one run."""
     folder = Path(sys.argv[1])
     figures = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    for draw in (handoffs, contention, queues):
+    for draw in DRAWN:
         draw(figures, folder)
 
 

@@ -10,10 +10,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import redis
 
@@ -59,7 +59,7 @@ class RedisServer:
             start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server
         )
         # Not over TCP: the peers' connections are counted there.
-        self._control = redis.Redis(unix_socket_path=str(self._socket), decode_responses=True)
+        self._control: Any = redis.Redis(unix_socket_path=str(self._socket), decode_responses=True)
         deadline = time.monotonic() + 10
         while True:
             try:
@@ -106,7 +106,7 @@ class RedisServer:
         return {client["addr"] for client in clients if str(self._socket) not in client["addr"]}
 
     @contextlib.contextmanager
-    def tap(self) -> Iterator[Tap]:
+    def tap(self) -> Generator[Tap]:
         """Listen to every command that comes in. It slows the server down: time nothing under it.
 
         What was heard is known after the end of the ``with``.

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from benchmarks.bars import Ours
 from benchmarks.catalogue import AIOLOCK, FLOOR, Contestant
 from benchmarks.contest import Record
+from benchmarks.ours import Ours
 from benchmarks.rounds import quantile, ratios, spread
 from benchmarks.table import amount, markdown, number
 
+CROWDS = {
+    "yielding": "50 tasks on one name, whose bodies await `sleep(0)`",
+    "processes": "4 processes, 50 tasks each, on one name",
+}
+"""The tables of those that are not just so many tasks."""
 MOVES = ("enqueue", "cancel", "grant")
 Records = Mapping[Contestant, Record]
 Column = tuple[str, str] | tuple[str, str, float]
@@ -62,16 +67,15 @@ def crowds(records: Records) -> str:
         name.removesuffix(".rate")
         for _, record in _contestants(records)
         for name in record.figures
-        if name.startswith(("crowd", "processes")) and name.endswith(".rate")
+        if name.startswith(("crowd", *CROWDS)) and name.endswith(".rate")
     )
     return "\n".join(_crowd(records, name) for name in names)
 
 
 def _crowd(records: Records, name: str) -> str:
-    tasks = name.removeprefix("crowd")
     return columns(
         records,
-        "4 processes, 25 tasks each" if name == "processes" else f"tasks on one name: {tasks}",
+        CROWDS.get(name) or f"tasks on one name: {name.removeprefix('crowd')}",
         (
             ("entries a second", f"{name}.rate"),
             ("hand-offs a second", f"{name}.handoffs"),
@@ -107,6 +111,8 @@ def semaphores(records: Records) -> str:
             ("most inside", "semaphore.inside"),
             ("free: acquire + release µs", "semaphore.free.us"),
             ("free: p95 µs", "semaphore.free.p95.us"),
+            ("free: client CPU µs", "semaphore.free.client.us"),
+            ("free: server CPU µs", "semaphore.free.server.us"),
         ),
     )
     compared = through_theirs(
@@ -136,7 +142,7 @@ def through_theirs(records: Records, first: str, shown: Sequence[tuple[str, str]
             ),
         )
         for contestant, record in _contestants(records)
-        if contestant is not AIOLOCK and any(name in record.figures for _, name in shown)
+        if contestant.module != AIOLOCK.module and any(name in record.figures for _, name in shown)
     ]
     return markdown((first, *(heading for heading, _ in shown)), rows)
 
@@ -233,10 +239,11 @@ def contestants(entered: Iterable[Contestant]) -> str:
     )
 
 
-def queues(ours: Ours) -> str:
+def queues(measured: Mapping[str, Ours]) -> str:
     """Of aiolock alone: queues of different lengths, and what it holds."""
     rows = [
         (
+            column,
             f"{line.length:,}",
             *(
                 amount(spread([figure(cost) for cost in line.moves[move]]))
@@ -246,15 +253,18 @@ def queues(ours: Ours) -> str:
             number(line.client),
             number(line.server),
         )
+        for column, ours in measured.items()
         for line in ours.lines
     ]
     moves = [
         f"{move} {what}" for move in MOVES for what in ("µs", "client CPU µs", "server CPU µs")
     ]
-    header = ("aiolock, waiters", *moves, "client bytes each", "server bytes each")
-    held = ours.holding
+    header = ("aiolock", "waiters", *moves, "client bytes each", "server bytes each")
     holding = markdown(
-        ("aiolock, leases held", "client bytes each", "server bytes each"),
-        [(f"{ours.leases:,}", number(held.client), number(held.server))],
+        ("aiolock", "leases held", "client bytes each", "server bytes each"),
+        (
+            (column, f"{ours.leases:,}", number(ours.holding.client), number(ours.holding.server))
+            for column, ours in measured.items()
+        ),
     )
     return f"{markdown(header, rows)}\n{holding}"

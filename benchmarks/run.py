@@ -2,137 +2,214 @@
 
     python benchmarks/run.py [--quick]
 
-Writes a table, the figures as JSON, and plots as PNG into `benchmarks/results/`, and those of a
-full run as SVG into `docs/images/`.
+Everything once with the cores as they are; then, what the bars compare once more with the cores
+kept awake. Writes the bars and the tables as Markdown, the figures as JSON, and plots as PNG into
+`benchmarks/results/`, and those of a full run as SVG into `docs/images/`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import bars, environments, machine, measures, report, scenarios, table
-from benchmarks.bars import Ours
-from benchmarks.catalogue import AIOLOCK, FLOOR, PEERS, SET_AND_DEL, Contestant
-from benchmarks.contest import Record, contest, cores_apart, teams
-from benchmarks.crew import ROOT, workers
+from benchmarks import bars, environments, machine, ours, report, scenarios, table
+from benchmarks.bars import Column
+from benchmarks.catalogue import (
+    AIOLOCK,
+    COMPARED,
+    FLOOR,
+    PEERS,
+    SET_AND_DEL,
+    UNCONFIRMED,
+    Contestant,
+    on_uvloop,
+)
+from benchmarks.contest import Record, Team, contest, cores_apart, teams
+from benchmarks.crew import ROOT
+from benchmarks.ours import Ours
 from benchmarks.redis_server import RedisServer
 from benchmarks.scenarios import FULL, QUICK, Size
+from benchmarks.spinner import cores_awake
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "images"
+AWAKE = ", cores awake"
+"""What is added to the titles of the columns that were measured with a spinner."""
 PLACES = 4
 """Digits of a figure that are kept."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured while the cores were as they are, or while they were kept awake."""
+
+    records: Mapping[Contestant, Record]
+    ours: Mapping[str, Ours]
+    """For each loop, what is measured of aiolock alone."""
+
+    def columns(self, remark: str = "") -> list[Column]:
+        """The columns of the table of bars."""
+        return [
+            Column(f"{loop}{remark}", self.records, self.ours.get(loop), loop)
+            for loop in ("asyncio", "uvloop")
+        ]
+
+
+@contextlib.asynccontextmanager
+async def on_their_cores(
+    server: RedisServer, pythons: Mapping[Contestant, Path], size: Size
+) -> AsyncGenerator[dict[Contestant, Team]]:
+    """Teams, with the server on a core of its own."""
+    async with teams(pythons, size) as entered:
+        with cores_apart(server, entered):
+            yield entered
+
+
+async def everything(
+    server: RedisServer, pythons: Mapping[Contestant, Path], size: Size, *, quick: bool
+) -> Measured:
+    """All scenarios with all contestants."""
+    async with on_their_cores(server, pythons, size) as entered:
+        timed = (*scenarios.FREE, *scenarios.WANTED)
+        await contest(server, entered, timed, rounds=size.rounds, tell=True)
+        on_asyncio = {each: team for each, team in entered.items() if each.loop == "asyncio"}
+        await contest(server, on_asyncio, scenarios.SHARED, rounds=size.rounds, tell=True)
+        # Bytes and commands differ little from round to round.
+        await contest(server, on_asyncio, scenarios.IDLE, rounds=1, tell=True)
+        alone = await ours_alone(server, pythons, quick=quick)
+        return Measured({each: team.record for each, team in entered.items()}, alone)
+
+
+async def compared(
+    server: RedisServer, pythons: Mapping[Contestant, Path], size: Size, *, quick: bool
+) -> Measured:
+    """What the bars compare, with those contestants that they compare."""
+    wanted = (FLOOR, *COMPARED, *map(on_uvloop, COMPARED))
+    present = {each: pythons[each] for each in wanted if each in pythons}
+    crowds = {tasks: times for tasks, times in size.crowds.items() if tasks in bars.CROWDS}
+    size = replace(size, crowds=crowds)
+    async with on_their_cores(server, present, size) as entered:
+        timed = (*scenarios.FREE, *scenarios.CROWDS)
+        await contest(server, entered, timed, rounds=size.rounds, tell=True)
+        handing_on = {
+            each: team
+            for each, team in entered.items()
+            if each is FLOOR or each.module == AIOLOCK.module
+        }
+        await contest(server, handing_on, scenarios.CHAIN, rounds=size.rounds, tell=True)
+        alone = {} if quick else await ours_alone(server, pythons, quick=quick)
+        return Measured({each: team.record for each, team in entered.items()}, alone)
+
+
 async def ours_alone(
-    server: RedisServer,
-    *,
-    leases: int = 10_000,
-    watched: float,
-    lengths: Sequence[int] = (100, 1_000, 10_000),
-    rounds: int,
-) -> Ours:
-    """Of aiolock only: as many leases and waiters as were promised, and a single waiter."""
-    python = Path(sys.executable)
-    connecting = asyncio.Lock()
-    async with workers(AIOLOCK, python, 3) as (holder, *pair):
-        holding, lone = await asyncio.gather(
-            measures.holding(server, holder, connecting, leases=leases, watch=watched),
-            measures.lone_waiter(server, pair, connecting, watch=watched),
-        )
-    async with workers(AIOLOCK, python, len(lengths)) as crew:
-        lines = await measures.waiting(
+    server: RedisServer, pythons: Mapping[Contestant, Path], *, quick: bool
+) -> dict[str, Ours]:
+    """What is measured of aiolock alone, on each loop; where it is to be quick, on one."""
+    measured: dict[str, Ours] = {}
+    for contestant in (AIOLOCK,) if quick else (AIOLOCK, on_uvloop(AIOLOCK)):
+        print(f"{contestant.title}: 10,000 leases, 10,000 waiters", flush=True)
+        measured[contestant.loop] = await ours.measure(
             server,
-            dict(zip(lengths, crew, strict=True)),
-            batch=min(lengths),
-            rounds=rounds,
-            watch=0,
+            contestant,
+            pythons[contestant],
+            watched=10.5 if quick else 31,  # the leases are renewed every 10 s
+            rounds=3 if quick else 25,
         )
-    return Ours(lone, holding, leases, watched, lines)
+    return measured
 
 
 async def measure(size: Size, *, quick: bool) -> Path:
     """Everything; returns the folder with the results."""
     began = time.monotonic()
     print("environments of the peers", flush=True)
-    pythons, missing = await environments.environments((FLOOR, AIOLOCK, SET_AND_DEL, *PEERS))
+    pythons, missing = await environments.environments(
+        (FLOOR, AIOLOCK, UNCONFIRMED, SET_AND_DEL, *PEERS, *map(on_uvloop, COMPARED))
+    )
     installed = time.monotonic()
     with RedisServer() as server:
         where = machine.environment(server)
-        async with teams(pythons, size) as entered:
-            with cores_apart(server, entered):
-                busy = (*scenarios.FREE, *scenarios.WANTED, *scenarios.SHARED)
-                await contest(server, entered, busy, rounds=size.rounds, tell=True)
-                # Bytes and commands differ little from round to round.
-                await contest(server, entered, scenarios.IDLE, rounds=1, tell=True)
-                print("aiolock: 10,000 leases, 10,000 waiters", flush=True)
-                # The leases are renewed every 10 s.
-                ours = await ours_alone(
-                    server, watched=10.5 if quick else 31, rounds=3 if quick else 25
-                )
-            records = {contestant: team.record for contestant, team in entered.items()}
+        as_it_is = await everything(server, pythons, size, quick=quick)
+        print("once more, with the cores kept awake", flush=True)
+        with cores_awake():
+            awake = await compared(server, pythons, size, quick=quick)
     where["measured in"] = f"{time.monotonic() - installed:.0f} s"
     print(f"installed in {installed - began:.0f} s, measured in {where['measured in']}")
     folder = RESULTS / ("quick" if quick else "full")
-    write(folder, where, records, missing, ours)
+    write(folder, where, as_it_is, awake, missing)
     return folder
 
 
 def write(
     folder: Path,
     where: dict[str, str],
-    records: Mapping[Contestant, Record],
+    as_it_is: Measured,
+    awake: Measured,
     missing: Mapping[Contestant, str],
-    ours: Ours,
 ) -> None:
-    """The tables and the figures."""
-    promises = bars.promises(records, ours)
-    pages = (
-        f"{machine.described(where)}\n",
-        "Medians of the rounds (their quartiles). What each figure is: `benchmarks/README.md`.\n",
-        table.bars(promises),
+    """The bars, the tables and the figures."""
+    records = as_it_is.records
+    columns = [*as_it_is.columns(), *awake.columns(AWAKE)]
+    promised = bars.promises(columns)
+    alone = {column.title: column.ours for column in columns if column.ours is not None}
+    tables = (
+        table.beside(promised),
         report.failures(records, missing),
+        report.failures(awake.records),
         report.free(records),
         report.crowds(records),
         report.handoffs(records),
         report.semaphores(records),
         report.readers(records),
         report.idle(records),
-        report.queues(ours),
+        report.queues(alone),
         report.floors(records),
         report.contestants((*records, *missing)),
     )
     figures = {
         "environment": where,
-        "bars": [asdict(bar) | {"reached": bar.reached} for bar in promises],
-        "contestants": {
-            contestant.title: {
-                "remark": contestant.remark,
-                "requirements": contestant.requirements,
-                **asdict(record),
-            }
-            for contestant, record in records.items()
-        },
+        "bars": [
+            asdict(bar)
+            | {"reached": {column: bar.reached(cell) for column, cell in bar.cells.items()}}
+            for bar in promised
+        ],
+        "contestants": _contestants(records),
+        "awake": _contestants(awake.records),
         "missing": {contestant.title: why for contestant, why in missing.items()},
-        "aiolock": asdict(ours),
+        "aiolock": {column: asdict(each) for column, each in alone.items()},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(page for page in pages if page)
-    (folder / "results.md").write_text(text, encoding="utf-8")
+    for name, pages in (
+        ("bars.md", (f"{machine.described(where)}\n", table.bars(promised))),
+        ("results.md", [page for page in tables if page]),
+    ):
+        (folder / name).write_text("\n".join(pages), encoding="utf-8")
     (folder / "results.json").write_text(
         json.dumps(rounded(figures), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
     )
+
+
+def _contestants(records: Mapping[Contestant, Record]) -> dict[str, object]:
+    return {
+        contestant.title: {
+            "remark": contestant.remark,
+            "requirements": contestant.requirements,
+            "loop": contestant.loop,
+            **asdict(record),
+        }
+        for contestant, record in records.items()
+    }
 
 
 def rounded(value: object) -> object:
@@ -140,9 +217,9 @@ def rounded(value: object) -> object:
     if isinstance(value, float):
         return float(f"{value:.{PLACES}g}")
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: rounded(each) for key, each in cast(dict[str, object], value).items()}
     if isinstance(value, list | tuple):
-        return [rounded(each) for each in value]
+        return [rounded(each) for each in cast(Sequence[object], value)]
     return value
 
 
@@ -159,7 +236,7 @@ def draw(folder: Path) -> None:
 def main() -> None:
     """Measure, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round, in two minutes")
+    parser.add_argument("--quick", action="store_true", help="one round, in three minutes")
     quick = parser.parse_args().quick
     folder = asyncio.run(measure(QUICK if quick else FULL, quick=quick))
     draw(folder)
@@ -167,7 +244,8 @@ def main() -> None:
         PLOTS.mkdir(exist_ok=True)
         for plot in folder.glob("*.svg"):
             shutil.move(plot, PLOTS / plot.name)
-    print("\n" + (folder / "results.md").read_text(encoding="utf-8"))
+    for page in ("bars.md", "results.md"):
+        print("\n" + (folder / page).read_text(encoding="utf-8"))
     print(f"written to {folder.relative_to(ROOT)}")
 
 

@@ -39,6 +39,8 @@ class Size:
     """Operations of each of 200 tasks on 200 free locks."""
     crowds: dict[int, int]
     """How many tasks of one process want one name, and how often each enters."""
+    yielding: tuple[int, int]
+    """How many tasks whose bodies let others run, and how often each enters."""
     processes: tuple[int, int, int]
     """How many processes, of how many tasks, that enter how often."""
     limit: float
@@ -64,11 +66,12 @@ class Size:
 FULL = Size(
     rounds=3,
     pings=1000,
-    operations=1500,
+    operations=3000,
     each=50,
-    crowds={1: 1000, 5: 300, 20: 100, 50: 40, 200: 15},
-    processes=(4, 25, 20),
-    limit=4,
+    crowds={1: 1000, 5: 600, 20: 250, 50: 100, 200: 40},
+    yielding=(50, 100),
+    processes=(4, 50, 20),
+    limit=2,
     chain=50,
     waits=12,
     lines=(100, 1_000),
@@ -83,9 +86,10 @@ QUICK = Size(
     pings=1000,
     operations=400,
     each=3,
-    crowds={20: 10, 200: 2},
-    processes=(4, 25, 1),
-    limit=1.2,
+    crowds={5: 40, 20: 10, 200: 5},
+    yielding=(50, 4),
+    processes=(4, 50, 2),
+    limit=0.5,
     chain=15,
     waits=3,
     lines=(30,),
@@ -142,6 +146,15 @@ async def crowds(server: RedisServer, crew: Sequence[Worker], size: Size) -> Out
         )
         figures |= _crowd(f"crowd{tasks}", crowd, tasks * times)
     return Outcome(figures)
+
+
+async def yielding(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
+    """Many tasks of one process on one name, which let others run in the body."""
+    tasks, times = size.yielding
+    crowd = await measures.one_name(
+        server, crew[:1], tasks=tasks, times=times, limit=size.limit, body=0
+    )
+    return Outcome(_crowd("yielding", crowd, tasks * times))
 
 
 async def processes(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
@@ -317,12 +330,8 @@ class Scenario:
 
 
 FREE = (Scenario(alone, waits=False, floor=True), Scenario(many_names, waits=False))
-WANTED = (
-    Scenario(commands),
-    Scenario(crowds),
-    Scenario(processes),
-    Scenario(chain, floor=True),
-    Scenario(quiet),
-)
+CROWDS = (Scenario(crowds), Scenario(processes))
+CHAIN = (Scenario(chain, floor=True),)
+WANTED = (Scenario(commands), *CROWDS, Scenario(yielding), *CHAIN, Scenario(quiet))
 SHARED = (Scenario(semaphore, needs="permits"), Scenario(readers, needs="reads"))
 IDLE = (Scenario(idle, fresh=True),)

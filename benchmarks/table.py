@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.rounds import Spread
@@ -39,33 +39,66 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was measured of something that was promised."""
+
+    spread: Spread
+    beside: str = ""
+    """What the reader should know of it."""
+
+
+@dataclass(frozen=True)
 class Bar:
-    """A figure that was promised, and what was measured."""
+    """A figure that was promised, and what was measured in each column."""
 
     what: str
-    measured: Spread
     unit: str
     limit: float
     at_least: bool
-    beside: str = ""
-    """What the reader should know of the measurement."""
+    cells: Mapping[str, Measured]
 
-    @property
-    def reached(self) -> bool:
+    def reached(self, measured: Measured) -> bool:
         """Whether the median is on the right side of the bar."""
         if self.at_least:
-            return self.measured.median >= self.limit
-        return self.measured.median <= self.limit
+            return measured.spread.median >= self.limit
+        return measured.spread.median <= self.limit
 
-    def row(self) -> tuple[str, str, str, str, str]:
-        """The line of the table of bars."""
+    @property
+    def promised(self) -> str:
+        """The limit in words."""
         word = "at least" if self.at_least else "at most"
-        bar = f"{word} {number(self.limit)} {self.unit}".rstrip()
-        verdict = "yes" if self.reached else "**no**"
-        return (self.what, amount(self.measured, self.unit), bar, verdict, self.beside)
+        return f"{word} {self.limit:g} {self.unit}".rstrip()
+
+    def cell(self, column: str) -> str:
+        """What was measured in this column, and whether that missed the bar."""
+        measured = self.cells.get(column)
+        if measured is None:
+            return "–"
+        text = amount(measured.spread)
+        return text if self.reached(measured) else f"**missed:** {text}"
 
 
-def bars(promised: Iterable[Bar]) -> str:
-    """The table of bars."""
-    header = ("what", "measured", "bar", "reached", "beside it")
-    return markdown(header, (bar.row() for bar in promised))
+def bars(promised: Sequence[Bar]) -> str:
+    """The table of bars: a row for each promise, a column for each way to measure it."""
+    columns = _columns(promised)
+    rows = [(bar.what, bar.promised, *map(bar.cell, columns)) for bar in promised]
+    return markdown(("what", "promised", *columns), rows)
+
+
+def beside(promised: Sequence[Bar]) -> str:
+    """What stands behind the bars: the medians that were compared, and other remarks."""
+    columns = _columns(promised)
+    rows = [
+        (
+            bar.what,
+            bar.unit,
+            *(bar.cells[each].beside if each in bar.cells else "–" for each in columns),
+        )
+        for bar in promised
+        if any(measured.beside for measured in bar.cells.values())
+    ]
+    return markdown(("behind the bars", "", *columns), rows)
+
+
+def _columns(promised: Sequence[Bar]) -> list[str]:
+    return list(dict.fromkeys(column for bar in promised for column in bar.cells))

@@ -2,8 +2,9 @@
 
     python benchmarks/uncontended.py [--quick]
 
-One task on one name, and 200 tasks on 200 names, beside redis-py's `Lock`, redis-py's bare
-`SET NX PX` and `DEL`, and a PING by a client written in C.
+One task on one name, and 200 tasks on 200 names, with and without waiting for the answer to the
+release; beside redis-py's `Lock`, redis-py's bare `SET NX PX` and `DEL`, and a PING by a client
+written in C.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import bars, machine, report, scenarios, table
-from benchmarks.catalogue import AIOLOCK, FLOOR, REDIS_PY, SET_AND_DEL
+from benchmarks.bars import Column
+from benchmarks.catalogue import AIOLOCK, FLOOR, REDIS_PY, SET_AND_DEL, UNCONFIRMED
 from benchmarks.contest import contest, cores_apart, teams
 from benchmarks.redis_server import RedisServer
 from benchmarks.scenarios import Size
 
 AS_IT_COMES = replace(REDIS_PY, title="redis-py `Lock`, default client", settings={"best": False})
 CONTESTANTS = dict.fromkeys(
-    (FLOOR, AIOLOCK, SET_AND_DEL, REDIS_PY, AS_IT_COMES), Path(sys.executable)
+    (FLOOR, AIOLOCK, UNCONFIRMED, SET_AND_DEL, REDIS_PY, AS_IT_COMES), Path(sys.executable)
 )
 FULL = replace(scenarios.FULL, rounds=15, processes=(2, 1, 1))
 QUICK = replace(scenarios.QUICK, rounds=5, processes=(2, 1, 1))
@@ -41,7 +43,7 @@ async def measure(size: Size) -> str:
     return "\n".join(
         (
             f"{machine.described(where)}\n",
-            table.bars(bars.promises(records)),
+            table.bars(bars.promises([Column("asyncio", records)])),
             report.free(records),
             report.failures(records),
         )

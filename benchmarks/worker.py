@@ -1,6 +1,6 @@
 """A worker process: one peer, in its own environment, that does what the conductor says.
 
-    python -m benchmarks.worker <module of the peer> <its settings as JSON>
+    python -m benchmarks.worker <module of the peer> <its settings as JSON> <its event loop>
 
 The two exchange JSON objects, one per line, over standard input and output.
 """
@@ -65,10 +65,9 @@ async def run(make: Callable[..., Peer], talk: StandardStreams, task: Message) -
         await peer.close()
 
 
-async def main() -> None:
+async def main(module: str, settings: str) -> None:
     """Do one workload after the other."""
     talk = StandardStreams()
-    module, settings = sys.argv[1:]
     try:
         peer = cast(Callable[..., Peer], importlib.import_module(f"benchmarks.peers.{module}").Peer)
         make = functools.partial(peer, **json.loads(settings))
@@ -82,5 +81,16 @@ async def main() -> None:
         await asyncio.sleep(3600)  # the conductor ends us, when it has heard it
 
 
+def new_loop(name: str) -> asyncio.AbstractEventLoop:
+    """An event loop: asyncio's own, or uvloop's."""
+    if name == "uvloop":
+        import uvloop  # not in every peer's environment
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    peer, its_settings, its_loop = sys.argv[1:]
+    with asyncio.Runner(loop_factory=functools.partial(new_loop, its_loop)) as runner:
+        runner.run(main(peer, its_settings))

@@ -333,7 +333,7 @@ async def ping_pong(
     throw = b"*3\r\n$7\r\nPUBLISH\r\n$6\r\npong:%d\r\n$1\r\n-\r\n" % (1 - place)
 
     class Hand(asyncio.Protocol):
-        def data_received(self, _: bytes) -> None:
+        def data_received(self, data: bytes) -> None:  # noqa: ARG002  # the moment is what counts
             if not subscribed.done():
                 subscribed.set_result(None)
                 return

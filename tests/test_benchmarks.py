@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,17 +17,33 @@ from benchmarks import (
     environments,
     handoff,
     measures,
+    ours,
     redis_server,
     run,
     scenarios,
     table,
+    worker,
 )
 from benchmarks import uncontended as free_lock
-from benchmarks.bars import Ours
-from benchmarks.catalogue import AIOLOCK, FLOOR, PEERS, REDIS_PY, SET_AND_DEL, Contestant
+from benchmarks.bars import Column
+from benchmarks.catalogue import (
+    AIOLOCK,
+    COMPARED,
+    FLOOR,
+    PEERS,
+    REDIS_PY,
+    REDSYNC,
+    SET_AND_DEL,
+    STEINDAMM,
+    UNCONFIRMED,
+    Contestant,
+    on_uvloop,
+)
 from benchmarks.contest import Record
 from benchmarks.crew import PeerFailed, Worker, workers
+from benchmarks.labels import spread_out
 from benchmarks.measures import Cost, Holding, Waiting
+from benchmarks.ours import Ours
 from benchmarks.redis_server import RedisServer, Tap
 from benchmarks.rounds import (
     Entry,
@@ -42,6 +59,8 @@ from benchmarks.rounds import (
     spread,
 )
 from benchmarks.scenarios import Outcome, Scenario, Size
+from benchmarks.spinner import cores_awake
+from benchmarks.table import Bar, Measured
 
 TINY = Size(
     rounds=1,
@@ -49,6 +68,7 @@ TINY = Size(
     operations=20,
     each=2,
     crowds={3: 2, 200: 1},
+    yielding=(3, 2),
     processes=(2, 2, 2),
     limit=20,
     chain=3,
@@ -61,6 +81,7 @@ TINY = Size(
     patience=20,
 )
 HERE = Path(sys.executable)
+NOTHING = run.Measured({}, {})
 
 
 def in_order(*asked: int, who: str = "") -> list[Entry]:
@@ -165,10 +186,48 @@ def test_markdown() -> None:
 )
 def test_bar(*, at_least: bool, median: float, reached: bool) -> None:
     """A bar is reached when the median is on its right side; the table says so."""
-    bar = table.Bar("w", Spread(median, 1, 9, 3), "×", 8, at_least)
-    assert bar.reached is reached
-    assert bar.row()[3] == ("yes" if reached else "**no**")
-    assert bar.row()[1] == f"{median:.2f} (1.00–9.00) ×"
+    measured = Measured(Spread(median, 1, 9, 3))
+    bar = Bar("w", "×", 8, at_least, {"asyncio": measured})
+    assert bar.reached(measured) is reached
+    assert bar.promised == ("at least 8 ×" if at_least else "at most 8 ×")
+    text = f"{median:.2f} (1.00–9.00)"
+    assert bar.cell("asyncio") == (text if reached else f"**missed:** {text}")
+    assert bar.cell("uvloop") == "–"
+
+
+def test_table_of_bars() -> None:
+    """There is a row for each promise, and a column for each way to measure any of them."""
+    one, two = Measured(spread([1]), "1 : 1"), Measured(spread([3]))
+    promised = [Bar("a", "×", 2, True, {"x": one, "y": two}), Bar("b", "", 2, True, {"y": two})]
+    assert _rows(table.bars(promised)) == [
+        ["what", "promised", "x", "y"],
+        ["a", "at least 2 ×", "**missed:** 1.00", "3.00"],
+        ["b", "at least 2", "–", "3.00"],
+    ]
+    assert _rows(table.beside(promised)) == [
+        ["behind the bars", "", "x", "y"],
+        ["a", "×", "1 : 1", ""],
+    ]
+
+
+def _rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if not line.startswith("| --")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([1, 9], [1, 9], id="far apart"),
+        pytest.param([5, 5], [4, 6], id="at one place"),
+        pytest.param([6, 1, 5], [6.5, 1, 4.5], id="two of three, in any order"),
+        pytest.param([0, 1, 2.5, 9], [-0.83, 1.17, 3.17, 9], id="one pushes the next"),
+    ],
+)
+def test_labels_are_spread_out(wanted: Sequence[float], places: Sequence[float]) -> None:
+    """Labels are as near to their lines as they can be without being on each other."""
+    assert spread_out(wanted, 2) == pytest.approx(places, abs=0.01)
 
 
 def test_tap_counts_clients_only() -> None:
@@ -196,10 +255,10 @@ async def test_contest() -> None:
             await contest.contest(server, entered, everything, rounds=1)
             records = {contestant: team.record for contestant, team in entered.items()}
     assert [record.failures for record in records.values()] == [{}] * 4
-    ours, theirs = records[AIOLOCK].figures, records[polling].figures
-    assert ours.keys() == theirs.keys()
+    mine, theirs = records[AIOLOCK].figures, records[polling].figures
+    assert mine.keys() == theirs.keys()
     assert records[SET_AND_DEL].figures.keys() == {
-        name for name in ours if name.startswith(("alone", "names"))
+        name for name in mine if name.startswith(("alone", "names"))
     }
     assert records[FLOOR].figures.keys() == {
         f"{scenario}.{what}.us" for scenario in ("alone", "chain") for what in ("floor", "hop")
@@ -208,18 +267,20 @@ async def test_contest() -> None:
         "commands.free": 2,
         "crowd3.through": 1,
         "crowd200.through": 1,
+        "yielding.through": 1,
         "processes.through": 1,
         "crowd200.inverted": 0,
+        "yielding.inverted": 0,
         "crowd200.overlaps": 0,
         "processes.overlaps": 0,
         "crowd200.connections": 2,
         "processes.connections": 2,
     }
-    assert {name: ours[name] for name in exact} == {n: [value] for n, value in exact.items()}
+    assert {name: mine[name] for name in exact} == {n: [value] for n, value in exact.items()}
     # On a busy machine a body may last so long that its claim is confirmed.
-    assert 1 <= ours["commands.wanted"][0] < 2.2
+    assert 1 <= mine["commands.wanted"][0] < 2.2
     assert theirs["crowd200.connections"] == [200]
-    for name, values in ours.items():
+    for name, values in mine.items():
         if name.endswith((".us", ".rate", ".ms")) and "server" not in name:
             assert values[0] > 0, name
     assert 1 <= len(records[AIOLOCK].samples["chain"]) < 2 * TINY.chain
@@ -234,7 +295,7 @@ async def test_semaphore_and_readers() -> None:
             records = {contestant: team.record for contestant, team in entered.items()}
     assert [record.failures for record in records.values()] == [{}] * 2
     assert records[PEERS[1]].figures == {}
-    ours = records[AIOLOCK].figures
+    mine = records[AIOLOCK].figures
     exact = {
         "semaphore.through": 1,
         "semaphore.inverted": 0,
@@ -242,17 +303,65 @@ async def test_semaphore_and_readers() -> None:
         "semaphore.permits": 3,
         "semaphore.connections": 2,
     }
-    assert {name: ours[name] for name in exact} == {n: [value] for n, value in exact.items()}
+    assert {name: mine[name] for name in exact} == {n: [value] for n, value in exact.items()}
     # On a busy machine the crowd takes so long that the first of those who wait asks once more.
-    assert 2 <= ours["semaphore.commands"][0] < 2.5
+    assert 2 <= mine["semaphore.commands"][0] < 2.5
     assert all(
         values[0] > 0
-        for name, values in ours.items()
+        for name, values in mine.items()
         if name.endswith((".us", ".rate", ".ms", ".ratio")) and "server" not in name
     )
-    reached = {bar.what: bar.reached for bar in bars.promises(records)}
-    del reached["a semaphore of 3, 50 tasks: commands per acquire + release"]  # see above
-    assert list(reached.values()) == [True] * 2
+
+
+async def test_contestants_on_uvloop() -> None:
+    """Those that need nothing installed do the same on uvloop; without waiting, if they may."""
+    contestants = [on_uvloop(each) for each in (AIOLOCK, UNCONFIRMED, REDIS_PY)]
+    size = replace(TINY, crowds={3: 2})
+    with RedisServer() as server:
+        async with contest.teams(dict.fromkeys(contestants, HERE), size) as entered:
+            order = (*scenarios.FREE, *scenarios.CROWDS)
+            await contest.contest(server, entered, order, rounds=1)
+    assert [team.record.failures for team in entered.values()] == [{}] * 3
+    confirmed, unconfirmed, polling = (team.record.figures for team in entered.values())
+    assert confirmed.keys() == polling.keys() > unconfirmed.keys()
+    assert confirmed["crowd3.through"] == polling["crowd3.through"] == [1]
+
+
+@pytest.mark.parametrize("name", ["asyncio", "uvloop"])
+def test_loop_of_a_worker(name: str) -> None:
+    """A worker has the loop that its contestant is to run on."""
+    loop = worker.new_loop(name)
+    assert type(loop).__module__.partition(".")[0] == name
+    loop.close()
+
+
+async def test_the_slow_have_one_round() -> None:
+    """Who is slow takes part in the first round only."""
+
+    async def count(_: RedisServer, __: Sequence[Worker], ___: Size) -> Outcome:
+        return Outcome({"turns": 1.0})
+
+    slow = replace(SET_AND_DEL, title="slow", slow=True)
+    size = replace(TINY, processes=(1, 1, 1))
+    with RedisServer() as server:
+        async with contest.teams(dict.fromkeys((SET_AND_DEL, slow), HERE), size) as entered:
+            await contest.contest(server, entered, [Scenario(count, waits=False)], rounds=3)
+    turns = {each.title: team.record.figures["turns"] for each, team in entered.items()}
+    assert turns == {SET_AND_DEL.title: [1.0] * 3, "slow": [1.0]}
+
+
+def test_cores_are_kept_awake() -> None:
+    """A process for each core spins behind all others, and is gone afterwards."""
+    with cores_awake() as spinning:
+        if hasattr(os, "SCHED_IDLE"):
+            assert {os.sched_getscheduler(pid) for pid in spinning} == {os.SCHED_IDLE}
+            assert {pid: len(os.sched_getaffinity(pid)) for pid in spinning} == dict.fromkeys(
+                spinning, 1
+            )
+        assert spinning
+    for pid in spinning:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("permits", [1, 3])
@@ -316,23 +425,28 @@ async def test_worker_that_ends() -> None:
 
 
 async def test_ours_alone() -> None:
-    """Leases, waiters and a lone waiter of aiolock are measured."""
+    """Leases, waiters, a lone waiter and what is sent are measured of aiolock alone."""
     with RedisServer() as server:
-        ours = await run.ours_alone(server, leases=20, watched=0.1, lengths=(4, 8), rounds=1)
-    assert ours.lone_waiter < 100
-    assert ours.holding.tasks == 0
-    assert 0 <= ours.holding.busy < 1
-    assert [line.length for line in ours.lines] == [4, 8]
+        alone = await ours.measure(
+            server, AIOLOCK, HERE, leases=20, watched=0.1, lengths=(4, 8), rounds=1
+        )
+    assert alone.lone_waiter < 100
+    # On a busy machine a body may last so long that its claim is confirmed.
+    assert all(1 <= sent < 2.5 for sent in alone.commands.values())
+    assert alone.commands[50] < alone.commands[2]
+    assert alone.holding.tasks == 0
+    assert 0 <= alone.holding.busy < 1
+    assert [line.length for line in alone.lines] == [4, 8]
     assert all(
         line.moves.keys() == {"enqueue", "cancel", "grant"} and line.moves["grant"][0].wall > 0
-        for line in ours.lines
+        for line in alone.lines
     )
 
 
 async def test_uncontended_runs() -> None:
     """The benchmark of a free lock prints its bars."""
     text = await free_lock.measure(replace(TINY, processes=(2, 1, 1)))
-    assert text.count("uncontended acquire + release, one task") == 2
+    assert text.count("| free lock, one task: acquire + release") == 2
     assert "200 tasks on 200 names" in text
     assert "did not come through" not in text
 
@@ -340,7 +454,7 @@ async def test_uncontended_runs() -> None:
 async def test_handoff_runs() -> None:
     """The benchmark of a wanted lock prints its bars."""
     text = await handoff.measure(replace(TINY, limit=1))
-    for promise in ("hand-offs per second", "two processes", "inversions", "connections"):
+    for promise in ("hand-offs a second", "two processes", "inversions", "connections"):
         assert promise in text
     assert "did not come through" not in text
 
@@ -379,31 +493,87 @@ async def test_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert made[-1][-1] == "peer==2"
 
 
-def test_results(tmp_path: Path) -> None:
-    """The results are one table with all bars, and the same as JSON."""
-    fast = PEERS[2]
-    records = {contestant: Record() for contestant in (FLOOR, AIOLOCK, SET_AND_DEL, REDIS_PY, fast)}
-    for place, record in enumerate(records.values()):
-        for name in ("alone.us", "names.rate", "crowd200.rate", "chain.us"):
-            record.figures[name] = [1.23456 + place]
-    for name in ("alone.floor.us", "chain.floor.us", "chain.hop.us"):
-        records[FLOOR].figures[name] = [1.0]
-    for name in ("commands.wanted", "crowd200.connections", "crowd200.inverted"):
+def promised(limits: bars.Promise, *columns: Column) -> dict[str, float]:
+    """What was measured of one promise, by column."""
+    measured = {column.title: limits.measure(column) for column in columns}
+    return {title: each.spread.median for title, each in measured.items() if each is not None}
+
+
+def test_columns_compare_on_their_own_loop() -> None:
+    """On each loop aiolock is compared with what ran on that loop, and with one floor."""
+    records = {
+        AIOLOCK: Record({"crowd200.rate": [30.0], "chain.us": [30.0]}),
+        REDSYNC: Record({"crowd200.rate": [10.0]}),
+        STEINDAMM: Record({"crowd200.rate": [5.0]}),
+        REDIS_PY: Record({"crowd200.rate": [60.0]}),  # has bars of its own
+        on_uvloop(AIOLOCK): Record({"crowd200.rate": [40.0], "chain.us": [20.0]}),
+        on_uvloop(STEINDAMM): Record({"crowd200.rate": [8.0]}),
+        FLOOR: Record({"chain.hop.us": [10.0]}),
+    }
+    columns = [Column(loop, records, loop=loop) for loop in ("asyncio", "uvloop")]
+    fastest = next(each for each in bars.PROMISES if each.what.endswith("one name, 200 tasks"))
+    assert promised(fastest, *columns) == {"asyncio": 3, "uvloop": 5}
+    hop = next(each for each in bars.PROMISES if each.unit == "× a bare hop")
+    assert promised(hop, *columns) == {"asyncio": 3, "uvloop": 2}
+    polling = [each for each in bars.PROMISES if each.unit == "× redis-py `Lock`"]
+    assert [promised(each, *columns) for each in polling] == [{}, {"asyncio": 0.5}]
+    assert bars.promises([Column("nothing", {})]) == []
+
+
+def test_order_counts_all_crowds_of_one_process() -> None:
+    """An inversion in any round of any crowd counts; several processes have no common order."""
+    figures = {"crowd5.inverted": [0.0, 1.0], "yielding.inverted": [2.0, 0.0]}
+    record = Record(figures | {"processes.inverted": [9.0, 9.0]})
+    (bar,) = bars.promises([Column("asyncio", {AIOLOCK: record})])
+    assert bar.cells["asyncio"] == Measured(spread([3.0]), "2 crowds in 2 rounds")
+    assert bar.cell("asyncio") == "**missed:** 3.00"
+
+
+def sample_records() -> dict[Contestant, Record]:
+    """Figures for all that bars compare."""
+    records: dict[Contestant, Record] = {FLOOR: Record({"chain.hop.us": [1.0]})}
+    for place, contestant in enumerate(COMPARED):
+        names = ["alone.us", "names.rate", "chain.us"]
+        names += ["processes.rate"]
+        names += [f"crowd{n}.{what}" for n in bars.CROWDS for what in ("rate", "handoffs")]
+        figures = {name: [1.23456 + place] for name in names}
+        records[contestant] = Record(figures | {"crowd200.server.us": [1.0]})
+    for name in ("crowd200.connections", "crowd200.inverted"):
         records[AIOLOCK].figures[name] = [2.0]
     for name in ("inside", "inverted", "commands", "permits", "rate"):
         records[AIOLOCK].figures[f"semaphore.{name}"] = [2.0]
-    records[fast].figures["semaphore.rate"] = [8.0]
-    records[fast].failures["quiet"] = "hangs"
+    return records
+
+
+def sample_ours() -> Ours:
+    """Figures for all that is measured of aiolock alone."""
     cost = Cost(1, 1, 1)
     moves = {move: [cost] for move in ("enqueue", "cancel", "grant")}
     lines = [Waiting(length, 1, 1, 0, moves) for length in (100, 10_000)]
-    ours = Ours(0.05, Holding(1, 1, 0, 0.01, 0.01, 4), 10_000, 30, lines)
-    run.write(tmp_path, {"Python": "3"}, records, {PEERS[3]: "does not install"}, ours)
+    return Ours(0.05, {2: 2, 4: 1.5, 50: 1.1}, Holding(1, 1, 0, 0.01, 0.01, 4), 10_000, 30, lines)
+
+
+def test_results(tmp_path: Path) -> None:
+    """The results are a table of all bars, the tables behind it, and the same as JSON."""
+    fast = REDSYNC
+    records = sample_records()
+    records[fast].figures["semaphore.rate"] = [8.0]
+    records[fast].failures["quiet"] = "hangs"
+    as_it_is = run.Measured(records, {"asyncio": sample_ours()})
+    awake = run.Measured({AIOLOCK: records[AIOLOCK], SET_AND_DEL: records[SET_AND_DEL]}, {})
+    run.write(tmp_path, {"Python": "3"}, as_it_is, awake, {PEERS[3]: "does not install"})
+    of_bars = (tmp_path / "bars.md").read_text(encoding="utf-8")
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     figures = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert len(figures["bars"]) == len(bars.promises(records, ours)) == 18
-    assert f"{fast.title}: " in text
-    assert figures["contestants"][AIOLOCK.title]["figures"]["alone.us"] == [2.235]
+    header, *rows = _rows(of_bars.partition("\n\n")[2])
+    assert header == ["what", "promised", "asyncio", "asyncio, cores awake"]
+    assert len(rows) == len(figures["bars"]) == len(bars.PROMISES)
+    assert "–" not in [row[2] for row in rows]
+    assert rows[0][2] == rows[0][3] == "0.382"
+    assert figures["bars"][0]["reached"] == {"asyncio": True, "asyncio, cores awake": True}
+    assert fast.title in text
+    assert figures["contestants"][AIOLOCK.title]["figures"]["alone.us"] == [1.235]
+    assert figures["awake"].keys() == {AIOLOCK.title, SET_AND_DEL.title}
     assert figures["missing"] == {PEERS[3].title: "does not install"}
     (beside,) = (line for line in text.splitlines() if "0.25 ×" in line)
     assert [cell.strip() for cell in beside.split("|")[1:4]] == [fast.title, "0.25 ×", "–"]
@@ -411,3 +581,18 @@ def test_results(tmp_path: Path) -> None:
     assert [[cell.strip() for cell in line] for line in lost] == [
         [PEERS[3].title, "install", "does not install"]
     ]
+
+
+def test_plots(tmp_path: Path) -> None:
+    """The plots are drawn from the results, for light pages and dark ones: without a background."""
+    if not environments.is_there("plots", environments.PLOTS):
+        pytest.skip("no matplotlib; `make bench` installs it")
+    records = sample_records()
+    records[AIOLOCK].samples["chain"] = [1.0, 2.0]
+    run.write(tmp_path, {}, run.Measured(records, {"asyncio": sample_ours()}), NOTHING, {})
+    run.draw(tmp_path)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
+    names = ("contention", "handoff", "lead", "queue")
+    assert sorted(drawn) == [f"{name}.svg" for name in names]
+    assert all((tmp_path / f"{name}.png").exists() for name in names)
+    assert all("#ffffff" not in svg for svg in drawn.values())

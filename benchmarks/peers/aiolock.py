@@ -12,9 +12,12 @@ import aiolock
 class Peer:
     """One client, two connections; its locks, its semaphores, or what its readers share."""
 
-    def __init__(self, *, permits: int | None = None, reads: bool = False) -> None:
+    def __init__(
+        self, *, permits: int | None = None, reads: bool = False, confirm: bool = True
+    ) -> None:
         self._permits = permits
         self._reads = reads
+        self._confirm = confirm
 
     async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # any number share them
         self._client = aiolock.connect(url)
@@ -25,7 +28,7 @@ class Peer:
             return self._client.semaphore(name, self._permits, ttl=30)
         if self._reads:
             return self._client.rwlock(name, ttl=30).read()
-        return self._client.lock(name, ttl=30)
+        return self._client.lock(name, ttl=30, confirm=self._confirm)
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -1,0 +1,33 @@
+"""Where the labels at the ends of lines go: each near its line, and none on another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places as near to the wanted ones as they can be, in the same order, ``gap`` apart.
+
+    Those that want to be too close to each other become a block around the mean of their wishes.
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    blocks: list[list[int]] = []
+    for each in order:
+        blocks.append([each])
+        while len(blocks) > 1 and _end(blocks[-2], wanted, gap) > _start(blocks[-1], wanted, gap):
+            last = blocks.pop()
+            blocks[-1] += last
+    places = [0.0] * len(wanted)
+    for block in blocks:
+        start = _start(block, wanted, gap)
+        for number, each in enumerate(block):
+            places[each] = start + (number + 0.5) * gap
+    return places
+
+
+def _start(block: Sequence[int], wanted: Sequence[float], gap: float) -> float:
+    return sum(wanted[each] for each in block) / len(block) - len(block) * gap / 2
+
+
+def _end(block: Sequence[int], wanted: Sequence[float], gap: float) -> float:
+    return _start(block, wanted, gap) + len(block) * gap
