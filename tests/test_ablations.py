@@ -862,17 +862,17 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a task is not stepped by another",
-        "stores/redis/_pipe.py",
-        "        self._at_once = not wire.in_task\n",
-        "        self._at_once = True\n",
-        "test_redis_reply.py::test_a_lone_acquisition[fakeredis]",
+        "_prompt.py",
+        "        if step is None or asyncio.current_task(self.get_loop()) is not None:\n",
+        "        if step is None:\n",
+        "test_prompt.py::test_resolved_by_a_task",
     ),
     Safeguard(
         "callbacks of a reply keep their order",
-        "stores/redis/_reply.py",
+        "_prompt.py",
         "            self._become_ordinary()\n            super().add",
         "            super().add",
-        "test_redis_reply.py::test_others_who_wait_for_it_keep_their_order[False]",
+        "test_prompt.py::test_others_who_wait_for_it_keep_their_order[False]",
     ),
 )
 

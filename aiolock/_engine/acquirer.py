@@ -21,6 +21,7 @@ from aiolock._engine.grant import lasts
 from aiolock._engine.hold import Hold, LossReason, Owned, Owner
 from aiolock._engine.policy import Policy
 from aiolock._engine.watchdog import Watchdog
+from aiolock._prompt import Prompt
 from aiolock.errors import AcquireTimeout, ClientClosed, StoreError
 from aiolock.store import (
     CLAIM,
@@ -192,7 +193,7 @@ class Acquirer:
         # Only where something is held in this process can it be what is waited for.
         owned = self._watchdog.owned
         warning = self._look_for_deadlock(attempt, owned) if attempt.blocked and owned else None
-        attempt.waits_for = self._loop.create_future()
+        attempt.waits_for = Prompt(loop=self._loop)
         try:
             await attempt.waits_for
         finally:
@@ -486,8 +487,13 @@ def _raise_if_over(attempt: Attempt) -> None:
 
 def _wake(attempt: Attempt) -> None:
     """Let its task look at the phase, unless it will anyway."""
-    if attempt.waits_for is not None and not attempt.waits_for.done():
-        attempt.waits_for.set_result(None)
+    future = attempt.waits_for
+    if future is None or future.done():
+        return
+    if isinstance(future, Prompt):
+        future.resolve(None)
+    else:
+        future.set_result(None)
 
 
 def _heard(answered: asyncio.Future[Any]) -> bool:

@@ -19,12 +19,12 @@ from typing import Any, Final
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
+from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._copies import NONE, Copies
 from aiolock.stores.redis._errors import Place, Refusal, code_of, did_nothing, store_error
 from aiolock.stores.redis._link import Link
-from aiolock.stores.redis._reply import Reply
 from aiolock.stores.redis._scripts import (
     ACQUIRE_SEVERAL,
     OPEN,
@@ -127,8 +127,6 @@ class Pipe:
         self.copies = Copies(self._time)
         self._wire: Wire | None = None
         """The connection, while it is known to serve us."""
-        self._at_once = False
-        """Whether a task can go on where its answer is read."""
         self._proved = False
         """Whether a command was answered on this connection."""
         self._heard, self._heard_at = False, 0.0
@@ -179,7 +177,7 @@ class Pipe:
         """
         now = self._time()
         few = len(self._sent) < FEW
-        future: asyncio.Future[Any] = Reply(loop=self._loop) if few else self._loop.create_future()
+        future: asyncio.Future[Any] = Prompt(loop=self._loop) if few else self._loop.create_future()
         if self._closed:
             error = StoreError("the client was closed")
             error.refused = True
@@ -374,7 +372,7 @@ class Pipe:
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
         # Its task goes on at once where little else is to be done. In a crowd it waits for the next
         # turn, so that what all of them send then goes out together.
-        if len(self._sent) < FEW and isinstance(future, Reply) and self._at_once:
+        if len(self._sent) < FEW and isinstance(future, Prompt):
             future.resolve(answer)
         else:
             future.set_result(answer)
@@ -464,7 +462,6 @@ class Pipe:
         self._wire = wire = self._link.wire
         assert wire is not None
         self.copies.connected = True
-        self._at_once = not wire.in_task
         queued, self._queued = self._queued, {}
         now = self._time()
         for command in queued:

@@ -50,9 +50,6 @@ _BUG: Final = "aiolock: could not deal with what the server sent, and connects a
 class Wire(Protocol):
     """An open connection. Everything that comes goes to the two functions given to `dial`."""
 
-    in_task: bool
-    """Whether they are called by a task, and not by the event loop."""
-
     def write(self, data: bytes, *, at_once: bool) -> None:
         """Send, at once or with all else that this turn of the event loop sends. Never raises."""
         ...
@@ -156,8 +153,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 class _TransportWire(asyncio.Protocol):
     """Our own protocol on redis-py's transport."""
 
-    in_task = False
-
     def __init__(
         self,
         connection: AbstractConnection,
@@ -245,8 +240,6 @@ class _TransportWire(asyncio.Protocol):
 
 class _PublicWire:
     """The same through redis-py's public methods: a task that reads and one that writes."""
-
-    in_task = True
 
     def __init__(
         self,

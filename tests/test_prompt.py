@@ -1,4 +1,4 @@
-"""The future of a command: its task goes on in the call that resolves it, and all else is usual."""
+"""The future that an answer or a push resolves: its task goes on at once, and all else is usual."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 
-import fakeredis
 import pytest
 
-import aiolock
-from aiolock.stores.redis._reply import Reply
-from tests.servers import RedisServer
+from aiolock._prompt import Prompt
 
 
 async def by_the_loop(call: Callable[[], object]) -> None:
@@ -27,9 +24,9 @@ async def by_the_loop(call: Callable[[], object]) -> None:
 
 
 class Waits:
-    """A task that awaits a reply, and what it did, in order, beside what others wrote there."""
+    """A task that awaits a future, and what it did, in order, beside what others wrote there."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Prompt) -> None:
         self.reply = reply
         self.log: list[object] = []
         self.task = asyncio.create_task(self._run())
@@ -49,7 +46,7 @@ class Waits:
 @pytest.fixture
 async def waits() -> Waits:
     """One that awaits already."""
-    waits = Waits(Reply(loop=asyncio.get_running_loop()))
+    waits = Waits(Prompt(loop=asyncio.get_running_loop()))
     await asyncio.sleep(0)
     return waits
 
@@ -93,7 +90,7 @@ async def test_its_task_is_cancelled(waits: Waits) -> None:
 @pytest.mark.parametrize("first", [True, False])
 async def test_others_who_wait_for_it_keep_their_order(first: bool) -> None:
     """With a callback beside the task, both are called later, in the order in which they came."""
-    reply = Reply(loop=asyncio.get_running_loop())
+    reply = Prompt(loop=asyncio.get_running_loop())
     log: list[object] = []
     if first:
         reply.add_done_callback(lambda _: log.append("callback"))
@@ -118,7 +115,7 @@ async def test_two_tasks_await_it(waits: Waits) -> None:
 
 async def test_awaited_when_it_is_done() -> None:
     """A task that comes late need not wait."""
-    reply = Reply(loop=asyncio.get_running_loop())
+    reply = Prompt(loop=asyncio.get_running_loop())
     await by_the_loop(lambda: reply.resolve("answer"))
     waits = Waits(reply)
     await waits.task
@@ -132,7 +129,7 @@ async def test_waited_for_by_other_means(waits: Waits) -> None:
         lambda reply: asyncio.wait_for(reply, 5),
         asyncio.shield,
     ):
-        reply = Reply(loop=asyncio.get_running_loop())
+        reply = Prompt(loop=asyncio.get_running_loop())
         asyncio.get_running_loop().call_soon(reply.resolve, "answer")
         await wait(reply)
         assert reply.result() == "answer"
@@ -143,7 +140,7 @@ async def test_waited_for_by_other_means(waits: Waits) -> None:
 async def test_a_callback_is_taken_back(waits: Waits) -> None:
     """As of any future; the task's own stays."""
 
-    def callback(_: Reply) -> None:
+    def callback(_: Prompt) -> None:
         raise AssertionError("it was taken back")
 
     waits.reply.add_done_callback(callback)
@@ -156,7 +153,7 @@ async def test_a_callback_is_taken_back(waits: Waits) -> None:
 async def test_its_task_keeps_its_context() -> None:
     """What the task had set is there when it goes on, and what it sets stays its own."""
     variable = contextvars.ContextVar[str]("variable", default="nothing")
-    reply = Reply(loop=asyncio.get_running_loop())
+    reply = Prompt(loop=asyncio.get_running_loop())
 
     async def run() -> str:
         variable.set("its own")
@@ -176,24 +173,9 @@ async def test_its_task_keeps_its_context() -> None:
     assert seen == ["nothing"]
 
 
-@pytest.mark.parametrize("where", ["redis", "fakeredis"])
-async def test_a_lone_acquisition(
-    redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """It goes on at once; but not where answers are read by a task, which cannot step another."""
-    resolved: list[object] = []
-
-    def resolve(reply: Reply, answer: object) -> None:
-        resolved.append(answer)
-        reply.set_result(answer)
-
-    monkeypatch.setattr(Reply, "resolve", resolve)
-    fake = fakeredis.FakeAsyncRedis()
-    async with aiolock.connect(
-        redis_server.url if where == "redis" else fake, prefix=prefix
-    ) as client:
-        resolved.clear()
-        async with client.lock("lock"):
-            pass
-        assert len(resolved) == (2 if where == "redis" else 0)
-    await fake.aclose()
+async def test_resolved_by_a_task(waits: Waits) -> None:
+    """One task cannot step another, so that one goes on in a later turn."""
+    waits.resolve()
+    assert waits.log == ["resolved"]
+    await waits.task
+    assert waits.log == ["resolved", "answer"]

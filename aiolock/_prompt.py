@@ -8,21 +8,21 @@ from contextvars import Context
 from typing import Any
 
 
-class Reply(asyncio.Future[Any]):
-    """The answer to a command. One task awaits it, as a rule, and nobody else.
+class Prompt(asyncio.Future[Any]):
+    """What one task awaits, as a rule, and nobody else: an answer, or a push.
 
     An ordinary future has the event loop call that task later. Where that is all there is to do,
     the loop polls its sockets once more for nothing.
     """
 
-    _step: Callable[[Reply], object] | None = None
+    _step: Callable[[Prompt], object] | None = None
     """Of the task that awaits it: the only callback there is."""
     _context: Context | None = None
     _ordinary = False
     """It has callbacks of its own, which are to be called in order."""
 
     def add_done_callback(
-        self, fn: Callable[[Reply], object], /, *, context: Context | None = None
+        self, fn: Callable[[Prompt], object], /, *, context: Context | None = None
     ) -> None:
         """As of any future; a task, which names its context, may be called by `resolve`."""
         if context is None or self._ordinary or self._step is not None or self.done():
@@ -31,7 +31,7 @@ class Reply(asyncio.Future[Any]):
         else:
             self._step, self._context = fn, context
 
-    def remove_done_callback(self, fn: Callable[[Reply], object], /) -> int:
+    def remove_done_callback(self, fn: Callable[[Prompt], object], /) -> int:
         """As of any future."""
         self._become_ordinary()
         return super().remove_done_callback(fn)
@@ -43,12 +43,18 @@ class Reply(asyncio.Future[Any]):
             super().add_done_callback(step, context=self._context)
 
     def resolve(self, result: Any) -> None:
-        """Set the result, and let its task go on in this very call: not to be called by a task."""
-        step, self._step = self._step, None
+        """Set the result, and let its task go on in this very call.
+
+        Called by a task, which cannot step another one, it is as `set_result`.
+        """
+        step = self._step
+        if step is None or asyncio.current_task(self.get_loop()) is not None:
+            self.set_result(result)
+            return
+        assert self._context is not None
+        self._step = None
         super().set_result(result)
-        if step is not None:
-            assert self._context is not None
-            self._context.run(step, self)
+        self._context.run(step, self)
 
     def set_result(self, result: Any, /) -> None:
         """As of any future."""
