@@ -253,21 +253,21 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "ask again after resubscribing",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "    def reconnected(self) -> None:\n",
         "    def reconnected(self) -> None:\n        return\n",
         "test_waiting.py::test_what_the_answer_under_way_may_not_know_is_asked_once_more",
     ),
     Safeguard(
         "ask once more after an outdated answer",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "            if question.outdated:\n                self._ask_again(attempt)\n",
         "            if False:\n                pass\n",
         "test_waiting.py::test_what_the_answer_under_way_may_not_know_is_asked_once_more",
     ),
     Safeguard(
         "what may come once more is released whatever it is",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "                attempt.sends_again()\n",
         "",
         "test_protocol.py::test_the_client_of_the_model_is_the_real_one[0]",
@@ -281,7 +281,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a grant nobody waits for goes back",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "            _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)\n",
         "            pass\n",
         "test_waiting.py::test_a_grant_for_somebody_who_gave_up_is_given_back",
@@ -302,7 +302,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "the displaced call the others",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "            if attempt.last_asked < found:\n",
         "            if False:\n",
         "test_waiting.py::test_a_displaced_waiter_lets_the_others_ask_again",
@@ -387,8 +387,8 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "whoever did not hear it is told",
-        "_engine/acquirer.py",
-        "        if self._hear(attempt, question) and attempt.phase is not Phase.QUEUED:\n",
+        "_engine/waiters.py",
+        "        if self.hear(attempt, question) and attempt.phase is not Phase.QUEUED:\n",
         "        if self._hear(attempt, question) and attempt.phase is Phase.GRANTED:\n",
         "test_once.py::test_the_word_that_it_is_done_is_lost",
     ),
@@ -410,7 +410,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… and asks how long that will be",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "            self._ask_again(self._queues[name].first)\n",
         "            pass\n",
         "test_closed.py::test_min_hold_of_many",
@@ -529,7 +529,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a loss that overtakes its grant is asked about",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "            self._ask_again(waiting)\n",
         "",
         "test_waiting.py::test_a_break_that_overtakes_the_push_of_the_grant",
@@ -677,7 +677,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "who stands where is forgotten with the connection",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "        self._runs.nobody_knows()\n",
         "",
         "test_runs.py::test_after_a_break_of_a_connection_nobody_knows_who_stands_where",
@@ -754,7 +754,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a loss is that of who has it now",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:\n"
         "        waiter, fence = self._runs.present(name, waiter, fence)\n",
         "    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:\n",
@@ -762,7 +762,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "who has it now is asked for it",
-        "_engine/acquirer.py",
+        "_engine/waiters.py",
         "    def requested(self, name: str, waiter: Waiter, fence: int) -> None:\n"
         "        waiter, fence = self._runs.present(name, waiter, fence)\n",
         "    def requested(self, name: str, waiter: Waiter, fence: int) -> None:\n",

@@ -55,8 +55,8 @@ class Stand:
         assert await self.left() == []
         for client in (self.ours, self.other):
             engine = client._engine
-            assert not engine.acquirer._attempts
-            assert not engine.acquirer._queues
+            assert not engine.waiters.attempts
+            assert not engine.waiters._queues
             assert not len(engine.watchdog.releases)
             assert not engine.watchdog.holds
             assert not engine.watchdog.owned

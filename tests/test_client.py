@@ -217,9 +217,9 @@ async def test_who_closes_has_no_say_in_the_next_opening() -> None:
     """What is to be called at a reconnection belongs to one opening."""
     client = aiolock.connect(MemoryServer())
     async with client:
-        client._engine.acquirer.on_reconnect.add(pytest.fail)
+        client._engine.waiters.on_reconnect.add(pytest.fail)
     async with client:
-        client._engine.acquirer.reconnected()
+        client._engine.waiters.reconnected()
 
 
 def test_opens_in_another_loop(world: World) -> None:

@@ -221,7 +221,7 @@ async def test_timeouts_while_the_server_hangs(
     lease = await take(client.lock("lock", ttl=30))
     queued = asyncio.create_task(enter(other.lock("lock", ttl=30, timeout=0.6)))
     await until(
-        lambda: other._engine.acquirer._queues
+        lambda: other._engine.waiters._queues
     )  # it knows its place, so its time may run out
     server.pause()
     try:
@@ -463,7 +463,7 @@ async def test_server_full(
     assert peek.ends() > time.monotonic() + 15
     given_up.cancel()
     await peek.queued(2)
-    (last,) = client._engine.acquirer._attempts["lock:lock"].values()
+    (last,) = client._engine.waiters.attempts["lock:lock"].values()
     last.stop(_TimedOut())  # as its timer would, but not before all of the above
     with pytest.raises(aiolock.AcquireTimeout):
         await timed_out

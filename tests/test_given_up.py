@@ -18,6 +18,7 @@ from aiolock._engine.backstop import LocalQueue
 from aiolock._engine.hold import Hold
 from aiolock._engine.lease import Lease
 from aiolock._engine.scope import Scope
+from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock._engine.wheel import Wheel
 from aiolock.stores.memory import MemoryServer, MemoryStore
@@ -30,7 +31,7 @@ class Broken(Exception):
 
 
 STEPS: list[tuple[type, str]] = [
-    (Acquirer, "_leave"),
+    (Waiters, "leave"),
     (Acquirer, "_keep"),
     (LocalQueue, "leave"),
     (LocalQueue, "_ask_by"),
@@ -102,8 +103,8 @@ async def test_a_step_that_raises(kind: type, step: str, how: str, waits: bool) 
         assert (await lock.status()).holders == ()
         engine = ours._engine
         left = (
-            engine.acquirer._attempts,
-            engine.acquirer._queues,
+            engine.waiters.attempts,
+            engine.waiters._queues,
             engine.watchdog.holds,
             engine.watchdog.owned,
         )

@@ -32,6 +32,7 @@ CORE = [
     "aiolock._engine.wheel",
     "aiolock._engine.runs",
     "aiolock._engine.watchdog",
+    "aiolock._engine.waiters",
     "aiolock._engine.acquirer",
     "aiolock._engine.lease",
     "aiolock._engine.scope",

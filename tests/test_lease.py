@@ -1173,7 +1173,7 @@ async def test_lost_for_a_reason_of_a_later_version() -> None:
 
         async def body(error: Exception | None) -> None:
             async with client.lock("a") as lease:
-                client._engine.acquirer.lost("lock:a", lease._hold.waiter, lease.fence, "evicted")
+                client._engine.waiters.lost("lock:a", lease._hold.waiter, lease.fence, "evicted")
                 if error is not None:
                     raise error
                 await asyncio.sleep(1)

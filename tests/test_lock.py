@@ -805,8 +805,8 @@ async def test_what_ended_is_forgotten() -> None:
         await asyncio.sleep(2)
         await settled()
         engine = client._engine
-        assert not engine.acquirer._attempts
-        assert not engine.acquirer._queues
+        assert not engine.waiters.attempts
+        assert not engine.waiters._queues
         assert not engine.entered
         assert not engine.watchdog.holds
         assert not engine.watchdog.owned

@@ -211,7 +211,7 @@ async def test_barrier_that_is_passed_while_the_process_is_stuck(how: str) -> No
         await asyncio.sleep(20 if how == "lost" else 40)
         assert not late.done()
         if how == "lost":
-            ours._engine.acquirer.reconnected()
+            ours._engine.waiters.reconnected()
         faulty.resume()
         await asyncio.wait_for(late, 1)
         assert (await theirs.barrier("b", 2).status()).waiters == ()

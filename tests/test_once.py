@@ -225,8 +225,8 @@ async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
             status = await waiting_for(ours.once(key, remember=60)).status()
             assert (status.holders, status.waiters) == ((), ())
             engine = ours._engine
-            assert not engine.acquirer._attempts
-            assert not engine.acquirer._queues
+            assert not engine.waiters.attempts
+            assert not engine.waiters._queues
             assert not engine.watchdog.holds
             ran += 1
             key = f"a {ran}"
@@ -246,8 +246,8 @@ async def test_the_word_that_it_is_done_is_lost() -> None:
             faulty.lose("push")
         async with asyncio.timeout(31):  # when the lease would have ended
             assert await waiting is None
-        assert not theirs._engine.acquirer._attempts
-        assert not theirs._engine.acquirer._queues
+        assert not theirs._engine.waiters.attempts
+        assert not theirs._engine.waiters._queues
 
 
 @virtual

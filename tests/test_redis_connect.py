@@ -556,7 +556,7 @@ async def test_idle_waiters_send_next_to_nothing(
 
     And there is a heartbeat after 20 s. All times are a twentieth of the real ones.
     """
-    monkeypatch.setattr("aiolock._engine.acquirer.CLAIM", 150)
+    monkeypatch.setattr("aiolock._engine.waiters.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.KEEP_ALIVE", 3.0)
     monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 1.0)

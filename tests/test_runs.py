@@ -323,7 +323,7 @@ async def test_who_comes_back_between_two_is_not_overtaken() -> None:
         await asyncio.sleep(0.01)
         mine = asking(s.lock)
         await queued(s.lock, 1)
-        s.theirs._engine.acquirer.reconnected()
+        s.theirs._engine.waiters.reconnected()
         await queued(s.lock, 2)
         assert await held.release()
         lease = await other
@@ -360,7 +360,7 @@ async def test_after_a_break_of_a_connection_nobody_knows_who_stands_where() -> 
         form = state.waiting[waiter][1]
         state.dequeue(waiter)
         state.enqueue(mine_at - 1, waiter, form)
-        s.ours._engine.acquirer.reconnected()
+        s.ours._engine.waiters.reconnected()
         await settled()
         assert await held.release()
         lease = await other

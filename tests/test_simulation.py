@@ -226,8 +226,8 @@ class World:
         await asyncio.wait(mine)
         engine = client._engine
         left = (
-            engine.acquirer._attempts,
-            engine.acquirer._queues,
+            engine.waiters.attempts,
+            engine.waiters._queues,
             engine.watchdog.holds,
             engine.watchdog.owned,
         )

@@ -315,7 +315,7 @@ def test_a_late_push_at_the_timeout_waits_for_nothing() -> None:
         s.answer(0, queued(0.0))
         await asyncio.sleep(6.0)
         s.push(7, 0.1)  # for 5 s from then
-        s.client._engine.acquirer._attempts["lock:n"][s.waiter].stop(
+        s.client._engine.waiters.attempts["lock:n"][s.waiter].stop(
             _TimedOut()
         )  # by its timer, before the task
         await settle()

@@ -229,16 +229,16 @@ def test_who_is_displaced_with_many_others() -> None:
             state.queue.clear()
             state.waiting.clear()
             passes = 0
-            again = client._engine.acquirer._ask_for_displaced
+            again = client._engine.waiters._ask_for_displaced
 
             def counted(key: str) -> None:
                 nonlocal passes
                 passes += 1
                 again(key)
 
-            client._engine.acquirer._ask_for_displaced = counted  # type: ignore[method-assign]  # to count it
+            client._engine.waiters._ask_for_displaced = counted  # type: ignore[method-assign]  # to count it
             asked = faulty.calls["acquire"]
-            client._engine.acquirer.done("lock:a")  # the first of them asks again
+            client._engine.waiters.done("lock:a")  # the first of them asks again
             await asyncio.sleep(1)
             assert faulty.calls["acquire"] - asked == 2000
             assert passes <= 3

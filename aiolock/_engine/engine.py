@@ -12,6 +12,7 @@ from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.entered import Entered
 from aiolock._engine.policy import Policy
 from aiolock._engine.runs import Runs
+from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import ClientClosed
 from aiolock.store import Status, Store
@@ -32,6 +33,7 @@ class Engine:
 
     watchdog: Watchdog
     runs: Runs
+    waiters: Waiters
     acquirer: Acquirer
     _loop: asyncio.AbstractEventLoop
 
@@ -53,12 +55,13 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self.watchdog = Watchdog(self.store)
         self.runs = self.watchdog.runs
-        self.acquirer = Acquirer(self.watchdog, self.client)
+        self.waiters = Waiters(self.watchdog)
+        self.acquirer = Acquirer(self.waiters, self.watchdog, self.client)
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
         try:
-            await self.store.open(self.client, self.acquirer)
+            await self.store.open(self.client, self.waiters)
         except BaseException:
             self.state = State.CLOSED  # a lifespan may try again
             raise

@@ -161,11 +161,11 @@ class Election:
                 say()
 
             timer = loop.call_later(every, say_again)
-            engine.acquirer.on_reconnect.add(say)
+            engine.waiters.on_reconnect.add(say)
             try:
                 yield Term(lease, value)
             finally:
-                engine.acquirer.on_reconnect.discard(say)
+                engine.waiters.on_reconnect.discard(say)
                 timer.cancel()
 
     async def leader(self) -> Leader | None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from unittest.mock import patch
 
 import aiolock
-from aiolock._engine import acquirer, releases
+from aiolock._engine import releases, waiters
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock.store import (
     CLAIM,
@@ -247,7 +247,7 @@ class Play:
         # The model has no pauses that grow, and where a question has failed, none at all.
         with (
             patch.object(releases, "_LONGEST_PAUSE", FIRST_PAUSE),
-            patch.multiple(acquirer, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0, _PATIENCE=0.0),
+            patch.multiple(waiters, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0, _PATIENCE=0.0),
         ):
             await self._play(steps)
 

@@ -1,0 +1,241 @@
+"""A client's waiters: what they ask the store, when they ask again, and what it pushes to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from aiolock._engine.acquisition import Attempt, Phase, Question
+from aiolock._engine.backstop import LocalQueue
+from aiolock._engine.hold import LossReason
+from aiolock._engine.watchdog import Watchdog
+from aiolock._prompt import Prompt
+from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter
+
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 1.0
+"""Seconds until a question is asked again that the store did not answer, or refused."""
+
+_PATIENCE: Final = 10.0
+"""Seconds, at least, of nothing but that until it is an error: as long as a store tries what it is
+asked first."""
+
+_LOST: Final = {"expired": LossReason.EXPIRED, "broken": LossReason.BROKEN}
+"""What the words of a store mean; another is a later version's."""
+
+_PLACED: Final = (Granted, Queued)
+
+
+class Waiters:
+    """The open acquisitions of one client; the store's pushes arrive here (see `Inbox`)."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._runs = watchdog.runs
+        self._watchdog = watchdog
+        self._loop = asyncio.get_running_loop()
+        self._time = watchdog.time
+        self.on_reconnect: set[Callable[[], object]] = set()
+        """Called when pushes and replies may have been missed."""
+        self.attempts: dict[str, dict[Waiter, Attempt]] = {}
+        """By key, and then by waiter."""
+        self._queues: dict[str, LocalQueue] = {}
+        self._displaced: dict[str, float] = {}
+
+    def add(self, attempt: Attempt) -> None:
+        """It begins."""
+        self.attempts.setdefault(attempt.policy.key, {})[attempt.waiter] = attempt
+
+    def leave(self, attempt: Attempt) -> None:
+        """The waiting is over, one way or the other. Idempotent."""
+        attempt.withdraws()
+        if attempt.retry is not None:
+            attempt.retry.cancel()
+        if self._runs:
+            self._runs.leaves(attempt)
+        key = attempt.policy.key
+        queue = self._queues.get(key)
+        if queue is not None and queue.leave(attempt):
+            del self._queues[key]
+        waiters = self.attempts.get(key)
+        if waiters is not None and waiters.pop(attempt.waiter, None) is not None and not waiters:
+            del self.attempts[key]
+
+    # What they ask
+
+    def ask(self, attempt: Attempt, *, wait: bool) -> Question:
+        """Ask the store for the lock, or for the place in its queue."""
+        policy = attempt.policy
+        sent = self._time()  # before it is sent
+        answer = self._runs.acquire(
+            policy.key,
+            attempt.waiter,
+            policy.form,
+            policy.lease,
+            ticket=attempt.ticket,
+            wait=wait,
+            max_waiters=policy.max_waiters or 0,
+        )
+        question = Question(sent, answer)
+        attempt.asks(question)
+        return question
+
+    def hear(self, attempt: Attempt, question: Question) -> bool:
+        """Take in an answer, for its task or for a callback; False where it came too late."""
+        answer = question.answer.result()
+        newcomer = attempt.ticket == 0
+        if not attempt.answers(question, answer):
+            return False
+        if isinstance(answer, _PLACED) and answer.displaced:
+            self._was_displaced(attempt)
+        if isinstance(answer, Queued):
+            key = attempt.policy.key
+            if key not in self._queues:
+                self._queues[key] = LocalQueue(self._ask_again, self._time)
+            self._queues[key].queued(attempt, answer)
+            if question.outdated:
+                self._ask_again(attempt)
+            elif newcomer and (answer.before is not None or self._runs):
+                self._runs.queued(attempt, answer, self.attempts[key])
+        return True
+
+    def _ask_again(self, attempt: Attempt) -> None:
+        """Something happened that the store knows more of: ask now, or after the answer."""
+        if attempt.has_news():
+            if attempt.retry is not None:
+                attempt.retry.cancel()
+                attempt.retry = None
+            question = self.ask(attempt, wait=True)
+            question.answer.add_done_callback(partial(self._answered, attempt, question))
+
+    def _answered(
+        self, attempt: Attempt, question: Question, answer: asyncio.Future[Answer]
+    ) -> None:
+        """What came back when a waiter in the queue had asked again."""
+        if answer.cancelled():
+            return  # nobody waits for it any more
+        if isinstance(failure := answer.exception(), Exception):
+            if attempt.fails(question):
+                self._ask_later(attempt, failure)
+            return
+        if self.hear(attempt, question) and attempt.phase is not Phase.QUEUED:
+            _wake(attempt)
+
+    def _ask_later(self, attempt: Attempt, failure: Exception) -> None:
+        """It stands in the queue, so an answer that did not come, or a refusal, is no news yet.
+
+        It is one after as long as a holder would believe in its lease without one, or a newcomer
+        would have waited for its first.
+        """
+        now = self._time()
+        if attempt.failing_since is None:
+            attempt.failing_since = now
+        failing = now - attempt.failing_since
+        if failing >= max(_PATIENCE, attempt.policy.lease / 1000):
+            attempt.stop(failure)
+        elif attempt.retry is None:
+            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing))
+            attempt.retry = self._loop.call_later(pause, self._ask_again, attempt)
+
+    def _was_displaced(self, found: Attempt) -> None:
+        """This waiter's place was gone; whatever took it may have taken those of the others.
+
+        They are asked for in one go, for those who find that out come many at a time.
+        """
+        key = found.policy.key
+        self._runs.nobody_knows(key)
+        if key not in self._displaced:
+            self._loop.call_soon(self._ask_for_displaced, key)
+        self._displaced[key] = max(self._displaced.get(key, 0.0), found.last_asked)
+
+    def _ask_for_displaced(self, key: str) -> None:
+        found = self._displaced.pop(key, 0.0)
+        for attempt in list(self.attempts.get(key, {}).values()):
+            if attempt.last_asked < found:
+                self._ask_again(attempt)
+
+    # Inbox: what the store pushes
+
+    def _attempt(self, key: str, waiter: Waiter) -> Attempt | None:
+        attempts = self.attempts.get(key)
+        return None if attempts is None else attempts.get(waiter)
+
+    def granted(  # noqa: PLR0917  # see `Inbox`
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
+        attempt = self._attempt(name, waiter)
+        if attempt is not None:
+            if attempt.pushed(fence, lease, now, self._time()):
+                _wake(attempt)
+            return
+        hold = self._watchdog.holds.get(waiter)
+        known = hold is not None and hold.fence == fence
+        if not known and not self._runs.was_passed(name, waiter, fence):
+            # It gave up, and the store had not heard of that: what it got is somebody else's.
+            _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)
+
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+        waiter, fence = self._runs.present(name, waiter, fence)
+        hold = self._watchdog.holds.get(waiter)
+        waiting = self._attempt(name, waiter)
+        if hold is not None and hold.fence == fence:
+            # A question that came after the break may have put it into the queue again.
+            hold.crossed = hold.crossed or reason == "broken"
+            self._watchdog.lose(hold, _LOST.get(reason, reason))
+        elif waiting is not None:
+            # Its grant is on its way, to the task or, by the other connection, to us. Then it has
+            # no place in the queue any more, and nobody else would tell it.
+            waiting.taken_away(fence)
+            self._ask_again(waiting)
+        if reason == "expired":
+            # We were taken for stuck, so our waiters have left the queue.
+            self._runs.nobody_knows(name)
+            for other in list(self.attempts.get(name, {}).values()):
+                self._ask_again(other)
+
+    def done(self, name: str) -> None:
+        # The word may be old, and what it speaks of forgotten: the answer is not.
+        if name in self._queues:
+            self._ask_again(self._queues[name].first)
+        for attempt in list(self.attempts.get(name, {}).values()):
+            if attempt.policy.once:
+                self._ask_again(attempt)
+
+    def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # see `Inbox`
+        # Whoever that is by now, it may have been handed the lock: then it is one behind it.
+        self._runs.void(name)
+        for attempt in list(self.attempts.get(name, {}).values()):
+            if attempt.phase is Phase.ASKING:
+                self._ask_again(attempt)  # its answer may be older
+
+    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+        waiter, fence = self._runs.present(name, waiter, fence)
+        hold = self._watchdog.holds.get(waiter)
+        waiting = self._attempt(name, waiter)
+        if hold is not None and hold.fence == fence:
+            hold.wanted = True
+            if hold.requested is not None:
+                hold.requested.set()
+        elif waiting is not None:
+            waiting.wanted = fence  # its grant is on its way to the task
+
+    def reconnected(self) -> None:
+        self._runs.nobody_knows()
+        for waiters in list(self.attempts.values()):
+            for attempt in list(waiters.values()):
+                attempt.sends_again()
+                self._ask_again(attempt)
+        for call in tuple(self.on_reconnect):
+            call()
+
+
+def _wake(attempt: Attempt) -> None:
+    """Let its task look at the phase, unless it will anyway."""
+    future = attempt.waits_for
+    if future is None or future.done():
+        return
+    if isinstance(future, Prompt):
+        future.resolve(None)
+    else:
+        future.set_result(None)
