@@ -153,7 +153,8 @@ def test_links_of_the_readme() -> None:
     links = re.findall(r"\]\(([^)]+)\)|^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
     urls = {inline or reference for inline, reference in links}
     assert all(url.startswith("https://") for url in urls)
-    ours = re.compile(r"https://github\.com/aiolock/aiolock/(?:blob|tree)/main/([^#]+)")
+    pages = r"github\.com/aiolock/aiolock/(?:blob|tree)|raw\.githubusercontent\.com/aiolock/aiolock"
+    ours = re.compile(rf"https://(?:{pages})/main/([^#]+)")
     paths = {found[1] for url in urls if (found := ours.match(url))}
     assert paths
     assert {path for path in paths if not (ROOT / path).exists()} == set()
