@@ -354,6 +354,12 @@ class Inbox(Protocol):
     def reconnected(self) -> None:
         """Pushes may have been missed: whoever waits must ask again."""
 
+    def beat(self) -> None:
+        """The store is about to try its links.
+
+        Somebody who waits may ask now what it would ask before long: one command does for both.
+        """
+
 
 @runtime_checkable
 class Store(Protocol):

@@ -874,6 +874,13 @@ SAFEGUARDS = (
         "            super().add",
         "test_prompt.py::test_others_who_wait_for_it_keep_their_order[False]",
     ),
+    Safeguard(
+        "who waits asks instead of a heartbeat",
+        "stores/redis/_store.py",
+        "        self._inbox.beat()\n",
+        "",
+        "test_redis_connect.py::test_idle_waiters_send_next_to_nothing[one_that_is_next]",
+    ),
 )
 
 

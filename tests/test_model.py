@@ -160,6 +160,9 @@ class Heard:
     def reconnected(self) -> None:
         raise AssertionError("a model has no connection")
 
+    def beat(self) -> None:
+        raise AssertionError("a model has no connection")
+
 
 class OnlyGrants(Heard):
     """An inbox to which only grants come."""

@@ -538,9 +538,9 @@ async def test_two_connections(own_server: RedisServer, prefix: str) -> None:
 @pytest.mark.parametrize(
     ("waiters", "place", "every"),
     [
-        pytest.param(1, 1, 1.0, id="one_that_is_next"),
-        pytest.param(1, 2, 0.15, id="one_behind_another_client"),
-        pytest.param(50, 1, 1.0, id="fifty"),
+        pytest.param(1, 1, 0.5, id="one_that_is_next"),
+        pytest.param(1, 2, 0.1, id="one_behind_another_client"),
+        pytest.param(50, 1, 0.5, id="fifty"),
     ],
 )
 async def test_idle_waiters_send_next_to_nothing(
@@ -552,14 +552,14 @@ async def test_idle_waiters_send_next_to_nothing(
     place: int,
     every: float,
 ) -> None:
-    """The next asks when a lease of 30 s would end, which it does not; one further back every 3 s.
+    """The next in line asks no more than once in 10 s; one further back every 3 s.
 
-    And there is a heartbeat after 20 s. All times are a twentieth of the real ones.
+    With each question in silence comes the heartbeat. All times are a twentieth of the real ones.
     """
     monkeypatch.setattr("aiolock._engine.waiters.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.KEEP_ALIVE", 3.0)
-    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 0.5)
     peek = Peek(server, prefix)
     async with (
         Proxy(server.port) as proxy,
@@ -578,9 +578,10 @@ async def test_idle_waiters_send_next_to_nothing(
         sent = b"".join(proxy.requests)
         lasted = time.monotonic() - start
         asked = sent.count(_scripts.ACQUIRE.digest.encode())
-        beaten = sent.count(_scripts.PRESENCE.digest.encode())
-        assert asked <= 1 + lasted / every
-        assert 1 <= beaten <= 1 + lasted
+        beat = _scripts.BEAT
+        beaten = sent.count(beat.digest.encode()) + sent.count(beat.source.encode())
+        assert asked + beaten <= 1 + lasted / every
+        assert 1 <= beaten <= 1 + lasted / 0.5
         assert sent.count(b"EVAL") == asked + beaten
         for waiter in (*ahead, *waiting):
             await lease.release()

@@ -50,6 +50,11 @@ class LocalQueue:
         self._ask_by(self._time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
 
     @property
+    def ask_at(self) -> float:
+        """When the first asks again by itself."""
+        return self._ask_at
+
+    @property
     def first(self) -> Attempt:
         """Who has waited longest of those who wait."""
         return next(iter(self._attempts.values()))

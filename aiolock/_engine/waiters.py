@@ -229,6 +229,11 @@ class Waiters:
         for call in tuple(self.on_reconnect):
             call()
 
+    def beat(self) -> None:
+        queue = min(self._queues.values(), key=lambda queue: queue.ask_at, default=None)
+        if queue is not None and queue.first.question is None:
+            self._ask_again(queue.first)
+
 
 def _wake(attempt: Attempt) -> None:
     """Let its task look at the phase, unless it will anyway."""

@@ -156,6 +156,9 @@ class _FaultyInbox:
     def reconnected(self) -> None:
         self._inbox.reconnected()
 
+    def beat(self) -> None:
+        self._inbox.beat()
+
 
 def _due(faults: dict[Operation, float], operation: Operation) -> bool:
     left = faults.get(operation, 0)

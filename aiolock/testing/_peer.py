@@ -238,6 +238,9 @@ class Peer:
         """Remember it."""
         self._void.put_nowait(waiter)
 
+    def beat(self) -> None:
+        """It asks only what it is told to ask."""
+
     def reconnected(self) -> None:
         """Nothing that the contract does makes a connection break."""
 

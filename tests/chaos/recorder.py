@@ -182,3 +182,6 @@ class Recorder(Relay):
     def reconnected(self) -> None:
         self._history.note("reconnected")
         self._inbox.reconnected()
+
+    def beat(self) -> None:
+        self._inbox.beat()

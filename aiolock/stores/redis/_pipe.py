@@ -21,15 +21,19 @@ from redis.exceptions import InvalidResponse
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
+from aiolock.store import Queued
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._copies import NONE, Copies
 from aiolock.stores.redis._errors import Place, Refusal, code_of, did_nothing, store_error
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._scripts import (
     ACQUIRE_SEVERAL,
+    BEAT,
     OPEN,
     PRESENCE,
     RELEASE,
+    Opened,
+    Present,
     Script,
     bulk,
     several,
@@ -44,6 +48,8 @@ _AGAIN: Final = 5
 """How often a command is written again that the server refuses though it should not any more."""
 _MOST: Final = 32
 """Questions in one call: what others ask of the server waits as long as the call takes."""
+_CLOCKS: Final = (OPEN, PRESENCE, BEAT)
+"""Their replies say what time it is, and are not asked for often."""
 _LOOK: Final = 0.5
 
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
@@ -365,7 +371,7 @@ class Pipe:
                 except (TypeError, ValueError, IndexError):
                     self._fail(command, _not_an_answer(reply))
                 else:
-                    if script is PRESENCE or script is OPEN:
+                    if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
                         self.copies.read_clock(command.sent, answer.now)
                     self._resolve(future, answer)
 

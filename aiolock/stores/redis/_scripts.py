@@ -280,6 +280,7 @@ def _present(reply: Any) -> Present:
 OPEN: Final = Script("open", _opened)
 ACQUIRE: Final = Script("acquire", _answer)
 ACQUIRE_SEVERAL: Final = Script("acquire_several", _as_is)
+BEAT: Final = Script("beat", _answer)
 RELEASE: Final = Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)
 PASS: Final = Script("pass", _was, lambda was: _was(was) or WAS_UNKNOWN)
 RENEW: Final = Script("renew", _flags)

@@ -37,7 +37,7 @@ from aiolock.stores.redis._subscription import Subscription
 
 log = logging.getLogger("aiolock")
 
-HEARTBEAT: Final = 20.0
+HEARTBEAT: Final = 10.0
 """Seconds of silence on either connection, after which both are tried."""
 HEARTBEAT_TIMEOUT: Final = 4.0
 """Seconds for the heartbeat's push to arrive."""
@@ -76,6 +76,8 @@ class RedisStore:
         """By the identity of a form, which is kept for as long, as hashing it takes longer."""
         self._resizes = itertools.count(1)
         self._closing = True
+        self._beating = False
+        """The next question is the heartbeat, too."""
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -186,8 +188,9 @@ class RedisStore:
         newcomer = wait and not ticket
         place = _NEWCOMER if newcomer else bulk(ticket if wait else -1)
         joins = newcomer and form.plain and not (form.priority or max_waiters)
+        script, self._beating = scripts.BEAT if self._beating else scripts.ACQUIRE, False
         return self._pipe.call(
-            scripts.ACQUIRE,
+            script,
             10,
             head + own + place,
             sure=False,
@@ -366,7 +369,11 @@ class RedisStore:
             self._timer = self._loop.call_at(due, self._beat)
             return
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        self._presence().add_done_callback(self._beaten)
+        self._beating = True
+        self._inbox.beat()
+        if self._beating:  # nobody has asked
+            self._beating = False
+            self._presence().add_done_callback(self._beaten)
         # From now, not from the reply: both links may be dead, and each is seen to by itself.
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 

@@ -1,0 +1,19 @@
+-- beat: `acquire` of one that waits already, and the heartbeat of its client (see `presence`): it would
+-- ask anyway, before long.
+--
+-- KEYS  1 holders  2 queue  3 fence
+-- ARGV  as of `acquire`
+-- returns  as `acquire`
+--@include names
+local CHANNELS = ARGV[4]
+--@include clock
+--@include late
+--@include acquire_taken
+
+local waiter, ticket = ARGV[5], tonumber(ARGV[6])
+local too_late = late(ARGV[7])
+if too_late then
+  return too_late
+end
+redis.call('PUBLISH', CHANNELS .. waiter:match(CLIENT), 'p')
+return acquire_taken(waiter, ticket, ARGV[1], tonumber(ARGV[3]))
