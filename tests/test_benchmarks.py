@@ -432,7 +432,7 @@ async def test_ours_alone() -> None:
         )
     assert alone.lone_waiter < 100
     # On a busy machine a body may last so long that its claim is confirmed.
-    assert all(1 <= sent < 2.5 for sent in alone.commands.values())
+    assert all(0.1 < sent < 2.5 for sent in alone.commands.values())
     assert alone.commands[50] < alone.commands[2]
     assert alone.holding.tasks == 0
     assert 0 <= alone.holding.busy < 1
