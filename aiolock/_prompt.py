@@ -19,7 +19,7 @@ class Prompt(asyncio.Future[Any]):
     """Of the task that awaits it: the only callback there is."""
     _context: Context | None = None
     _ordinary = False
-    """It has callbacks of its own, which are to be called in order."""
+    """It is to be as any future from now on: other callbacks are to be called in order, too."""
 
     def add_done_callback(
         self, fn: Callable[[Prompt], object], /, *, context: Context | None = None
@@ -47,14 +47,20 @@ class Prompt(asyncio.Future[Any]):
 
         Called by a task, which cannot step another one, it is as `set_result`.
         """
-        step = self._step
-        if step is None or asyncio.current_task(self.get_loop()) is not None:
+        if self._step is None or asyncio.current_task(self.get_loop()) is not None:
             self.set_result(result)
             return
-        assert self._context is not None
-        self._step = None
+        # In this order: a signal's handler may cancel the task at any point of it.
         super().set_result(result)
-        self._context.run(step, self)
+        step, self._step = self._step, None
+        if step is not None:
+            assert self._context is not None
+            try:
+                self._context.run(step, self)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # They end the event loop. But not through whoever reads from a socket here, who
+                # would be left half way; and uvloop would take it for an error of the transport.
+                self.get_loop().call_soon(_raise, error)
 
     def set_result(self, result: Any, /) -> None:
         """As of any future."""
@@ -70,3 +76,7 @@ class Prompt(asyncio.Future[Any]):
         """As of any future."""
         self._become_ordinary()
         return super().cancel(msg)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -177,8 +177,8 @@ SAFEGUARDS = (
     Safeguard(
         "EVAL where EVALSHA is not known",
         "stores/redis/_pipe.py",
-        '        if code == "NOSCRIPT":\n',
-        "        if False:\n",
+        "            self._known.discard(command.script)\n            self._once_more(",
+        "            self._fail(",
         "test_failures_server.py::test_scripts_flushed",
     ),
     Safeguard(
@@ -389,7 +389,7 @@ SAFEGUARDS = (
         "whoever did not hear it is told",
         "_engine/waiters.py",
         "        if self.hear(attempt, question) and attempt.phase is not Phase.QUEUED:\n",
-        "        if self._hear(attempt, question) and attempt.phase is Phase.GRANTED:\n",
+        "        if self.hear(attempt, question) and attempt.phase is Phase.GRANTED:\n",
         "test_once.py::test_the_word_that_it_is_done_is_lost",
     ),
     Safeguard(
@@ -856,15 +856,15 @@ SAFEGUARDS = (
     Safeguard(
         "the script for several is sent again",
         "stores/redis/_pipe.py",
-        "                self._known.discard(ACQUIRE_SEVERAL)\n",
-        "                pass\n",
+        "            self._known.discard(ACQUIRE_SEVERAL)\n",
+        "            pass\n",
         "test_redis_pipe.py::test_those_that_ask_together_and_the_server_forgot_the_script",
     ),
     Safeguard(
         "a task is not stepped by another",
         "_prompt.py",
-        "        if step is None or asyncio.current_task(self.get_loop()) is not None:\n",
-        "        if step is None:\n",
+        "        if self._step is None or asyncio.current_task(self.get_loop()) is not None:\n",
+        "        if self._step is None:\n",
         "test_prompt.py::test_resolved_by_a_task",
     ),
     Safeguard(
@@ -880,6 +880,27 @@ SAFEGUARDS = (
         "        self._inbox.beat()\n",
         "",
         "test_redis_connect.py::test_idle_waiters_send_next_to_nothing[one_that_is_next]",
+    ),
+    Safeguard(
+        "what ends the loop does not end the reading of a socket",
+        "_prompt.py",
+        "            except (SystemExit, KeyboardInterrupt) as error:\n",
+        "            except ZeroDivisionError as error:\n",
+        "test_prompt.py::test_what_ends_the_loop_is_not_raised_where_it_was_resolved",
+    ),
+    Safeguard(
+        "nobody goes on at once behind one that waits for the next turn",
+        "stores/redis/_pipe.py",
+        "            self._scheduled = True\n",
+        "",
+        "test_redis_pipe.py::test_answers_are_heard_in_the_order_in_which_they_come",
+    ),
+    Safeguard(
+        "what was kept back was never written",
+        "stores/redis/_pipe.py",
+        "                self._first.setdefault(command.waiter, []).append(command)\n",
+        "                pass\n",
+        "test_redis_pipe.py::test_a_question_that_was_kept_back_was_never_written",
     ),
 )
 

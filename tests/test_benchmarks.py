@@ -278,7 +278,7 @@ async def test_contest() -> None:
     }
     assert {name: mine[name] for name in exact} == {n: [value] for n, value in exact.items()}
     # On a busy machine a body may last so long that its claim is confirmed.
-    assert 1 <= mine["commands.wanted"][0] < 2.2
+    assert 0.1 < mine["commands.wanted"][0] < 2.2
     assert theirs["crowd200.connections"] == [200]
     for name, values in mine.items():
         if name.endswith((".us", ".rate", ".ms")) and "server" not in name:

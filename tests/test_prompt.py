@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable
 
@@ -182,3 +183,49 @@ async def test_resolved_by_a_task() -> None:
     assert stepped == []
     await asyncio.sleep(0)
     assert stepped == [future]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_what_ends_the_loop_is_not_raised_where_it_was_resolved(error: BaseException) -> None:
+    """It ends the event loop, as that of any task does, but not through whoever read the answer."""
+    log: list[str] = []
+
+    async def main() -> None:
+        future = Prompt(loop=asyncio.get_running_loop())
+
+        async def ends() -> None:
+            await future
+            raise error
+
+        task = asyncio.create_task(ends())
+        await asyncio.sleep(0)
+
+        def resolve() -> None:
+            future.resolve("answer")
+            log.append("resolved")
+
+        asyncio.get_running_loop().call_soon(resolve)
+        await asyncio.wait([task])
+        await asyncio.sleep(60)
+
+    with pytest.raises(type(error)):
+        asyncio.run(main())
+    assert log == ["resolved"]
+
+
+async def test_cancelled_while_it_is_resolved(waits: Waits) -> None:
+    """As by a signal's handler, between two steps of that: its task is woken all the same."""
+
+    class Cancels(Prompt):
+        def get_loop(self) -> asyncio.AbstractEventLoop:
+            waits.task.cancel()
+            return super().get_loop()
+
+    def resolve() -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):
+            waits.reply.resolve("answer")
+
+    waits.reply.__class__ = Cancels
+    await by_the_loop(resolve)
+    await asyncio.wait([waits.task], timeout=5)
+    assert waits.task.cancelled()

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import zip_longest
 from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
@@ -74,7 +73,7 @@ class _Command:
     stamp: Callable[[float], bytes] | None = None
     """One argument more, computed whenever it is written."""
     waiter: str | None = None
-    """Of a newcomer's question: the waiter, where that matters."""
+    """Whose first question it is, where that waits for a connection, or for others of its turn."""
     together = 1
     """How many, this one and those that were written next, are one call, and have one reply."""
     again = 0
@@ -144,11 +143,13 @@ class Pipe:
         # Of those in the queue, or no more: the first questions of waiters, never written.
         self._first: dict[str, list[_Command]] = {}
         self._watch: asyncio.TimerHandle | None = None
-        # The last of what was sent, in order: newcomers that wait for others of this turn.
+        # The last of those sent, in order: newcomers that wait for others of this turn.
         self._gathered: list[_Command] = []
         self._gathered_head = b""
         self._last_head: bytes | None = None
-        """Of the last command, if that was such a newcomer's."""
+        """Of the last command, if that was such a newcomer's, and no reply has come since."""
+        self._scheduled = False
+        """Somebody goes on in the next turn, and so does whoever is answered after that."""
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
         self._known: set[Script] = set()
@@ -229,6 +230,7 @@ class Pipe:
 
     def _gather(self, command: _Command, head: bytes) -> None:
         """Keep it back for others of this turn: the one before it asks for the same lock, too."""
+        command.times = 0
         if not self._gathered:
             self._gathered_head = head
             self._loop.call_soon(self._write_gathered)
@@ -243,10 +245,13 @@ class Pipe:
             return
         first, head = gathered[0], self._gathered_head
         if len(gathered) == 1:
+            first.times = 1
             self._write(wire, first, at_once=True)
             return
         assert first.stamp is not None
         first.together = len(gathered)
+        for command in gathered:
+            command.times = 1
         waiters = b"".join([bulk(command.waiter) for command in gathered])
         arguments = head + waiters + first.stamp(first.sent)
         script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
@@ -264,16 +269,13 @@ class Pipe:
         self._see_whether_drained()
         return True
 
-    def _write(
-        self, wire: Wire, command: _Command, *, at_once: bool = False, in_full: bool = False
-    ) -> None:
+    def _write(self, wire: Wire, command: _Command, *, at_once: bool = False) -> None:
         if self._gathered:
             self._write_gathered()
         script, count, arguments = command.script, command.count, command.arguments
         if command.stamp is not None:
             count, arguments = count + 1, arguments + command.stamp(command.sent)
-        known = script in self._known and not in_full
-        head = script.call(count) if known else self._in_full(script, count)
+        head = script.call(count) if script in self._known else self._in_full(script, count)
         wire.write(head + arguments, at_once=at_once)
 
     def _in_full(self, script: Script, count: int) -> bytes:
@@ -314,7 +316,7 @@ class Pipe:
             self._link.drop(InvalidResponse(f"nobody asked for {reply!r}"))
             return
         command = self._sent.popleft()
-        self._heard = True
+        self._heard, self._last_head = True, None
         if command is self._probe:
             self._probed(command, reply)
         elif command.together > 1:
@@ -331,28 +333,35 @@ class Pipe:
         commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
         first.together = 1
         if isinstance(reply, Refusal):
-            if (code := code_of(reply)) == "NOSCRIPT":
-                self._known.discard(ACQUIRE_SEVERAL)
-            if self._is_elsewhere(code):
-                self._sent.extendleft(reversed(commands[1:]))
-                self._refused(first, reply)
-                return
-            for command in commands:
-                self._refused(command, reply)
+            self._refused_together(commands, reply)
             return
         self.quiet_since = first.sent
         if not self._proved:
             self._is_proved()
+        waiters = [waiter_of(command.waiter) for command in commands if command.waiter]
         try:
-            answers = several(reply, [waiter_of(command.waiter or "") for command in commands])
-        except (TypeError, ValueError, IndexError):
-            answers = []
-        for command, answer in zip_longest(commands, answers):
+            answers = several(reply, waiters)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            for command in commands:
+                self._fail(command, _not_an_answer(reply))
+            return
+        for command, answer in zip(commands, answers, strict=True):
             if not command.future.done():
-                if answer is None:
-                    self._fail(command, _not_an_answer(reply))
-                else:
-                    command.future.set_result(answer)
+                self._resolve(command.future, answer)
+
+    def _refused_together(self, commands: list[_Command], refusal: Refusal) -> None:
+        code = code_of(refusal)
+        if code == "NOSCRIPT":
+            self._known.discard(ACQUIRE_SEVERAL)
+        if self._is_elsewhere(code):
+            first, *others = commands
+            for command in others:
+                command.times -= 1  # this copy has done nothing
+            self._sent.extendleft(reversed(others))
+            self._refused(first, refusal)
+            return
+        for command in commands:
+            self._refused(command, refusal)
 
     def _answered(self, command: _Command, reply: Any) -> None:
         script, future = command.script, command.future
@@ -377,11 +386,18 @@ class Pipe:
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
         # Its task goes on at once where little else is to be done. In a crowd it waits for the next
-        # turn, so that what all of them send then goes out together.
-        if len(self._sent) < FEW and isinstance(future, Prompt):
+        # turn, so that what all of them send then goes out together; and so does whoever is
+        # answered behind one that waits.
+        if len(self._sent) < FEW and isinstance(future, Prompt) and not self._scheduled:
             future.resolve(answer)
-        else:
-            future.set_result(answer)
+            return
+        future.set_result(answer)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._scheduled = False
 
     def _refused(self, command: _Command, refusal: Refusal) -> None:
         code = code_of(refusal)
@@ -488,6 +504,10 @@ class Pipe:
         again = [c for c in self._sent if c is not self._probe and (c.sure or not c.future.done())]
         self._probe = None
         self._sent.clear()
+        for command in self._gathered:  # never written
+            if command.waiter:
+                self._first.setdefault(command.waiter, []).append(command)
+        self._gathered.clear()
         younger, self._queued = self._queued, {}
         for command in sorted(again, key=lambda command: command.born):
             self._queue(command)

@@ -150,13 +150,16 @@ def _queued(  # noqa: PLR0917  # in the order of the reply
 def several(reply: Any, waiters: Sequence[Waiter]) -> list[Answer]:
     """What the acquire_several script says to each of these waiters."""
     if not isinstance(reply[1], int):
+        if len(reply) != len(waiters):
+            raise ValueError("not as many answers as waiters")
         return [_answer(each) for each in reply]
     first = _answer(reply[0])
     if isinstance(first, Granted):
         until, now, place, fence = first.lease, reply[1] - 1, 1, first.fence
-    else:
-        assert isinstance(first, Queued)
+    elif isinstance(first, Queued):
         until, now, place, fence = first.until, first.now, 2, 0
+    else:
+        raise ValueError("nobody can stand behind one that does not")  # noqa: TRY004  # no bug of ours
     answers: list[Answer] = [first]
     for ticket, before in enumerate(waiters[:-1], start=reply[1]):
         behind = Before(before, fence)

@@ -58,7 +58,7 @@ KEPT: Final = 60_000
 _NEWCOMER: Final = bulk(0)
 """A ticket that is none."""
 _CLOSES: Final = bulk(1)
-_OPENS: Final = bulk(0)
+_CLOSES_NOTHING: Final = bulk(0)
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
 """How a release goes on: whether it may close the lock, and until when copies may come."""
 
@@ -212,7 +212,7 @@ class RedisStore:
         if fence and not entered:
             # A grant that came too late: its waiter asks again, so it is not to be buried.
             return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
-        arguments += _CLOSES if entered and form.closes else _OPENS
+        arguments += _CLOSES if entered and form.closes else _CLOSES_NOTHING
         return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
