@@ -22,6 +22,7 @@ from tests.chaos.history import Event
 from tests.chaos.run import NS, Run, Windows
 
 A, B, C = "1/0/0.0", "1/0/1.0", "1/0/2.0"
+D = "2/0/0.0"  # another of A's process
 """An attempt in each of three processes."""
 
 Story = Sequence[Event | Sequence[Event]]
@@ -280,6 +281,24 @@ RIGHT: dict[str, Story] = {
         queued(3.0, A),
         enters(3.1, A, 12, 4.1),
         leaves(3.2, A),
+    ],
+    "lost_its_place_when_another_of_its_process_let_go_too_late": [
+        asks(0.9, D, max_hold=0.8),
+        enters(1.0, D, 10, 1.78),
+        asks(1.1, A),
+        queued(1.2, A),
+        asks(1.3, B),
+        queued(1.4, B),
+        of(1.78, D, "told"),
+        leaves(1.8, D, "LeaseLost"),
+        gives_back(1.8, D, 10, was=0),
+        enters(1.81, B, 11, 2.8),
+        leaves(1.9, B),
+        gives_back(1.9, B, 11),
+        queued(1.82, A),
+        enters(1.92, A, 12, 2.9),
+        leaves(2.0, A),
+        gives_back(2.0, A, 12),
     ],
     "lost_its_place_when_its_link_was_cut": [
         asks(1.0, A),

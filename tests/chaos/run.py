@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from aiolock.store import WAS_HOLDER, Waiter
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, Waiter
 from aiolock.stores.redis._codec import waiter_of
 from tests.chaos.faults import KINDS, PROCESS, REFUSALS
 from tests.chaos.history import Event
@@ -177,6 +177,8 @@ class Run:
         self.over: dict[Waiter, int] = {}
         """The same -> when the store had answered that it is no more."""
         self.standing: list[Event] = []
+        self._lapsed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+        """A process and a name -> when its waiters for it may have left the queue."""
         self._breaks: dict[tuple[str, str, int], tuple[Event, Event | None]] = {}
         self._broken: dict[tuple[str, int], tuple[Event, Event | None]] = {}
         self._stalls: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -247,6 +249,11 @@ class Run:
         if attempt is not None and event["was"] == WAS_HOLDER:
             attempt.held_until = max(attempt.held_until, event["since"])
             attempt.given_back = event.t
+        elif attempt is not None and event["was"] == WAS_ABSENT:
+            # It was late, if only by less than a stall: its lease had ended, so that its process
+            # was taken for stuck, and its waiters for this name have left the queue for a while.
+            ended = self._lapsed[event.who, event["n"]]
+            ended.append((min(attempt.deadline, event["since"]), event.t + LAG))
 
     def _note_breaking(self, event: Event) -> None:
         self._breaks[event.who, event["n"], event["id"]] = event, None
@@ -354,7 +361,8 @@ class Run:
         since = self._disturbed[attempt.who].clear_since(t)
         if attempt.name in self._broken_names:
             since = max(since, self._broken_names[attempt.name].clear_since(t))
-        return since
+        lapsed = self._lapsed.get((attempt.who, attempt.name))
+        return max(since, Windows(lapsed).clear_since(t)) if lapsed else since
 
     def disturbed(self, who: str, begin: int, end: int) -> bool:
         """Whether anything was in the way of this process."""

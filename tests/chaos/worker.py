@@ -217,22 +217,23 @@ class Process:
             with contextlib.suppress(aiolock.StoreError, aiolock.ClientClosed):
                 await self._break(choice)
             return
-        tried = asyncio.create_task(_Attempt(self, attempt, choice, final=final).run())
+        it = _Attempt(self, attempt, choice, final=final)
+        tried = asyncio.create_task(it.run())
         timer = None
         if choice.cancel_after is not None:
-            timer = self._loop.call_later(choice.cancel_after, self._cancel, tried, attempt)
+            timer = self._loop.call_later(choice.cancel_after, self._cancel, tried, it)
         if until_quiet:
             await asyncio.wait([tried, self._quiet], return_when=asyncio.FIRST_COMPLETED)
-            self._cancel(tried, attempt)
+            self._cancel(tried, it)
         await asyncio.wait([tried])
         if timer is not None:
             timer.cancel()
         if not tried.cancelled():
             tried.result()
 
-    def _cancel(self, tried: asyncio.Task[None], attempt: str) -> None:
+    def _cancel(self, tried: asyncio.Task[None], it: _Attempt) -> None:
         if not tried.done():
-            self.history.note("cancelling", a=attempt)
+            it.is_cancelled()
             tried.cancel()
 
 
@@ -248,6 +249,7 @@ class _Attempt:
         self._shared = process.shared.get(choice.kind)
         self._downgraded = False
         self._final = final
+        self._asked = False
         self._entered = False
         self._told = False
         self._lost: asyncio.Task[Literal[True]] | None = None
@@ -255,10 +257,16 @@ class _Attempt:
     def _note(self, kind: str, **data: Any) -> None:
         self._process.history.note(kind, a=self._id, **data)
 
+    def is_cancelled(self) -> None:
+        """Its task is; before it has begun, that is nothing to write down."""
+        if self._asked:
+            self._note("cancelling")
+
     async def run(self) -> None:
         choice = self._choice
         said = ("ttl", "max_hold", "max_waiters")
         options: dict[str, Any] = {key: choice.options.get(key) for key in said}
+        self._asked = True
         self._note(
             "asked",
             n=choice.name,
