@@ -152,11 +152,10 @@ def test_reset_when_dropped(loop: Any, tls: bool, prefix: str) -> None:
                 store._pipe._link.drop(TimeoutError("as a test has it"))
                 await until(lambda: dropped.was_reset)
                 await work(client)
-                links = [link for link in proxy.links if not link.is_subscription]
+                links = list(proxy.links)
             await until(lambda: not proxy.links)
-            # A TLS transport ends without a word, so what comes meanwhile may be a reset. And on
-            # the other connection a push may lie unread, the last word of the heartbeat.
-            assert tls or [link.was_reset for link in links] == [False]
+            # A TLS transport ends without a word, so what comes meanwhile may be a reset.
+            assert tls or not any(link.was_reset for link in links)
 
     with RedisServer(tls=tls) as server, asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main(server))

@@ -54,7 +54,7 @@ class Acquirer:
 
     def __init__(self, waiters: Waiters, watchdog: Watchdog, client: str) -> None:
         self._waiters = waiters
-        self._store = self._runs = watchdog.runs
+        self._runs = watchdog.runs
         self._watchdog = watchdog
         self._client = client
         self._loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class Acquirer:
         policy, grant = attempt.policy, attempt.confirms()
         sent = self._time()
         renewal = Renewal(policy.key, attempt.waiter, policy.form, grant.fence, policy.lease)
-        answer = attempt.waits_for = self._store.renew([renewal])
+        answer = attempt.waits_for = self._runs.renew([renewal])
         try:
             (still,) = await answer
         except StoreError:
@@ -177,9 +177,7 @@ class Acquirer:
         self._runs.returns(attempt)
         policy = attempt.policy
         # Where that fails we give up, and all of it is released.
-        released = self._store.release(
-            policy.key, attempt.waiter, policy.form, fence, entered=False
-        )
+        released = self._runs.release(policy.key, attempt.waiter, policy.form, fence, entered=False)
         released.add_done_callback(_heard)
         attempt.waits_for = released
         if attempt.stopped is None:  # else it has no time left to wait for the answer
@@ -228,7 +226,7 @@ class Acquirer:
             holder = attempt.declined.holder if isinstance(attempt.declined, Busy) else None
             return refusals.not_free(policy, (holder,) if holder else ())
         if not policy.passes:
-            asked = self._store.status(policy.key, waiters=False)
+            asked = self._runs.status(policy.key, waiters=False)
             asked.add_done_callback(_heard)
             try:
                 await asyncio.wait([asked], timeout=_WHO_HOLDS)

@@ -28,7 +28,8 @@ class LocalQueue:
         self._time = time
         self._call_later = asyncio.get_running_loop().call_later
         self._attempts: dict[Waiter, Attempt] = {}
-        self._ask_at = math.inf
+        self.ask_at = math.inf
+        """When the first asks again by itself."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf  # kept here: a handle of uvloop's does not always know
 
@@ -46,13 +47,8 @@ class LocalQueue:
         if next(iter(self._attempts)) == attempt.waiter:
             # Only what is known of the first may put its question off: a stream of newcomers must
             # not keep one from asking whose place has got lost.
-            self._ask_at = math.inf
+            self.ask_at = math.inf
         self._ask_by(self._time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
-
-    @property
-    def ask_at(self) -> float:
-        """When the first asks again by itself."""
-        return self._ask_at
 
     @property
     def first(self) -> Attempt:
@@ -72,21 +68,21 @@ class LocalQueue:
 
     def _ask_by(self, when: float) -> None:
         """Let the first ask again at that time, if it would not before."""
-        self._ask_at = min(self._ask_at, when)
+        self.ask_at = min(self.ask_at, when)
         # A timer that comes too early sees that and sets itself again: cheaper than a new one.
-        if self._timer is None or self._timer_at > self._ask_at:
+        if self._timer is None or self._timer_at > self.ask_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer_at = self._ask_at
-            self._timer = self._call_later(max(0.0, self._ask_at - self._time()), self._ask)
+            self._timer_at = self.ask_at
+            self._timer = self._call_later(max(0.0, self.ask_at - self._time()), self._ask)
 
     def _ask(self) -> None:
         self._timer = None
         now = self._time()
-        if now >= self._ask_at:
+        if now >= self.ask_at:
             for place, attempt in enumerate(self._attempts.values()):
                 due = place == 0 or now - attempt.last_asked >= KEEP_ALIVE
                 if due and attempt.question is None:
                     self._ask_again(attempt)
-            self._ask_at = now + CLAIM / 1000
-        self._ask_by(self._ask_at)
+            self.ask_at = now + CLAIM / 1000
+        self._ask_by(self.ask_at)

@@ -15,10 +15,10 @@ from aiolock.store import Form, Store, Waiter
 
 FIRST_PAUSE: Final = 1.0
 """Seconds until it is sent again for the first time; then it takes ever longer."""
-_LONGEST_PAUSE: Final = 30.0
+LONGEST_PAUSE: Final = 30.0
 _SLACK: Final = 60.0
 """Seconds for which to go on after the lease would have ended."""
-_LONGEST: Final = 3600.0
+LONGEST: Final = 3600.0
 """Seconds after which to give up in any case: with a lease of days an operator had better look."""
 
 
@@ -58,7 +58,7 @@ class Releases:
         self._failed(release, self._until(ttl), failure)
 
     def _until(self, ttl: int) -> float:
-        return self._loop.time() + min(_LONGEST, ttl / 1000 + _SLACK)
+        return self._loop.time() + min(LONGEST, ttl / 1000 + _SLACK)
 
     def _send(self, release: Release, until: float) -> asyncio.Future[int]:
         key, waiter, form, fence, entered = release
@@ -81,7 +81,7 @@ class Releases:
             self._left[release] = until
             if self._timer is None:
                 self._timer = self._loop.call_later(self._pause, self._try_again)
-                self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+                self._pause = min(LONGEST_PAUSE, 2 * self._pause)
 
     def _try_again(self) -> None:
         self._timer = None

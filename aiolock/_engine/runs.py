@@ -23,6 +23,7 @@ from typing import Final
 from aiolock._engine.acquisition import Attempt, Phase
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.hold import Hold, LossReason
+from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
 from aiolock.errors import StoreError
 from aiolock.store import (
     RUN,
@@ -44,10 +45,6 @@ _TOGETHER: Final = 8
 """Passes in one report: with more, those who have left wait longer for the confirmation."""
 _IDLE_TURNS: Final = 3
 """Turns of the event loop without a further pass, after which what there is, is reported."""
-_AGAIN: Final = 1.0
-"""Seconds after which a report is sent again that failed."""
-_LONGEST: Final = 3600.0
-"""Seconds after which it is not sent again any more, as a release (see `Releases`)."""
 _MARGIN: Final = 4
 """A lock is passed on only while more than this part of a claim is left."""
 
@@ -103,6 +100,7 @@ class _Run:
         self.failed: list[_Batch] = []
         """Reports of which nobody knows whether they were carried out; then nothing is passed."""
         self.timer: asyncio.TimerHandle | None = None
+        """When they are sent again: less and less often, and not for ever."""
         self.passed: dict[Waiter, tuple[int, _Chain]] = {}
         """The grants that were passed on, and the store has not confirmed that."""
         self.overtaken = False
@@ -390,14 +388,17 @@ class Runs(Relay):
         batch.left.clear()
         batch.again = True
         assert batch.sent is not None
-        if self._time() - batch.sent > _LONGEST:
+        failing = self._time() - batch.sent
+        if failing > LONGEST:
             self._is_over(run, batch)
             self._give_up_places(run, batch)
             self._forget_if_idle(run)
             return
         run.failed.append(batch)
         if not self._closed and run.timer is None:
-            run.timer = self._loop.call_later(_AGAIN, self._send, run)
+            # While its claim lasts, often enough for that to be confirmed.
+            pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, failing / 2))
+            run.timer = self._loop.call_later(pause, self._send, run)
 
     def _forget_if_idle(self, run: _Run) -> None:
         if run.idle and self._runs.get(run.name) is run:

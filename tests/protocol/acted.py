@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from unittest.mock import patch
 
 import aiolock
-from aiolock._engine import releases, waiters
+from aiolock._engine import releases, runs, waiters
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock.store import (
     CLAIM,
@@ -246,7 +246,8 @@ class Play:
         """So many steps, and then everything comes to an end."""
         # The model has no pauses that grow, and where a question has failed, none at all.
         with (
-            patch.object(releases, "_LONGEST_PAUSE", FIRST_PAUSE),
+            patch.object(releases, "LONGEST_PAUSE", FIRST_PAUSE),
+            patch.object(runs, "LONGEST_PAUSE", FIRST_PAUSE),
             patch.multiple(waiters, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0, _PATIENCE=0.0),
         ):
             await self._play(steps)

@@ -97,7 +97,7 @@ class RedisStore:
         self._pipe = Pipe(
             self._pool,
             self._prefix,
-            probe=self._presence_arguments(_FORGET_CLIENT),
+            probe=self._presence_arguments(),
             told=self._subscription.deliver,
             back=self._back,
         )
@@ -160,7 +160,9 @@ class RedisStore:
         if self._closing:
             return
         self._closing = True
-        self._presence(forget_in=1).add_done_callback(_ignore)
+        # To nobody: a word to us would lie unread when the subscription ends.
+        last = self._presence_arguments(forget_in=1, to="")
+        self._pipe.call(scripts.PRESENCE, 5, last).add_done_callback(_ignore)
         if self._timer is not None:
             self._timer.cancel()
         await self._disconnect()
@@ -301,11 +303,14 @@ class RedisStore:
 
     # Opening, and keeping both connections alive
 
-    def _presence(self, forget_in: int = _FORGET_CLIENT) -> asyncio.Future[Present]:
-        return self._pipe.call(scripts.PRESENCE, 5, self._presence_arguments(forget_in))
+    def _presence(self) -> asyncio.Future[Present]:
+        return self._pipe.call(scripts.PRESENCE, 5, self._presence_arguments())
 
-    def _presence_arguments(self, forget_in: int) -> bytes:
-        key, channel = self._names.client(self._client), self._names.channels + self._client
+    def _presence_arguments(
+        self, *, forget_in: int = _FORGET_CLIENT, to: str | None = None
+    ) -> bytes:
+        key = self._names.client(self._client)
+        channel = self._names.channels + (self._client if to is None else to)
         return b"".join(map(bulk, (1, key, channel, "p", forget_in)))
 
     def _say_who_we_are(self) -> asyncio.Future[scripts.Opened]:

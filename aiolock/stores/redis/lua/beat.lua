@@ -15,5 +15,6 @@ local too_late = late(ARGV[7])
 if too_late then
   return too_late
 end
-redis.call('PUBLISH', CHANNELS .. waiter:match(CLIENT), 'p')
+-- pcall: an ACL may forbid it by now, which is no reason not to answer.
+redis.pcall('PUBLISH', CHANNELS .. waiter:match(CLIENT), 'p')
 return acquire_taken(waiter, ticket, ARGV[1], tonumber(ARGV[3]))
