@@ -5,6 +5,8 @@ PYTHON ?= python3
 # Processes that share the tests, and the Pythons that the built wheel is tested on.
 JOBS ?= 4
 WHEEL_PYTHONS ?= 3.12 3.13
+# The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
+STORES ?=
 # Passed on to what the command runs: make test ARGS="-k cancel".
 ARGS ?=
 
@@ -13,6 +15,9 @@ DEMO_URL = $(or $(URL),$(url))
 DEMO_WORKERS = $(or $(WORKERS),$(workers))
 DEMO = $(if $(DEMO_URL),--url "$(DEMO_URL)") \
 	$(if $(DEMO_WORKERS),--workers "$(DEMO_WORKERS)") $(ARGS)
+OF_STORES = $(if $(STORES),--stores "$(STORES)")
+SERVERS = redis-server $(if $(STORES),$(if $(findstring postgres,$(STORES)),postgresql) \
+	$(if $(findstring mysql,$(STORES)),mariadb),postgresql mariadb)
 SOURCES = $(wildcard aiolock tests examples benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -20,7 +25,7 @@ export NO_MKDOCS_2_WARNING := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint bench docs clean distclean redis-server
+.PHONY: help demo test chaos lint bench docs clean distclean redis-server postgresql mariadb
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -29,12 +34,12 @@ demo: .venv/package.stamp ## see it work: make demo [URL=redis://...] [WORKERS=4
 	@.venv/bin/python -m aiolock demo $(DEMO)
 
 # On the tree on asyncio's own loop; on the wheel on uvloop, and with eager tasks.
-test: .venv/dev.stamp redis-server ## the tests: on the tree, then on the built wheel
-	.venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
-	@.ci/test-wheel "$(WHEEL_PYTHONS)" -n $(JOBS) --dist worksteal $(ARGS)
+test: .venv/dev.stamp $(SERVERS) ## the tests, on the tree and on the built wheel: make test [STORES=redis,sqlite]
+	.venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_STORES) $(ARGS)
+	@.ci/test-wheel "$(WHEEL_PYTHONS)" -n $(JOBS) --dist worksteal $(OF_STORES) $(ARGS)
 
-chaos: .venv/dev.stamp redis-server ## break everything for a while: make chaos [SECONDS=60] [SEED=1]
-	@.venv/bin/python -m tests.chaos --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)
+chaos: .venv/dev.stamp redis-server postgresql mariadb ## break everything for a while: make chaos [STORE=redis] [SECONDS=60] [SEED=1]
+	@.venv/bin/python -m tests.chaos --store "$(or $(STORE),redis)" --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)
 
 lint: .venv/dev.stamp ## ruff, mypy and pyright, all strict
 	.venv/bin/ruff check
@@ -59,6 +64,20 @@ redis-server:
 	@command -v "$${REDIS_SERVER:-$@}" >/dev/null \
 		|| .ci/install-package apt-get:redis-server dnf:redis apk:redis brew:redis \
 		|| { echo "$@ is missing and we may not install it here: please install the package redis-server (or redis)." >&2; exit 1; }
+
+# Not on PATH where Debian has it. The tests say which of them had to go without.
+postgresql:
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 \
+		|| .ci/install-package apt-get:postgresql dnf:postgresql-server apk:postgresql brew:postgresql \
+		|| echo "PostgreSQL is missing and we may not install it here: the store goes untested." >&2
+	@command -v pgbouncer >/dev/null || ls /usr/sbin/pgbouncer >/dev/null 2>&1 \
+		|| .ci/install-package apt-get:pgbouncer dnf:pgbouncer apk:pgbouncer brew:pgbouncer \
+		|| echo "PgBouncer is missing and we may not install it here: it goes untested." >&2
+
+mariadb:
+	@command -v mariadbd >/dev/null || ls /usr/sbin/mariadbd >/dev/null 2>&1 \
+		|| .ci/install-package apt-get:mariadb-server dnf:mariadb-server apk:mariadb brew:mariadb \
+		|| echo "MariaDB is missing and we may not install it here: the store goes untested." >&2
 
 # One environment in two layers: the package is enough for the demo, the rest wants the tools.
 .venv/package.stamp: pyproject.toml

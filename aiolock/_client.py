@@ -62,6 +62,11 @@ _STORES: Final = {
     "redis": "aiolock.stores.redis",
     "rediss": "aiolock.stores.redis",
     "unix": "aiolock.stores.redis",
+    "sqlite": "aiolock.stores.sqlite",
+    "postgresql": "aiolock.stores.postgres",
+    "postgres": "aiolock.stores.postgres",
+    "mysql": "aiolock.stores.mysql",
+    "mariadb": "aiolock.stores.mysql",
 }
 
 
@@ -73,12 +78,12 @@ def connect(
 ) -> LockClient:
     """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
 
-    ``target`` is a URL (``redis://``, ``rediss://``, ``unix://``, ``memory://``), a
-    ``redis.asyncio.Redis`` of the caller's (also one from ``Sentinel.master_for``, or a
-    ``FakeAsyncRedis``; it is used to connect as it does, and is neither shared nor closed), a
-    `MemoryServer`, or a `Store`. ``prefix`` stands before every key; locks of different prefixes
-    are different locks. ``ttl``, in seconds, is what locks have that do not say. Here as everywhere
-    a number of seconds may also be a `datetime.timedelta`.
+    ``target`` is a URL (``redis://``, ``rediss://``, ``unix://``, ``sqlite:///``,
+    ``postgresql://``, ``mysql://``, ``memory://``), a ``redis.asyncio.Redis`` of the caller's (also
+    one from ``Sentinel.master_for``, or a ``FakeAsyncRedis``; it is used to connect as it does, and
+    is neither shared nor closed), a `MemoryServer`, or a `Store`. ``prefix`` stands before every
+    key; locks of different prefixes are different locks. ``ttl``, in seconds, is what locks have
+    that do not say. Here as everywhere a number of seconds may also be a `datetime.timedelta`.
 
     `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
     """
@@ -89,10 +94,11 @@ def connect(
             f"prefix must be 1 to 100 printable ASCII characters without spaces and braces,"
             f" not {prefix!r}"
         )
-    return LockClient(_store(target, prefix), ttl=ttl)
+    return LockClient(store_at(target, prefix), ttl=ttl)
 
 
-def _store(target: object, prefix: str) -> Store:
+def store_at(target: object, prefix: str) -> Store:
+    """The store that `connect` would use."""
     if isinstance(target, str):
         scheme, separator, _ = target.partition("://")
         if not separator or scheme not in _STORES:

@@ -1,5 +1,9 @@
 """What the author of a store reads: the protocol, its messages and their invariants.
 
+Whoever writes one need not write the protocol: `aiolock.stores.machine` is all of it, without I/O,
+and `aiolock.stores.authors` says how a store is built on that, on whatever can load and save the
+state of one name atomically, has a clock, knows who lives, and can ring.
+
 A store keeps, for each name, the *holders* (grants, each with the end of its lease), the *queue*
 (waiters, each with a ticket) and the last *fence*. Each operation below is one atomic step at the
 store, and each is idempotent: carried out twice, it leaves and answers what it does once.

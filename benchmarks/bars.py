@@ -142,6 +142,14 @@ def move(column: Column, what: str) -> Measured | None:
     return Measured(ratios(many, few), f"{amount(spread(many))} : {amount(spread(few))} µs")
 
 
+def restarted(column: Column) -> Measured | None:
+    """What a waiter of a long queue costs after a restart, through what one of a short one does."""
+    if column.ours is None or not column.ours.restarted:
+        return None
+    (_, few), *_, (_, many) = sorted(column.ours.restarted.items())
+    return Measured(ratios(many, few), f"{amount(spread(many))} : {amount(spread(few))} µs")
+
+
 _FREE = "free lock, one task: acquire + release"
 _HANDED = "hand-offs a second, one name,"
 _SENT = "commands per acquire + release, one name,"
@@ -242,6 +250,13 @@ PROMISES = (
             measure=partial(move, what=what),
         )
         for what in ("enqueue", "cancel", "grant")
+    ),
+    Promise(
+        "10,000 waiters on one name, the server restarted and empty: until all are through, each",
+        "× its cost at 1,000",
+        1.5,
+        at_least=False,
+        measure=restarted,
     ),
 )
 

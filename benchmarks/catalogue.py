@@ -138,6 +138,37 @@ PEERS = (
         slow=True,
     ),
 )
+FILELOCK = Contestant(
+    "filelock 4.2.11 `AsyncFileLock`",
+    "filelock",
+    ("filelock==4.2.11",),
+    remark="a lock of the operating system, polled every 0.05 s; one machine",
+)
+PG_ADVISORY = Contestant(
+    "`pg_advisory_lock`, psycopg",
+    "pg_advisory",
+    ("psycopg[binary]==3.3.9",),
+    remark="PostgreSQL's own; a connection for each task, no lease, no fence",
+)
+DLOCK = Contestant(
+    "sqlalchemy-dlock 0.9.0",
+    "dlock",
+    ("sqlalchemy-dlock==0.9.0", "sqlalchemy[asyncio]>=2", "psycopg[binary]==3.3.9"),
+    remark="the same by SQLAlchemy",
+)
+LEASE_ROW = Contestant(
+    "a row of leases, polled",
+    "lease_row",
+    ("psycopg[binary,pool]==3.3.9",),
+    remark="in PostgreSQL, every 0.1 s, a pool of four connections; no order",
+    slow=True,
+)
+GET_LOCK = Contestant(
+    "`GET_LOCK`, aiomysql 0.3.2",
+    "get_lock",
+    ("aiomysql==0.3.2",),
+    remark="MariaDB's own; a connection for each task, no lease, no fence",
+)
 COMPARED = (AIOLOCK, UNCONFIRMED, SET_AND_DEL, REDIS_PY, REDSYNC, STEINDAMM)
 """Those that bars compare, measured on both loops. No other peer was ever as fast as redsync;
 steindamm is next to it among those that run on the event loop, so that uvloop tells."""

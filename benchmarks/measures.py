@@ -368,6 +368,28 @@ async def _moves(server: RedisServer, worker: Worker, batch: int) -> dict[str, C
     }
 
 
+async def restarted(
+    server: RedisServer, worker: Worker, lengths: Sequence[int], *, rounds: int
+) -> dict[int, list[float]]:
+    """Microseconds for each waiter of queues of these lengths, in each round.
+
+    From when a server has forgotten everybody, and every connection is broken, until all of them
+    have been through. Nobody else may be connected.
+    """
+    costs: dict[int, list[float]] = {length: [] for length in lengths}
+    for _, length in in_turn(list(lengths), rounds):
+        await worker.begin(
+            "forgotten", server.url, at_once=length + 2, name=fresh_name(), length=length
+        )
+        await worker.go_on("standing")
+        began = time.monotonic_ns()
+        server.forget()
+        through = await worker.go_on("through")
+        costs[length].append((through["at"] - began) / 1e3 / length)
+        await worker.finish()
+    return costs
+
+
 @dataclass(frozen=True)
 class Holding:
     """What it costs to hold many locks and to do nothing."""

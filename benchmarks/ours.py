@@ -28,6 +28,9 @@ class Ours:
     """Seconds for which they were held and watched."""
     lines: list[Waiting] = field(default_factory=list[Waiting])
     """Queues of different lengths."""
+    restarted: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    """Microseconds for each waiter until all are through, in queues of different lengths, where the
+    server was restarted and had forgotten them."""
 
 
 async def measure(
@@ -60,4 +63,8 @@ async def measure(
             rounds=rounds,
             watch=0,
         )
-    return Ours(lone, commands, holding, leases, watched, lines)
+    async with workers(contestant, python) as (worker,):
+        restarted = await measures.restarted(
+            server, worker, lengths[-2:], rounds=max(1, rounds // 5)
+        )
+    return Ours(lone, commands, holding, leases, watched, lines, restarted)

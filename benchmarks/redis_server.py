@@ -105,6 +105,14 @@ class RedisServer:
         clients = self._control.client_list()
         return {client["addr"] for client in clients if str(self._socket) not in client["addr"]}
 
+    def forget(self) -> None:
+        """Be as after a restart without persistence: empty, and with no connection."""
+        with self._control.pipeline(transaction=True) as at_once:
+            at_once.flushall()
+            at_once.client_kill_filter(_type="pubsub")
+            at_once.client_kill_filter(_type="normal", skipme=True)
+            at_once.execute()
+
     @contextlib.contextmanager
     def tap(self) -> Generator[Tap]:
         """Listen to every command that comes in. It slows the server down: time nothing under it.

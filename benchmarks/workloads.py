@@ -218,6 +218,19 @@ async def queue(peer: Peer, talk: Talk, *, name: str, length: int, batch: int, r
     await talk.stage("done")
 
 
+async def forgotten(peer: Peer, talk: Talk, *, name: str, length: int) -> None:
+    """Stand ``length`` waiters in line; the server forgets them, and they go through after that."""
+    line = _Line(peer, name)
+    await line.prepare()
+    gc.collect()
+    await talk.stage("ready")
+    await line.stand(length)
+    line.let_through(length)
+    await talk.stage("standing")
+    await line.is_through()
+    await talk.stage("through", at=clock())
+
+
 async def _timed(
     talk: Talk, move: str, work: Callable[[int], Awaitable[None]], batch: int
 ) -> Message:
@@ -284,6 +297,19 @@ class _Line:
         self._leave.set()
         await self._entered.wait()
         self._waiting = [task for task in self._waiting if not task.done()]
+
+    def let_through(self, count: int) -> None:
+        """So many are to enter and leave, whatever becomes of the holder."""
+        self._to_pass = count
+
+    async def is_through(self) -> None:
+        """Return when all have, but the holder: it has lost what it holds."""
+        holder, *rest = self._waiting
+        await asyncio.gather(*rest)
+        self._leave.set()
+        await asyncio.wait([holder])
+        if not holder.exception():
+            raise RuntimeError("the server has forgotten nothing")
 
     async def end(self) -> None:
         """All give up, and the holder leaves."""
@@ -367,6 +393,7 @@ WORKLOADS: Sequence[Workload] = (
     chain,
     turns,
     queue,
+    forgotten,
     hold,
     ping_pong,
 )

@@ -1,4 +1,4 @@
-"""What all tests share: the option `--loop`, servers, a proxy, a check for tasks left behind."""
+"""What all tests share: options, servers, a proxy, a check for tasks left behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests import loops
+from tests import databases, loops, selection
+from tests.databases import MariaDBServer, PostgresServer
 from tests.failures import Locker, Lockers, Peek, check_nothing_left
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -17,8 +18,9 @@ from tests.worlds import KINDS, World
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that says on which loop the tests run."""
+    """The options that say on which loop the tests run, and with which stores."""
     parser.addoption("--loop", choices=loops.LOOPS, default=loops.chosen(), help="the event loop")
+    parser.addoption("--stores", default=",".join(selection.STORES), help="leave out the others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,6 +29,15 @@ def pytest_configure(config: pytest.Config) -> None:
         loops.choose(config.getoption("--loop"))
     except (ImportError, ValueError) as error:
         raise pytest.UsageError(f"--loop {config.getoption('--loop')}: {error}") from error
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is about other stores than are asked for."""
+    try:
+        stores = selection.chosen(config.getoption("--stores"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--stores: {error}") from error
+    selection.leave_out(config, items, stores)
 
 
 def pytest_report_header() -> str:
@@ -50,6 +61,24 @@ def redis_server() -> Iterator[RedisServer]:
 def own_server() -> Iterator[RedisServer]:
     """A server of the test's own, to kill, stop, pause or restart."""
     with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for all tests (of this xdist worker), which no test may break."""
+    if not databases.binaries():
+        pytest.skip("no PostgreSQL here: `make test` installs it where it may")
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDBServer]:
+    """One MariaDB server for all tests (of this xdist worker), which no test may break."""
+    if not databases.mariadb_binaries():
+        pytest.skip("no MariaDB here: `make test` installs it where it may")
+    with MariaDBServer() as server:
         yield server
 
 
@@ -83,8 +112,16 @@ def _check_tasks(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(params=KINDS)
 def world(request: pytest.FixtureRequest, prefix: str) -> World:
     """An empty lock store of each kind."""
-    server = request.getfixturevalue("redis_server") if request.param == "redis" else None
-    return World(request.param, server.url if server else "", prefix)
+    url = ""
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_server").url
+    elif request.param == "postgres":
+        url = request.getfixturevalue("postgres_server").url("app")
+    elif request.param == "mysql":
+        url = request.getfixturevalue("mariadb_server").url("app")
+    elif request.param == "sqlite":
+        url = f"sqlite://{request.getfixturevalue('tmp_path')}/locks.db"
+    return World(request.param, url, prefix)
 
 
 @pytest.fixture

@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 import pytest
@@ -33,6 +36,64 @@ async def take(lock: aiolock.Lock | aiolock.Semaphore) -> aiolock.Lease:
     lease = await lock.acquire()
     assert lease is not None
     return lease
+
+
+async def queued(lock: aiolock.Lock, count: int) -> None:
+    """Return when so many wait for it: tasks, or a process that has just been started."""
+    async with asyncio.timeout(30):
+        while len((await lock.status()).waiters) != count:  # noqa: ASYNC110  # nothing announces it
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def pair(url: str) -> AsyncIterator[list[aiolock.LockClient]]:
+    """Two clients, each a process as far as the server can tell."""
+    async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        yield [ours, theirs]
+
+
+def start_waiter(url: str) -> subprocess.Popen[bytes]:
+    """A process that waits for the lock `x`."""
+    program = (
+        "import asyncio, sys, aiolock\n"
+        "async def main():\n"
+        "    async with aiolock.connect(sys.argv[1]) as client:\n"
+        "        async with client.lock('x'):\n"
+        "            pass\n"
+        "asyncio.run(main())\n"
+    )
+    return subprocess.Popen([sys.executable, "-P", "-c", program, url])
+
+
+@contextlib.asynccontextmanager
+async def parent_that_died(url: str) -> AsyncIterator[None]:
+    """A process was killed while it held the lock `x`; its child, which it forked, lives on."""
+    program = (
+        "import asyncio, os, sys, time, aiolock\n"
+        "async def main():\n"
+        "    async with aiolock.connect(sys.argv[1]) as client:\n"
+        "        child = os.fork()\n"
+        "        if not child:\n"
+        "            time.sleep(60)\n"
+        "            os._exit(0)\n"
+        "        async with client.lock('x'):\n"  # they are as they were
+        "            print('in', flush=True)\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-W", "ignore", "-c", program, url],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert await asyncio.to_thread(process.stdout.readline) == b"in\n"
+        process.wait()
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
 
 
 async def within_100_ms(measure: Callable[[], Awaitable[float]]) -> None:

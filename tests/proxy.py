@@ -19,8 +19,13 @@ from tests.servers import hold_port
 
 _CHUNK = 1 << 16
 _HELD_MAX = 1 << 20
-_SUBSCRIBE = re.compile(rb"\*\d+\r\n\$\d+\r\n[SP]?SUBSCRIBE\r\n", re.IGNORECASE)
-_SUBSCRIBE_SIZE = 40  # more than the pattern's longest match
+_SUBSCRIBE = re.compile(
+    rb"\*\d+\r\n\$\d+\r\n[SP]?SUBSCRIBE\r\n|LISTEN \""  # Redis, PostgreSQL
+    # MySQL: the lock that shows by which connection a client is rung
+    rb"|SELECT GET_LOCK\('aiolock:[\w-]{1,48}:bell'",
+    re.IGNORECASE,
+)
+_SUBSCRIBE_SIZE = 100  # more than the pattern's longest match
 
 
 @dataclass

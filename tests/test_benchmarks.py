@@ -21,6 +21,7 @@ from benchmarks import (
     redis_server,
     run,
     scenarios,
+    stores,
     table,
     worker,
 )
@@ -61,6 +62,7 @@ from benchmarks.rounds import (
 from benchmarks.scenarios import Outcome, Scenario, Size
 from benchmarks.spinner import cores_awake
 from benchmarks.table import Bar, Measured
+from tests import databases
 
 TINY = Size(
     rounds=1,
@@ -437,6 +439,8 @@ async def test_ours_alone() -> None:
     assert alone.holding.tasks == 0
     assert 0 <= alone.holding.busy < 1
     assert [line.length for line in alone.lines] == [4, 8]
+    assert alone.restarted.keys() == {4, 8}
+    assert all(cost > 0 for costs in alone.restarted.values() for cost in costs)
     assert all(
         line.moves.keys() == {"enqueue", "cancel", "grant"} and line.moves["grant"][0].wall > 0
         for line in alone.lines
@@ -456,6 +460,18 @@ async def test_handoff_runs() -> None:
     text = await handoff.measure(replace(TINY, limit=1))
     for promise in ("hand-offs a second", "two processes", "inversions", "connections"):
         assert promise in text
+    assert "did not come through" not in text
+
+
+async def test_stores_run() -> None:
+    """The benchmark of the stores prints its bars."""
+    if not (databases.binaries() and databases.mariadb_binaries()):
+        pytest.skip("no PostgreSQL or no MariaDB here: `make test` installs them where it may")
+    text = await stores.measure(replace(TINY, limit=1), others=False)
+    for promise in ("free lock, one task", "after a quiet while"):
+        assert f"| {promise}" in text
+    for store in ("SQLite", "PostgreSQL", "MariaDB"):
+        assert text.count(f"aiolock on {store}") >= 5
     assert "did not come through" not in text
 
 
@@ -550,7 +566,9 @@ def sample_ours() -> Ours:
     cost = Cost(1, 1, 1)
     moves = {move: [cost] for move in ("enqueue", "cancel", "grant")}
     lines = [Waiting(length, 1, 1, 0, moves) for length in (100, 10_000)]
-    return Ours(0.05, {2: 2, 4: 1.5, 50: 1.1}, Holding(1, 1, 0, 0.01, 0.01, 4), 10_000, 30, lines)
+    holding = Holding(1, 1, 0, 0.01, 0.01, 4)
+    restarted = {1_000: [1.0], 10_000: [1.0]}
+    return Ours(0.05, {2: 2, 4: 1.5, 50: 1.1}, holding, 10_000, 30, lines, restarted)
 
 
 def test_results(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
-from tests import loops
+from tests import databases, loops
 from tests.chaos.__main__ import chaos, explain, report
 from tests.chaos.checker import check
 from tests.chaos.history import read
@@ -20,16 +20,29 @@ _ROOT = Path(__file__).resolve().parent.parent
 _ON_THE_TREE = Path(aiolock.__file__).is_relative_to(_ROOT)
 
 # On the installed wheel it is only to show that it works there, on another Python and on uvloop.
-RUNS = [("1", 30.0)] if _ON_THE_TREE else [("2", 10.0)] * (loops.chosen() == "uvloop")
+RUNS = (
+    [
+        *(("redis", "1", 30.0), ("sqlite", "1", 20.0)),
+        *(("postgres", "1", 20.0), ("mysql", "1", 30.0)),
+    ]
+    if _ON_THE_TREE
+    else [("redis", "2", 10.0)] * (loops.chosen() == "uvloop")
+)
 
 
 @pytest.mark.timeout(180)  # its own limits come first, and say what is stuck
 @pytest.mark.parametrize(
-    ("seed", "seconds"), RUNS, ids=[f"seed_{seed}_{seconds:g}_s" for seed, seconds in RUNS]
+    ("store", "seed", "seconds"),
+    RUNS,
+    ids=[f"{store}_seed_{seed}_{seconds:g}_s" for store, seed, seconds in RUNS],
 )
-async def test_chaos(tmp_path: Path, seed: str, seconds: float) -> None:
+async def test_chaos(tmp_path: Path, store: str, seed: str, seconds: float) -> None:
     """Whatever is killed, stopped, cut off, paused, wiped or cancelled, every promise is kept."""
-    await chaos(tmp_path, seconds=seconds, seed=seed)
+    if store == "postgres" and not databases.binaries():
+        pytest.skip("no PostgreSQL here: `make test` installs it where it may")
+    if store == "mysql" and not databases.mariadb_binaries():
+        pytest.skip("no MariaDB here: `make test` installs it where it may")
+    await chaos(tmp_path, store=store, seconds=seconds, seed=seed)
     run = Run(read(tmp_path))
     violations = check(run)
     assert not violations, explain(run, violations)

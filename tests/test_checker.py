@@ -27,7 +27,8 @@ D = "2/0/0.0"  # another of A's process
 
 Story = Sequence[Event | Sequence[Event]]
 
-BEGAN = Event(0, "conductor", "began", {"seed": "1", "seconds": 10.0, "names": ["lock"]})
+STARTED = {"store": "redis", "seed": "1", "seconds": 10.0, "names": ["lock"]}
+BEGAN = Event(0, "conductor", "began", STARTED)
 
 
 def ns(seconds: float) -> int:
@@ -66,9 +67,10 @@ def asks(t: float, attempt: str, **options: object) -> Event:
     return of(t, attempt, "asked", **(usual | options))
 
 
-def queued(t: float, attempt: str) -> Event:
-    """The store has answered that it waits."""
-    return of(t, attempt, "queued", n="lock", ticket=1, place=1)
+def queued(t: float, attempt: str, asked: float | None = None) -> Event:
+    """The store has answered that it waits, to what it was asked just before, if not earlier."""
+    since = ns(t - 0.001 if asked is None else asked)
+    return of(t, attempt, "queued", n="lock", since=since, ticket=1, place=1)
 
 
 def enters(t: float, attempt: str, fence: int, until: float, heard: float | None = None) -> Event:
@@ -430,6 +432,11 @@ RIGHT: dict[str, Story] = {
         of(4.0, A, "handling", message=2, fence=4),
         of(4.1, A, "handled", message=2),
     ],
+    "a_message_that_one_still_handles_who_was_stopped_since": [
+        of(2.0, B, "handling", message=1, fence=2),
+        of(2.1, B, "handled", message=1),
+        of(3.0, A, "handling", message=1, fence=1),
+    ],
     "closed_while_the_server_loads": [
         at(0.5, "0.0", "opened", client="ada"),
         fault(1.0, 2.0, "load", "all"),
@@ -604,6 +611,34 @@ RIGHT: dict[str, Story] = {
         enters(3.01, A, 10, 3.0099, heard=3.0098),
         leaves(3.011, A, "LeaseLost"),
     ],
+    "the_answer_from_before_the_wipe_was_heard_after_it": [
+        asks(1.0, A),
+        wiped(1.2, 20),
+        fault(1.199, 1.2, "flush", "all"),
+        queued(1.201, A, asked=1.001),
+        asks(1.3, B),
+        enters(1.31, B, 30, 2.0),
+        leaves(1.4, B),
+        queued(1.8, A),
+        enters(1.81, A, 40, 3.0),
+        leaves(1.9, A),
+    ],
+    "dead_but_the_server_was_started_since": [
+        at(0.1, "conductor", "began", store="mysql", seed="1", seconds=9, names=[]),
+        asks(1.0, A),
+        *waits(1.0, A),
+        killed(2.0, "0.0"),
+        gone(2.1, "0.0"),
+        fault(3.0, 4.0, "restart_fast", "all"),
+        standing(12.0, 8_000_000),
+    ],
+    "another_process_was_stopped_in_a_transaction": [
+        at(0.1, "conductor", "began", store="mysql", seed="1", seconds=9, names=[]),
+        asks(1.0, A, campaign=True),
+        queued(1.1, A),
+        fault(1.2, 2.9, "stop", "7"),
+        ends(2.8, A, "LeaseLost"),
+    ],
     "wiped_and_asked_again": [
         asks(1.0, A),
         queued(1.1, A),
@@ -619,6 +654,15 @@ RIGHT: dict[str, Story] = {
         queued(2.1, A),
         enters(9.0, A, 30, 10.0),
         leaves(9.1, A),
+    ],
+    "killed_while_it_stalled_and_could_see_nobody": [
+        watching(0.5, "watches"),
+        asks(1.0, A, campaign=True),
+        enters(1.1, A, 10, 4.0),
+        at(1.05, "2.0", "block", seconds=3.0),
+        killed(3.5, "2.0"),
+        gone(3.6, "2.0"),
+        leaves(3.7, A),
     ],
     "left_over_but_not_for_long": [
         at(9.0, "conductor", "key", key="x:fence", ttl=600, holders=(), waiters=())
@@ -1074,6 +1118,12 @@ WRONG: dict[str, Story] = {
         at(1.1, "1.0", "counts", latch=2, token="b"),
         of(1.2, C, "opens", latch=1, parties=2),
     ],
+    "messages-begun_before_and_acknowledged_as_well": [
+        of(2.0, B, "handling", message=1, fence=2),
+        of(2.1, B, "handled", message=1),
+        of(3.0, A, "handling", message=1, fence=1),
+        of(3.1, A, "handled", message=1),
+    ],
     "messages-twice": [
         of(1.0, A, "handling", message=1, fence=1),
         of(1.1, A, "handled", message=1),
@@ -1213,14 +1263,15 @@ def test_verdict_of_the_command(
     assert (f"a={B} n=lock fence=10" in printed) == (code == 1)
 
 
-def test_seed_decides_the_plan() -> None:
+@pytest.mark.parametrize("store", faults.ATTACKS)
+def test_seed_decides_the_plan(store: str) -> None:
     """One seed gives one plan, another gives another, and a long one has every kind of fault."""
-    slots = ["0", "1"]
-    plan = faults.plan("1", 600.0, slots)
-    assert plan == faults.plan("1", 600.0, slots)
-    assert plan != faults.plan("2", 600.0, slots)
+    slots, attack = ["0", "1"], faults.ATTACKS[store]
+    plan = faults.plan("1", 600.0, slots, attack)
+    assert plan == faults.plan("1", 600.0, slots, attack)
+    assert plan != faults.plan("2", 600.0, slots, attack)
     kinds = {fault.kind for lane in plan.values() for fault in lane}
-    assert kinds == {*faults.PROCESS, *faults.LINKS, *faults.SERVER}
+    assert kinds == {*faults.PROCESS, *attack.links, *attack.server}
     for lane in plan.values():
         for before, after in pairwise(lane):
             assert before.at + before.seconds < after.at

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,11 +20,16 @@ import redis.asyncio
 
 import aiolock
 from aiolock import StoreError
-from aiolock.store import WAS_ABSENT, Granted, Party, Queued, Status, Store
+from aiolock.store import WAS_ABSENT, WAS_UNKNOWN, Busy, Granted, Party, Queued, Status, Store
+from aiolock.stores import mysql, postgres
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
+from aiolock.stores.sqlite import SQLiteStore
 from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
 from aiolock.testing._faulty import GIVES_UP
+from aiolock.testing._peer import A_MOMENT, Grant, fresh_name
+from examples.document_store import Documents, DocumentStore
+from tests.databases import MariaDBServer, PostgresServer
 from tests.servers import RedisServer
 from tests.worlds import virtual
 
@@ -81,6 +89,64 @@ class TestFaulty(TestMemory):
     def store(self) -> Store:
         """A link through which nothing fails."""
         return FaultyStore(super().store())
+
+
+class TestSQLite(StoreContract, RunsContract):
+    """A file, in which the state machine's states are kept."""
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path, prefix: str) -> None:
+        self._path, self._prefix = tmp_path / "locks.db", prefix
+
+    def store(self) -> Store:
+        """Another link to the test's own file."""
+        return SQLiteStore(self._path, self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """The row of the name."""
+        with contextlib.closing(sqlite3.connect(self._path)) as database:
+            key = f"{self._prefix}\0{name}".encode()
+            return database.execute("SELECT * FROM names WHERE name = ?", (key,)).fetchone()
+
+
+class TestPostgres(StoreContract):
+    """Functions in a PostgreSQL database; it tells nobody who stands before it."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_server: PostgresServer, prefix: str) -> None:
+        self._server, self._prefix = postgres_server, prefix
+
+    def store(self) -> Store:
+        """Another link to the server, which serves all tests."""
+        return postgres.from_url(self._server.url("app"), self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """Rows of holders and waiters; that of the last fence stays for a while."""
+        key = f"{self._prefix}\0{name}".encode()
+        return self._server.execute(
+            "SELECT client FROM aiolock.grants WHERE name = %s"
+            " UNION ALL SELECT client FROM aiolock.waiters WHERE name = %s",
+            *(key, key),
+        )
+
+
+class TestMySQL(StoreContract, RunsContract):
+    """Tables in MariaDB, in which the state machine's states are kept."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, mariadb_server: MariaDBServer, prefix: str) -> None:
+        self._server, self._prefix = mariadb_server, prefix
+
+    def store(self) -> Store:
+        """Another link to the server, which serves all tests."""
+        return mysql.from_url(self._server.url("app"), self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """The state of the name; its row stays for a while, for its fence."""
+        key = f"{self._prefix}\0{name}".encode()
+        return self._server.execute(
+            "SELECT state FROM aiolock_names WHERE id = %s AND state <> ''", key
+        )
 
 
 class TestFakeRedis(StoreContract, RunsContract):
@@ -308,3 +374,175 @@ async def test_faulty_pushes() -> None:
         assert not told.done()
         faulty.resume()
         assert (await told).fence == grant.fence
+
+
+# --- The example for authors of stores
+
+
+class _Troubled(Documents):
+    """Documents in a database with which something is wrong: with one swap after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swaps: list[str] = []
+        """Of the next ones: ``lost`` (the reply is), ``late`` (it comes when nobody waits)."""
+        self.late: list[tuple[str, str, int, float]] = []
+        self.hangs = False
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        """Happens before the next document is read."""
+        self.rings_are_lost = False
+
+    async def get(self, key: str) -> tuple[str, int]:
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().get(key)
+
+    async def swap(self, key: str, value: str, version: int, keep: float) -> bool:
+        trouble = self.swaps.pop(0) if self.swaps else ""
+        if trouble == "late":
+            self.late.append((key, value, version, keep))
+            raise ConnectionResetError
+        swapped = await super().swap(key, value, version, keep)
+        if trouble:
+            raise ConnectionResetError
+        return swapped
+
+    async def ring(self, client: str, name: str) -> None:
+        if self.rings_are_lost:
+            raise ConnectionResetError
+        await super().ring(client, name)
+
+
+class TestDocuments(StoreContract, RunsContract):
+    """The example: documents that are swapped, in a database some milliseconds away."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self) -> None:
+        self._documents = _Troubled()
+
+    def store(self) -> Store:
+        """Another link to the test's own database."""
+        return DocumentStore(self._documents, "test")
+
+    async def left_behind(self, name: str) -> object:
+        """The state of the name; its document stays for a while, for its fence."""
+        return self._kept(name)[1]
+
+    def _kept(self, name: str) -> list[Any]:
+        """Fence, state, letters, and when that was written."""
+        kept: list[Any] = json.loads(self._documents.kept[f"test/{name}"][0])
+        return kept
+
+    async def test_replies_that_are_lost(self) -> None:
+        """What was carried out unheard is found out, and its pushes come all the same."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            self._documents.swaps = ["lost", "lost"]
+            place, last = await bob.queue(name), await cat.queue(name)
+            assert [w.seq for w in (await ann.store.status(name)).waiters] == [1, 1]
+            self._documents.swaps = ["lost"]
+            assert await ann.release(name, grant) == WAS_UNKNOWN
+            handed = await bob.handed()
+            assert handed.waiter == place.waiter
+            self._documents.swaps = ["lost", "late"]
+            released = await bob.release(name, Grant(place.waiter, handed.fence))
+            assert released == WAS_UNKNOWN
+            assert (await cat.handed()).waiter == last.waiter
+
+    async def test_own_pushes_that_are_lost(self) -> None:
+        """A client whose own push was lost with a reply is told to ask again."""
+        async with self.peers(1) as (ann,):
+            back = asyncio.Event()
+            ann.reconnected = back.set  # type: ignore[method-assign]  # of this one alone
+            grant = await ann.take(name := fresh_name())
+            place = await ann.queue(name)
+            self._documents.swaps = ["lost"]
+            assert await ann.release(name, grant) == WAS_UNKNOWN
+            await back.wait()
+            await ann.take(name, place.waiter, ticket=place.ticket)
+
+    async def test_who_has_just_come(self) -> None:
+        """A client that opens and queues while another is at work is not taken for dead."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            async with contextlib.AsyncExitStack() as stack:
+                bob = Peer(self.store())
+
+                async def come() -> None:
+                    await stack.enter_async_context(bob)
+                    await bob.queue(name)
+
+                self._documents.meanwhile = come
+                await ann.release(name, grant)
+                await bob.handed()
+
+    async def test_swaps_that_come_late(self) -> None:
+        """A swap that was given up for lost does nothing when it comes, though nothing else did."""
+        async with self.peers(2) as (ann, bob):
+            name, waiter = fresh_name(), ann.waiter()
+            self._documents.swaps = ["late"] * 1000
+            with pytest.raises(StoreError) as raised:
+                await ann.ask(name, waiter)
+            assert not raised.value.refused
+            self._documents.swaps = []
+            assert await ann.leave(name, waiter) == WAS_UNKNOWN
+            for copy in self._documents.late:
+                assert not await self._documents.swap(*copy)
+            await bob.take(name)
+
+    async def test_bells_that_are_not_heard(self) -> None:
+        """What a process has written down before it died is told by the next who comes there."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            self._documents.rings_are_lost = True
+            await ann.release(name, grant)
+            await ann.store.aclose()
+            self._documents.rings_are_lost = False
+            assert isinstance(await cat.ask(name, wait=False), Busy)
+            assert (await bob.handed()).waiter == place.waiter
+            while self._kept(name)[2]:  # noqa: ASYNC110  # the database tells nobody
+                await asyncio.sleep(A_MOMENT)
+
+    async def test_fences_after_the_document(self) -> None:
+        """They grow also where the document of an idle name was removed."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            await ann.release(name, grant)
+            self._documents.kept.clear()
+            assert (await ann.take(name)).fence > grant.fence
+
+    async def test_another_session(self) -> None:
+        """Whose session has ended has another one, and asks again."""
+        async with self.peers(2) as (ann, bob):
+            back = asyncio.Event()
+            bob.reconnected = back.set  # type: ignore[method-assign]  # of this one alone
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await self._documents.leave(bob.client)
+            await back.wait()
+            await bob.queue(name, place.waiter, ticket=place.ticket)
+            await ann.release(name, grant)
+            assert (await bob.handed()).waiter == place.waiter
+
+    @virtual
+    async def test_nobody_waits_for_ever(self) -> None:
+        """Where the database hangs, all that was asked is refused in time, and it can be closed."""
+        loop = asyncio.get_running_loop()
+        async with Peer(self.store()) as ann:
+            name = fresh_name()
+            await ann.take(name)
+            self._documents.hangs = True
+            begun = loop.time()
+            asked = [ann.ask(name)]
+            await asyncio.sleep(0.1)
+            asked.append(ann.ask(name))
+            for answer in asked:
+                with pytest.raises(StoreError) as raised:
+                    await answer
+                assert raised.value.refused
+            assert loop.time() - begun < 9.5
+        assert loop.time() - begun < 20

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -39,16 +40,21 @@ def aiolock_command(*args: str) -> list[str]:
     return [sys.executable, "-W", "error", "-m", "aiolock", *args]
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
     return subprocess.run(
-        aiolock_command(*args), capture_output=True, text=True, timeout=50, check=False
+        aiolock_command(*args),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, **env},
     )
 
 
-def run_json(*args: str) -> dict[str, Any]:
+def run_json(*args: str, **env: str) -> dict[str, Any]:
     """Run a demo that comes out right, and says nothing but its figures."""
-    done = run("demo", "--json", *args)
+    done = run("demo", "--json", *args, **env)
     assert (done.returncode, done.stderr) == (0, ""), done
     figures: dict[str, Any] = json.loads(done.stdout)
     return figures
@@ -89,12 +95,15 @@ def wait_until_alone(server: RedisServer) -> None:
         time.sleep(0.02)
 
 
+IN_MEMORY = ("--url", "memory://")
+
+
 class TestInMemory:
-    """On the embedded store, in one process."""
+    """In one process."""
 
     def test_sells_exactly_what_there_is(self) -> None:
         """Without a lock it is oversold; with it all is right, in order, in few commands."""
-        said = run_json("--items", "60", "--requests", "20", "--ttl", "30")
+        said = run_json(*IN_MEMORY, "--items", "60", "--requests", "20", "--ttl", "30")
         without, under_lock = said["without_lock"], said["with_lock"]
         assert without["oversold"] == without["sold"] - 60 > 0
         assert without["left"] > 0
@@ -110,14 +119,14 @@ class TestInMemory:
 
     def test_one_request_at_once_needs_no_lock(self) -> None:
         """Where nobody competes both sales are right, and there is no hand-off to measure."""
-        said = run_json("--items", "5", "--requests", "1")
+        said = run_json(*IN_MEMORY, "--items", "5", "--requests", "1")
         assert said["without_lock"]["oversold"] == 0
         assert said["without_lock"]["left"] == 0
         assert said["with_lock"]["handoff_ms"] is None
 
     def test_prints_a_table_and_no_terminal_codes_into_a_pipe(self) -> None:
         """What a person reads: a title, how far it is, the table, the verdict."""
-        done = run("demo", "--items", "300", "--requests", "20")
+        done = run("demo", *IN_MEMORY, "--items", "300", "--requests", "20")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("An online sale on memory://, in this process")
         assert re.search(r"^  oversold +300 +0$", done.stdout, re.MULTILINE)
@@ -135,7 +144,7 @@ class TestInMemory:
                 super().__init__(worker, shop, None, served)
 
         monkeypatch.setattr(stage, "Customers", Unlocked)
-        assert main(["demo", "--items", "50", "--requests", "10"]) == 1
+        assert main(["demo", *IN_MEMORY, "--items", "50", "--requests", "10"]) == 1
         assert "The sale came out WRONG: " in capsys.readouterr().out
 
     def test_a_reader_that_has_enough(self) -> None:
@@ -144,13 +153,30 @@ class TestInMemory:
         with (
             os.fdopen(reader) as pipe,
             os.fdopen(writer, "w") as out,
-            running("demo", "--items", "20000", stdout=out) as process,
+            running("demo", *IN_MEMORY, "--items", "20000", stdout=out) as process,
         ):
             out.close()
             pipe.readline()
             pipe.close()
             _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (1, "")
+
+
+class TestInAFile:
+    """Without a server: in an SQLite file, with worker processes, of which some are killed."""
+
+    def test_three_of_four_workers_are_killed_and_the_count_is_right(self, tmp_path: Path) -> None:
+        """Killed before the write, in the queue, and after the write; the file is removed."""
+        said = run_json(
+            *("--items", "200", "--requests", "20", "--ttl", "1.5"), TMPDIR=str(tmp_path)
+        )
+        under_lock = said["with_lock"]
+        assert said["server"].startswith("sqlite:///")
+        assert said["without_lock"]["oversold"] > 0
+        assert (under_lock["sold"], under_lock["oversold"], under_lock["left"]) == (200, 0, 0)
+        assert under_lock["overtaken"] == 0
+        assert sorted(kill["worker"] for kill in under_lock["killed"]) == [1, 2, 3]
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestOnRedis:
@@ -250,7 +276,10 @@ class TestImpossible:
             (["--url", "http://localhost"], "begins with one of memory://, redis://"),
             (["--url", "localhost:6379"], "begins with one of memory://, redis://"),
             (["--url", "redis://localhost:port"], "Port could not be cast"),
-            (["--workers", "4"], "memory:// is one process: for 4 workers name a server"),
+            (
+                [*IN_MEMORY, "--workers", "4"],
+                "memory:// is one process: for 4 workers name a server",
+            ),
             (["--url", "redis://localhost", "--requests", "3"], "4 workers need at least as many"),
             (["--ttl", "0"], "ttl must be from 0.01"),
         ],

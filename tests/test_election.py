@@ -10,8 +10,10 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, StoreError
+from aiolock.store import Pass, Relay, Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests.failures import until
 from tests.worlds import World, settled, virtual
 
 
@@ -71,6 +73,42 @@ async def test_one_leads(world: World) -> None:
             assert [leader.fence for leader in watcher.seen] == terms
         assert terms == sorted(set(terms))
         assert await election.leader() is None
+
+
+class Told(Relay):
+    """A store that remembers in which order it was told who leads."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.told: list[str] = []
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        self.told.append("handed on")
+        return super().pass_on(passed)
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        self.told.append(value.partition(" ")[2])
+        return super().post(name, count, token=token, declared=declared, value=value, keep=keep)
+
+
+async def test_handed_on_within_a_process() -> None:
+    """The store hears that somebody leads before it hears what to show of who leads."""
+    store = Told(MemoryStore(MemoryServer()))
+    async with aiolock.connect(store) as client:
+        election = client.election("e")
+
+        async def candidate(value: str) -> None:
+            async with election.campaign(value):
+                pass
+
+        async with election.campaign("a"):
+            tasks = [asyncio.create_task(candidate(value)) for value in "bc"]
+            queues = client._engine.waiters._queues
+            await until(lambda: queues and len(queues["election:e"]._attempts) == 2)
+        await asyncio.gather(*tasks)
+    assert store.told == ["a", "handed on", "b", "handed on", "c"]
 
 
 async def test_observe(world: World) -> None:

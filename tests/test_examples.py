@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import re
 import signal
+import socket
+import sqlite3
 import sys
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psycopg
+import pymysql
 import pytest
 
 import aiolock
+from aiolock.stores import mysql
+from aiolock.stores.postgres import create_schema
+from tests.databases import MariaDBServer, PostgresServer
 from tests.procs import Worker, tied
 from tests.servers import RedisServer
 
@@ -448,3 +457,229 @@ async def test_the_next_leads_when_the_primary_is_killed(
             await end(last)
     said = Counter(texts(ann, bob, cyd))
     assert [said[f"{name} leads"] for name in ("ann", "bob", "cyd")] == [1, 1, 1]
+
+
+@pytest.fixture
+def shop_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """A database with the tables of a shop, and the locks beside them."""
+    postgres_server.execute("CREATE DATABASE shop")
+    url = postgres_server.url().removesuffix("/postgres") + "/shop"
+    create_schema(url)
+    yield url
+    postgres_server.execute("DROP DATABASE shop WITH (FORCE)")
+
+
+async def test_stock_in_postgres_is_not_oversold(
+    shop_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is sold once, though one shop is stopped while it pays, for longer than its lease."""
+    monkeypatch.setenv("AIOLOCK_URL", shop_database)
+    monkeypatch.setenv("TTL_SECONDS", "1")
+    monkeypatch.setenv("PAYMENT_SECONDS", "0.2")
+
+    def shop(*arguments: str) -> Worker:
+        return Worker(str(EXAMPLES / "stock_in_postgres.py"), *arguments)
+
+    async with shop("fill", "7") as filler:
+        assert await filler.wait() == 0
+    async with shop("sell") as one:
+        await until(lambda: "is paying" in texts(one))
+        one.stop()
+        async with shop("sell") as two, shop("sell") as three:
+            await until(lambda: "sold one, 6 are left" in [*texts(two), *texts(three)])
+            one.cont()
+            assert [await each.wait() for each in (one, two, three)] == [0] * 3
+    assert any(text.startswith("has lost its turn") for text in texts(one))
+    with contextlib.closing(psycopg.connect(shop_database)) as database:
+        rows = database.execute("SELECT fence FROM sales").fetchall()
+        stock = database.execute("SELECT amount FROM stock").fetchall()
+    assert len({fence for (fence,) in rows}) == len(rows) == 7
+    assert stock == [(0,)]
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def jobs_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of the test's own, with the locks in it."""
+    server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
+    server.execute("CREATE DATABASE jobs")
+    url = f"{server.url().rpartition('/')[0]}/jobs"
+    if isinstance(server, PostgresServer):
+        create_schema(url)
+    else:
+        mysql.create_schema(url)
+    yield url
+    force = " WITH (FORCE)" if isinstance(server, PostgresServer) else ""
+    server.execute(f"DROP DATABASE jobs{force}")
+
+
+class Jobs:
+    """The instances of the job on a database, and what they have recorded there."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The whole table: period, host, pid, fence, started, finished."""
+        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT * FROM job_runs ORDER BY period")
+            return list(cursor.fetchall())
+
+    def _connect(self) -> Any:
+        if self._url.startswith("postgres"):
+            return psycopg.connect(self._url)
+        where = httpx.URL(self._url)
+        return pymysql.connect(
+            host=where.host, port=where.port or 0, user=where.username, database="jobs"
+        )
+
+    def finished(self, *workers: Worker) -> Callable[[], int]:
+        """How often that one has finished which has done so least."""
+
+        def least() -> int:
+            done = Counter(row[2] for row in self.rows() if row[5])
+            return min(done[worker.pid] for worker in workers)
+
+        return least
+
+
+def instance(command: str = "run") -> Worker:
+    """Start the job on a database in a process of its own."""
+    return Worker(str(EXAMPLES / "job_on_a_database.py"), command)
+
+
+@pytest.fixture
+async def jobs(jobs_database: str, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    """The table, without any run."""
+    monkeypatch.setenv("AIOLOCK_URL", jobs_database)
+    monkeypatch.setenv("WORK_SECONDS", "0.02")
+    async with instance("init") as init:
+        assert await init.wait() == 0
+    return Jobs(jobs_database)
+
+
+def begun(*workers: Worker) -> list[int]:
+    """The periods that they have begun, in order, as they say themselves."""
+    found = [re.fullmatch(r"period (\d+) begins", text) for text in texts(*workers)]
+    return sorted(int(match[1]) for match in found if match)
+
+
+async def test_job_on_a_database_runs_once_in_each_period_and_in_turn(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three instances: no period is run twice, and all take their turns."""
+    monkeypatch.setenv("EVERY_SECONDS", "1")
+    async with instance() as one, instance() as two, instance() as three:
+        every = one, two, three
+        finished = jobs.finished(*every)
+        # A machine that stands still may miss a period; and who is busy, its turn.
+        await until(lambda: finished() >= 2)
+        await end(*every)
+    rows = jobs.rows()
+    assert begun(*every) == [row[0] for row in rows], "each is recorded, and none is run twice"
+    fences = [row[3] for row in rows]
+    assert fences == sorted(set(fences))
+    assert all(row[5] >= row[4] for row in rows), "whoever was asked to end has finished its run"
+
+
+async def test_job_on_a_database_goes_on_when_one_instance_is_killed_in_its_run(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its period stays unfinished and is not run again; the others run those that follow."""
+    monkeypatch.setenv("EVERY_SECONDS", "0.25")
+    async with instance() as one, instance() as two:
+        one_and_two = jobs.finished(one, two)
+        await until(lambda: one_and_two() >= 1)
+        monkeypatch.setenv("TTL_SECONDS", "2.5")
+        monkeypatch.setenv("WORK_SECONDS", "60")
+        async with instance() as three:
+            await until(lambda: any(row[2] == three.pid for row in jobs.rows()))
+            async with instance("status") as status:
+                assert await status.wait() == 0
+            three.kill()
+            assert await three.wait() == -signal.SIGKILL
+        seen = one_and_two()
+        await until(lambda: one_and_two() > seen)
+        await end(one, two)
+    rows = jobs.rows()
+    assert begun(one, two, three) == [row[0] for row in rows]
+    assert {row[2] for row in rows if row[5] is None} == {three.pid}
+    host, said = socket.gethostname(), texts(status)
+    assert said[0].startswith(f"{host}:{three.pid} has run it since ")
+    queue = {text.partition(" is number ")[0] for text in said[1:3]}
+    assert queue == {f"{host}:{worker.pid}" for worker in (one, two)}
+    assert re.search(rf"period \d+: {host}:{three.pid}, fence \d+, from .+ not finished", said[3])
+
+
+class Rush:
+    """Customers of the booking example in processes of their own, and what they were told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str, file: Path) -> None:
+        self._environment = monkeypatch
+        self._file = file
+        monkeypatch.setenv("AIOLOCK_URL", url)
+        monkeypatch.setenv("BOOKINGS_FILE", str(file))
+        monkeypatch.setenv("TTL_SECONDS", "30")
+        monkeypatch.setenv("PAYMENT_SECONDS", "0.01")
+
+    def of(self, customers: int, *, wait: float) -> Worker:
+        """So many of them, in one process, who wait for so long."""
+        self._environment.setenv("WAIT_SECONDS", str(wait))
+        return Worker(str(EXAMPLES / "booking.py"), str(customers))
+
+    def seats(self) -> list[tuple[int]]:
+        """Those that are booked, in the order of the fences."""
+        with contextlib.closing(sqlite3.connect(self._file)) as bookings:
+            return bookings.execute("SELECT seat FROM bookings ORDER BY fence").fetchall()
+
+
+def outcomes(*workers: Worker) -> Counter[str]:
+    """How many customers were told what, without the numbers of customers and seats."""
+    return Counter(re.sub(r"customer \d+ |\d+$", "", text) for text in texts(*workers))
+
+
+GOT_IT, FULL = "has got seat ", "is sent away at once, the queue is full"
+
+
+async def test_booking_has_three_outcomes(
+    own_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In vain, who waits too briefly; in turn, the first twenty; at once, all who come then."""
+    rush = Rush(monkeypatch, own_server.url, tmp_path / "bookings.db")
+    async with aiolock.connect(own_server.url) as locks:
+        show = locks.lock("show:hamlet")
+        async with show, rush.of(2, wait=1) as hasty:
+            assert await hasty.wait() == 0
+            holder = f"{socket.gethostname()}:{os.getpid()}"
+            assert re.fullmatch(
+                rf"(customer \d has waited \d\.\d s in vain for {holder}\n?){{2}}",
+                "\n".join(texts(hasty)),
+            )
+            async with contextlib.AsyncExitStack() as stack:
+                patient = [await stack.enter_async_context(rush.of(5, wait=60)) for _ in range(4)]
+                await wait_for(show, 20)
+                late = await stack.enter_async_context(rush.of(3, wait=60))
+                assert await late.wait() == 0
+                assert outcomes(late) == {FULL: 3}
+                assert not texts(*patient)
+                await show.release()
+                assert [await each.wait() for each in patient] == [0] * 4
+    assert outcomes(*patient) == {GOT_IT: 20}
+    assert rush.seats() == [(seat,) for seat in range(1, 21)]
+
+
+async def test_booking_on_a_database_lets_twenty_wait(
+    jobs_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 25 who come at the same time twenty wait, and five are sent away."""
+    rush = Rush(monkeypatch, jobs_database, tmp_path / "bookings.db")
+    async with (
+        aiolock.connect(jobs_database) as locks,
+        locks.lock("show:hamlet"),
+        rush.of(25, wait=3) as customers,
+    ):
+        assert await customers.wait(within=20) == 0
+    said = outcomes(customers)
+    assert said.pop(FULL) == 5
+    assert sum(said.values()) == 20
+    assert all(re.match(r"has waited \d+\.\d s in vain for ", text) for text in said), said
+    assert rush.seats() == []

@@ -499,7 +499,7 @@ async def test_late_copy_takes_nothing(
     kind: str,
 ) -> None:
     """What arrives long after it was sent again, carried out and undone changes nothing."""
-    monkeypatch.setattr("aiolock.stores.redis._copies.LATE_AFTER", 600_000)
+    monkeypatch.setattr("aiolock.stores._copies.LATE_AFTER", 600_000)
     lock = victim.lock("late") if kind == "lock" else victim.semaphore("late", 2)
     await linked(proxy)
     link = command_link(proxy)

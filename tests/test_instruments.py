@@ -21,7 +21,7 @@ import anyio
 import pytest
 import redis.asyncio
 
-from tests import loops
+from tests import loops, selection
 from tests.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled, steps
 from tests.procs import Worker
 from tests.proxy import Proxy
@@ -791,7 +791,8 @@ async def test_scenario_that_hangs_once_cancelled(kind: Kind) -> None:
 
     with pytest.raises(AssertionError, match="hangs"):
         await run_cancelled(kind, 1, scenario, patience=0.02)
-    await asyncio.sleep(0.01)
+    while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110  # what was cancelled again, and ends
+        await asyncio.sleep(0)
 
 
 @KIND
@@ -898,3 +899,17 @@ def test_tasks_left_behind_are_found(tmp_path: Path) -> None:
     assert "3 passed, 1 error" in result.stdout, result.stdout + result.stderr
     assert "the test has left tasks running" in result.stdout
     assert "forgotten" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("about", "store"), [("redis", "redis"), ("fakeredis", "redis"), ("mariadb", "mysql")]
+)
+def test_a_test_knows_its_store(request: pytest.FixtureRequest, about: str, store: str) -> None:
+    """By what it is given: so it is left out where that store is."""
+    assert selection.stores_of(request.node) == {store}
+
+
+def test_a_store_that_is_not_known() -> None:
+    """It is an error, not a run without tests."""
+    with pytest.raises(ValueError, match="no store oracle"):
+        selection.chosen("redis,oracle")

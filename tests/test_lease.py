@@ -801,7 +801,7 @@ async def test_waiting_for_another_lock_when_lost() -> None:
 
             with pytest.raises(LeaseLost, match="'a'"):
                 await body()
-            assert not (await on.theirs.lock("b").status()).waiters
+            await queued(on.theirs.lock("b"), 0)
         unhurt()
 
 

@@ -449,8 +449,11 @@ class Fences:
 
 
 def near(real: int, model: int) -> bool:
-    """Whether two durations are alike, but for the time that the test itself takes."""
-    return abs(real - model) < 3000
+    """Whether two durations are alike, but for the time that the test itself takes.
+
+    Those that are given here differ by ten seconds at least.
+    """
+    return abs(real - model) < 8000
 
 
 numbers = st.integers(0, 3 * len(WAITERS) - 1)
@@ -767,7 +770,7 @@ class Differential(RuleBasedStateMachine):
             self.told(p, self.model_fences) for p in model
         ]
         for ours, theirs in zip(real, model, strict=True):
-            assert abs(ours.remaining - theirs.remaining) < 3
+            assert near(round(1000 * ours.remaining), round(1000 * theirs.remaining))
             if ours.client in CLIENTS:  # others stand where they were put
                 assert near(round(1000 * ours.since), round(1000 * theirs.since))
 

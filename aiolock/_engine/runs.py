@@ -406,7 +406,8 @@ class Runs(Relay):
 
     # The store, to which nothing is said of a name before that
 
-    def _first(self, name: str) -> None:
+    def report(self, name: str) -> None:
+        """Let the store hear what was handed on, before anything else that is said from now on."""
         run = self._runs.get(name)
         if run is not None and (run.unsent or run.failed):
             self._send(run)
@@ -430,7 +431,7 @@ class Runs(Relay):
     ) -> asyncio.Future[Answer]:
         """A newcomer joins the tail, whatever is still to be reported."""
         if self._runs and (ticket or max_waiters or not wait):
-            self._first(name)
+            self.report(name)
         return self._store.acquire(
             name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
         )
@@ -442,7 +443,7 @@ class Runs(Relay):
         run = self._runs.get(name) if self._runs else None
         if run is None:
             return self._store.release(name, waiter, form, fence, entered=entered)
-        self._first(name)
+        self.report(name)
         chain = run.chain
         released = self._store.release(name, waiter, form, fence, entered=entered)
         if not chain.reports or chain.present.waiter != waiter:
@@ -455,22 +456,22 @@ class Runs(Relay):
         """After what is to be reported."""
         if self._runs:
             for renewal in renewals:
-                self._first(renewal.name)
+                self.report(renewal.name)
         return self._store.renew(renewals)
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         """After what is to be reported."""
-        self._first(name)
+        self.report(name)
         return self._store.status(name, waiters=waiters)
 
     def request(self, name: str) -> asyncio.Future[int]:
         """After what is to be reported."""
-        self._first(name)
+        self.report(name)
         return self._store.request(name)
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         """After what is to be reported."""
-        self._first(name)
+        self.report(name)
         return self._store.break_(name, fences)
 
 

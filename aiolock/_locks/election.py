@@ -230,7 +230,10 @@ class Election:
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
     def _put_up(self, fence: int, value: str) -> asyncio.Future[int]:
-        return self._lock._engine.store.post(
+        engine = self._lock._engine
+        # Who looks finds nobody in office unless the store knows who is.
+        engine.runs.report(self._lock._policy.key)
+        return engine.store.post(
             self._board.key,
             fence,
             token="",

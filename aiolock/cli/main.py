@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import aiolock
+from aiolock.cli import init_db
 from aiolock.cli.demo import command as demo
 
-COMMANDS: Final = (demo,)
+COMMANDS: Final = (demo, init_db)
 """Modules with an `add_command`, whose parser sets ``run`` to the function that carries it out."""
 
 INTERRUPTED: Final = 130

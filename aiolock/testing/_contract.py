@@ -311,6 +311,17 @@ class StoreContract(SharedContract):
 
     # Handing on
 
+    async def test_many_at_once(self) -> None:
+        """Several clients ask at the same time: one has it, and each of the others has a place."""
+        async with self.peers(8) as peers:
+            name = fresh_name()
+            answers = await asyncio.gather(*(peer.ask(name) for peer in peers for _ in range(3)))
+            granted = [answer for answer in answers if isinstance(answer, Granted)]
+            tickets = {answer.ticket for answer in answers if isinstance(answer, Queued)}
+            assert (len(granted), len(tickets)) == (1, 23)
+            waiters = (await peers[0].store.status(name)).waiters
+            assert len({(waiter.client, waiter.seq) for waiter in waiters}) == 23
+
     async def test_hand_on(self) -> None:
         """A released lock is handed to the next by a push, for the claim that its form names."""
         async with self.peers(2) as (ann, bob):

@@ -10,17 +10,26 @@ import aiolock
 
 
 class Peer:
-    """One client, two connections; its locks, its semaphores, or what its readers share."""
+    """One client, two connections; its locks, its semaphores, or what its readers share.
+
+    ``url`` is of another store than the one that everybody uses.
+    """
 
     def __init__(
-        self, *, permits: int | None = None, reads: bool = False, confirm: bool = True
+        self,
+        *,
+        permits: int | None = None,
+        reads: bool = False,
+        confirm: bool = True,
+        url: str | None = None,
     ) -> None:
         self._permits = permits
         self._reads = reads
         self._confirm = confirm
+        self._url = url
 
     async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # any number share them
-        self._client = aiolock.connect(url)
+        self._client = aiolock.connect(self._url or url)
         await self._client.open()
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:

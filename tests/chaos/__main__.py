@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.checker import check, lost_at, stood_since
+from tests.chaos.checker import check, lost_at
 from tests.chaos.conductor import Conductor
-from tests.chaos.faults import UNPLANNED
+from tests.chaos.faults import ATTACKS, UNPLANNED
 from tests.chaos.history import read
 from tests.chaos.run import Run, Violation
 
@@ -35,6 +35,7 @@ def say(text: str) -> None:
 async def chaos(
     folder: Path,
     *,
+    store: str = "redis",
     seconds: float,
     seed: str,
     workers: int = WORKERS,
@@ -42,7 +43,9 @@ async def chaos(
     progress: Callable[[str], object] = say,
 ) -> None:
     """One run, whose history is in ``folder`` then."""
-    conductor = Conductor(folder, seconds=seconds, seed=seed, workers=workers, tasks=tasks)
+    conductor = Conductor(
+        folder, store=store, seconds=seconds, seed=seed, workers=workers, tasks=tasks
+    )
     await conductor.run(progress)
 
 
@@ -53,7 +56,7 @@ def report(run: Run, violations: Sequence[Violation]) -> str:
     waits = sorted(a.entered.t - a.asked.t for a in entries if a.entered)
     outcomes = Counter(attempt.outcome for attempt in run.attempts.values())
     lost = sum(lost_at(attempt) is not None for attempt in entries)
-    ordered = sum(stood_since(run, attempt) is not None for attempt in entries)
+    ordered = sum(run.stood_since(a, a.entered.t) is not None for a in entries if a.entered)
     kinds = Counter(
         event["kind"]
         for event in run.events
@@ -64,6 +67,7 @@ def report(run: Run, violations: Sequence[Violation]) -> str:
         return f"{waits[int(part * (len(waits) - 1))] / 1e6:,.1f} ms" if waits else "-"
 
     rows: list[tuple[str, object]] = [
+        ("store", began["store"]),
         ("seed", began["seed"]),
         ("seconds of faults", f"{began['seconds']:g}"),
         ("events", f"{len(run.events):,}"),
@@ -132,6 +136,7 @@ def judge(folder: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--store", choices=ATTACKS, default="redis", help="what it is made at")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--keep", type=Path, help="a new folder to keep the history in")
@@ -141,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return judge(options.check)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="aiolock-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    asyncio.run(chaos(folder, seconds=options.seconds, seed=options.seed))
+    asyncio.run(chaos(folder, store=options.store, seconds=options.seconds, seed=options.seed))
     code = judge(folder)
     if code:
         say(f"\nThe history is in {folder}")

@@ -169,14 +169,6 @@ def fences(run: Run) -> Iterator[Violation]:
                 yield run.violation("fences", text, earlier, attempt)
 
 
-def stood_since(run: Run, attempt: Attempt) -> int | None:
-    """Since when a waiter certainly stood in the queue, undisturbed until it entered."""
-    assert attempt.entered is not None
-    clear = run.clear_since(attempt, attempt.entered.t)
-    index = bisect_left(attempt.queued, clear)
-    return attempt.queued[index] if index < len(attempt.queued) else None
-
-
 def order(run: Run) -> Iterator[Violation]:
     """First come, first served."""
     for name, entries in run.entries.items():
@@ -186,7 +178,8 @@ def order(run: Run) -> Iterator[Violation]:
         granted_first = accumulate(reversed(by_asked), _lower)
         first = list(granted_first)[::-1]
         for attempt in entries:
-            stood = stood_since(run, attempt)
+            assert attempt.entered is not None
+            stood = run.stood_since(attempt, attempt.entered.t)
             if stood is None:
                 continue
             after = bisect_right(times, stood)
@@ -404,8 +397,8 @@ def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
         until = attempt.waited_until
         if attempt.name != name or until is None or until < end:
             continue
-        index = bisect_left(attempt.queued, run.clear_since(attempt, end))
-        if index < len(attempt.queued) and attempt.queued[index] <= begin:
+        stood = run.stood_since(attempt, end)
+        if stood is not None and stood <= begin:
             text = (
                 f"{name!r} lay idle for {(end - begin) / NS:.3f} s with {attempt.id} in its queue"
             )
@@ -502,8 +495,8 @@ def _left_out(run: Run) -> Iterator[Violation]:
 
 def _could_begin(run: Run, attempt: Attempt, begin: int, end: int) -> bool:
     """Whether this attempt stood in the queue for a period that was free for it."""
-    index = bisect_left(attempt.queued, run.clear_since(attempt, end))
-    if index == len(attempt.queued) or attempt.queued[index] > begin:
+    stood = run.stood_since(attempt, end)
+    if stood is None or stood > begin:
         return False
     if run.wiped_between(begin - 2 * (end - begin), end) or not run.all_connected(begin - LAG, end):
         return False
@@ -522,7 +515,7 @@ def meetings(run: Run) -> Iterator[Violation]:
     end = run.events[-1].t if run.events else 0
     for event in run.events:
         if event.kind == "arrives":
-            died = run.killed[event.who].t if event.who in run.killed else end
+            died = run.gone(event.who) if event.who in run.killed else end
             here[event["a"]] = event.t, died
         elif event.kind == "passes":
             here[event["a"]] = here[event["a"]][0], event.t
@@ -566,16 +559,26 @@ def latches(run: Run) -> Iterator[Violation]:
 
 
 def messages(run: Run) -> Iterator[Violation]:
-    """What was handled, and is known to be, is not handled again, unless the server forgot."""
+    """What was handled, and is known to be, is not handled again, unless the server forgot.
+
+    But by one that had begun before, and whose process was stopped since.
+    """
     handled: dict[int, Event] = {}
+    fences: dict[str, int] = {}
     for event in run.events:
-        if event.kind == "handled":
-            handled[event["message"]] = event
-        elif event.kind == "handling" and event["message"] in handled:
-            before = handled[event["message"]]
-            if before["a"] != event["a"] and not run.wiped_between(before.t - COMMAND, event.t):
+        if event.kind == "handling":
+            fences[event["a"]] = event["fence"]
+        if event.kind not in {"handling", "handled"}:
+            continue
+        before = handled.get(event["message"])
+        if before is not None:
+            began_before = event.kind == "handling" and event["fence"] < fences[before["a"]]
+            others = before["a"] != event["a"] and not began_before
+            if others and not run.wiped_between(before.t - COMMAND, event.t):
                 text = f"{event['a']} handled what {before['a']} had handled"
                 yield Violation("messages", text, (before, event))
+        if event.kind == "handled":
+            handled[event["message"]] = event
 
 
 def ghosts(run: Run) -> Iterator[Violation]:
@@ -624,14 +627,14 @@ def _haunts(run: Run, waiter: Waiter, fence: int, first: int, seen: int) -> str:
         if seen - max(over, begun) > NS // 2 and heard and alive:
             return f"{where} {(seen - over) / NS:.3f} s after it was released,"
     attempt = run.attempts.get(run.waiters.get(waiter, ""))
-    ended = (attempt.ended or run.killed.get(who)) if attempt else None
-    if attempt is None or ended is None:
+    if attempt is None or (attempt.ended is None and who not in run.killed):
         return ""
+    ended = attempt.ended.t if attempt.ended else run.gone(who)
     # Of the dead nothing is heard, and what they sent may come late; but no lease outlasts that.
-    undisturbed = attempt.ended is not None and not run.disturbed(who, ended.t, seen)
-    due = ended.t + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
+    undisturbed = attempt.ended is not None and not run.disturbed(who, ended, seen)
+    due = ended + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
     if seen > due and (fence or undisturbed):
-        return f"{where} {(seen - ended.t) / NS:.3f} s after it had ended,"
+        return f"{where} {(seen - ended) / NS:.3f} s after it had ended,"
     return ""
 
 

@@ -26,7 +26,7 @@ PROCESS: Final = {
     "stop": Kind(0.1, 3.0, 0.5),
 }
 
-LINKS: Final = {
+SERVER_LINKS: Final = {
     "cut": Kind(0.0, 0.0, 2.0),
     "cut_commands": Kind(0.0, 0.0, 2.0),
     "cut_subscription": Kind(0.0, 0.0, 2.0),
@@ -42,7 +42,7 @@ LINKS: Final = {
     "tear": Kind(0.5, 0.5, 2.0),
 }
 
-SERVER: Final = {
+REDIS_SERVER: Final = {
     "flush": Kind(0.0, 0.0, 0.0),  # who is queued again has its place again
     "flush_scripts": Kind(0.0, 0.0, 0.0),
     "freeze": Kind(0.1, 2.5, 1.0),
@@ -57,7 +57,78 @@ SERVER: Final = {
     "refuse_unsaved": Kind(0.5, 2.0, 2.0),  # MISCONF
 }
 
-REFUSALS: Final = {"load", "refuse_unreplicated", "refuse_unsaved"}
+SQLITE_LINKS: Final = {
+    "unlisted": Kind(0.0, 0.0, 2.5),  # its file is removed: it passes for dead, until it looks
+    "unrung": Kind(0.0, 0.0, 2.5),  # its socket is
+}
+
+SQLITE_SERVER: Final = {
+    "checkpoint": Kind(0.0, 0.0, 0.0),
+    "forget": Kind(0.0, 0.0, 0.0),  # all rows are deleted
+    "locked": Kind(0.1, 2.5, 1.0),  # by somebody else
+    "locked_long": Kind(4.5, 5.5, 2.5),  # longer than anybody waits for it
+    "read": Kind(0.5, 2.0, 0.0),  # somebody else reads in one transaction
+    "vacuum": Kind(0.0, 0.0, 0.0),
+}
+
+
+POSTGRES_SERVER: Final = {
+    "analyze": Kind(0.0, 0.0, 0.0),
+    "crash": Kind(0.0, 1.0, 3.0),  # as after a power cut of the server; and then recovered
+    "forget": Kind(0.0, 0.0, 0.0),
+    "freeze": Kind(0.1, 2.5, 1.0),
+    "freeze_long": Kind(4.5, 5.5, 2.5),
+    "restart_fast": Kind(0.0, 1.0, 3.0),
+    "rows_locked": Kind(0.1, 1.5, 1.0),  # the grants' rows, by somebody else
+    "snapshot": Kind(0.5, 2.0, 0.0),  # somebody else reads in one transaction
+    "terminate": Kind(0.0, 0.0, 2.0),  # all connections
+    "vacuum": Kind(0.0, 0.0, 1.0),
+}
+
+MYSQL_SERVER: Final = {
+    "crash": Kind(0.0, 1.0, 3.0),
+    "forget": Kind(0.0, 0.0, 0.0),
+    "freeze": Kind(0.1, 2.5, 1.0),
+    "freeze_long": Kind(4.5, 5.5, 2.5),
+    "kill_queries": Kind(0.0, 0.0, 2.0),  # whatever is being carried out, sleeps too
+    "optimize": Kind(0.0, 0.0, 1.0),  # the tables are made anew
+    "read_only": Kind(0.5, 2.0, 2.0),
+    "restart_fast": Kind(0.0, 1.0, 3.0),
+    "rows_locked": Kind(0.1, 1.5, 1.0),  # the names' rows, by somebody else
+    "rows_locked_long": Kind(2.5, 5.5, 2.5),  # longer than the server lets anybody wait for them
+    "snapshot": Kind(0.5, 2.0, 0.0),
+    "terminate": Kind(0.0, 0.0, 2.0),
+    "terminate_subscriptions": Kind(0.0, 0.0, 2.0),
+}
+
+
+class Attack(NamedTuple):
+    """What may break about a target."""
+
+    links: dict[str, Kind]
+    """Between one process and the store."""
+    server: dict[str, Kind]
+    grace: float = 0.0
+    """Seconds after a start of the server in which nobody passes for dead."""
+    keeps: bool = False
+    """Whether a process that does not go on keeps others waiting: it may have rows locked."""
+
+
+ATTACKS: Final = {
+    "redis": Attack(SERVER_LINKS, REDIS_SERVER),
+    "sqlite": Attack(SQLITE_LINKS, SQLITE_SERVER),
+    "postgres": Attack(SERVER_LINKS, POSTGRES_SERVER, grace=6.0),
+    "mysql": Attack(SERVER_LINKS, MYSQL_SERVER, grace=6.0, keeps=True),
+}
+"""By the name of the target."""
+
+STARTS: Final = {"crash", "restart_fast"}
+"""After these the server has just been started."""
+
+REFUSALS: Final = {
+    *("load", "refuse_unreplicated", "refuse_unsaved", "locked_long"),
+    *("read_only", "rows_locked_long"),
+}
 """The server answers, but does not serve anybody for a while."""
 
 LATE_WITHIN: Final = 9.0
@@ -67,7 +138,9 @@ UNPLANNED: Final = {
     "slow": Kind(0.0, 0.0, 0.5),  # the server or the proxies did not run, on a busy machine
 }
 
-KINDS: Final = PROCESS | LINKS | SERVER | UNPLANNED
+KINDS: Final = PROCESS | UNPLANNED
+for _attack in ATTACKS.values():
+    KINDS.update(_attack.links | _attack.server)
 
 _EVERY: Final = {"process": 12.0, "links": 10.0, "server": 6.0}
 """The mean pause between two faults of a lane, in seconds."""
@@ -87,12 +160,12 @@ class Fault:
     """For what else is to be decided when it is carried out."""
 
 
-def plan(seed: str, seconds: float, slots: list[str]) -> dict[str, list[Fault]]:
+def plan(seed: str, seconds: float, slots: list[str], attack: Attack) -> dict[str, list[Fault]]:
     """The faults of each lane, for a run of so many seconds."""
-    lanes = {"server": _lane(seed, "server", "all", seconds, SERVER)}
+    lanes = {"server": _lane(seed, "server", "all", seconds, attack.server)}
     for slot in slots:
         lanes[f"process {slot}"] = _lane(seed, "process", slot, seconds, PROCESS)
-        lanes[f"links {slot}"] = _lane(seed, "links", slot, seconds, LINKS)
+        lanes[f"links {slot}"] = _lane(seed, "links", slot, seconds, attack.links)
     return lanes
 
 

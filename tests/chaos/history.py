@@ -11,7 +11,8 @@ of the lock):
 ==========  ====================================================================================
 asked       a, n, ttl, timeout, renew, max_hold, max_waiters, wait, style, final, shared, permits,
             limit, every: before the call
-queued      a, n, ticket, place: the store has answered that it stands in the queue
+queued      a, n, since, ticket, place: the store, asked at ``since``, has answered that it stands
+            in the queue
 entered     a, n, fence, deadline, pushed, heard: the first thing after the lease was returned; the
             store's last answer or push about it had come at ``heard``
 deadline    n, fence, deadline: until when the lease is ours by its own clock, when that changed

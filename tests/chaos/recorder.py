@@ -105,16 +105,23 @@ class Recorder(Relay):
         asked = self._store.acquire(
             name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
         )
-        asked.add_done_callback(partial(self._answered, attempt, name))
+        asked.add_done_callback(partial(self._answered, attempt, name, time.monotonic_ns()))
         return asked
 
-    def _answered(self, attempt: str, name: str, answered: asyncio.Future[Answer]) -> None:
+    def _answered(
+        self, attempt: str, name: str, since: int, answered: asyncio.Future[Answer]
+    ) -> None:
         self._heard[attempt] = time.monotonic_ns()
         if not answered.cancelled() and answered.exception() is None:
             answer = answered.result()
             if isinstance(answer, Queued) and attempt:
                 self._history.note(
-                    "queued", a=attempt, n=name, ticket=answer.ticket, place=answer.place
+                    "queued",
+                    a=attempt,
+                    n=name,
+                    since=since,
+                    ticket=answer.ticket,
+                    place=answer.place,
                 )
 
     def release(

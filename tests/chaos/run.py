@@ -11,7 +11,7 @@ from typing import Final
 
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, Waiter
 from aiolock.stores.redis._codec import waiter_of
-from tests.chaos.faults import KINDS, PROCESS, REFUSALS
+from tests.chaos.faults import ATTACKS, KINDS, PROCESS, REFUSALS, STARTS, Attack
 from tests.chaos.history import Event
 
 NS: Final = 1_000_000_000
@@ -93,6 +93,9 @@ class Attempt:
     id: str
     asked: Event
     queued: list[int] = field(default_factory=list[int])
+    """When the store has answered that it stands in the queue, each time."""
+    queue_asked: list[int] = field(default_factory=list[int])
+    """And when it was asked that."""
     entered: Event | None = None
     deadline: int = 0
     """Until when its lease is its own, as that stood last."""
@@ -163,6 +166,8 @@ class Run:
         self.attempts: dict[str, Attempt] = {}
         self.killed: dict[str, Event] = {}
         self._gone: dict[str, int] = defaultdict(lambda: self.events[-1].t)
+        self._passing: dict[str, int] = defaultdict(int)
+        """Until when a process that was killed passes for alive: the server was started."""
         self.stalls: dict[str, Windows] = {}
         self._grants: dict[tuple[str, int], Attempt] = {}
         self._closings: dict[str, list[int]] = defaultdict(list)
@@ -213,7 +218,9 @@ class Run:
         return attempt
 
     def _note_queued(self, event: Event) -> None:
-        self._of(event).queued.append(event.t)
+        attempt = self._of(event)
+        attempt.queued.append(event.t)
+        attempt.queue_asked.append(event["since"])
 
     def _note_entered(self, event: Event) -> None:
         attempt = self._of(event)
@@ -271,6 +278,10 @@ class Run:
     def _note_stall(self, event: Event) -> None:
         self._stalls[event.who].append((event["since"], event.t))
 
+    def _note_block(self, event: Event) -> None:
+        # It says so itself when that is over; unless it is killed before that.
+        self._stalls[event.who].append((event.t, event.t + int(event["seconds"] * NS)))
+
     def _note_opened(self, event: Event) -> None:
         self._clients[event["client"]] = event.who
         self._client[event.who] = event["client"]
@@ -308,7 +319,29 @@ class Run:
 
     # When all is read
 
+    def _regard(self, attack: Attack) -> None:
+        """Take into account how the store differs from others."""
+        started = [event.t for event in self.of("began")]
+        started += [event.t for event in self.of("fault") if event["kind"] in STARTS]
+        grace = int(attack.grace * NS)
+        for who, killed in self.killed.items():
+            # It has died before, or meanwhile: it passes for alive until then.
+            later = [end + grace for end in started if end + grace > killed.t] if grace else []
+            self._passing[who] = max(later, default=0)
+        if attack.keeps:
+            slots = [faults for slot, faults in self._faults.items() if slot != "all"]
+            of_slots = [fault for faults in slots for fault in faults]
+            self._faults["all"] += of_slots
+
+    def gone(self, who: str) -> int:
+        """When a process that was killed has passed for alive last, as far as is known."""
+        died = self.killed[who].t
+        return max(died, self._gone.get(who, died), self._passing[who])
+
     def _index(self) -> None:
+        for began in self.of("began"):
+            if "store" in began.data:
+                self._regard(ATTACKS[began["store"]])
         processes = {attempt.who for attempt in self.attempts.values()}
         processes |= {event.who for event in self.of("arrives", "has", "watches", "closing")}
         for who in processes:
@@ -364,6 +397,15 @@ class Run:
         lapsed = self._lapsed.get((attempt.who, attempt.name))
         return max(since, Windows(lapsed).clear_since(t)) if lapsed else since
 
+    def stood_since(self, attempt: Attempt, t: int) -> int | None:
+        """Since when, if at all by then, it has certainly stood in the queue, undisturbed.
+
+        What it asked before that may have been answered before it: the place was lost, and the
+        answer that told of it was heard.
+        """
+        index = bisect_left(attempt.queue_asked, self.clear_since(attempt, t))
+        return attempt.queued[index] if index < len(attempt.queued) else None
+
     def disturbed(self, who: str, begin: int, end: int) -> bool:
         """Whether anything was in the way of this process."""
         return self._disturbed[who].touch(begin, end)
@@ -392,7 +434,9 @@ class Run:
         return sum(
             self.disturbed(who, begin, end)
             or (
-                who in self.killed and self.killed[who]["since"] <= end and begin <= self._gone[who]
+                who in self.killed
+                and self.killed[who]["since"] <= end
+                and begin <= max(self._gone[who], self._passing[who])
             )
             for who in self._disturbed
         )

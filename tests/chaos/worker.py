@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import aiolock
-from aiolock.stores.redis import from_url
+from aiolock._client import store_at
+from aiolock.stores.mysql import _session as mysql
+from aiolock.stores.sqlite import _session as sqlite
 from tests import loops
 from tests.chaos.choices import (
     EVERY,
@@ -70,7 +72,7 @@ class Process:
 
     async def open(self) -> None:
         """Connect, however long that takes."""
-        self.recorder = Recorder(from_url(self._url, PREFIX), self.history)
+        self.recorder = Recorder(store_at(self._url, PREFIX), self.history)
         self.client = aiolock.connect(self.recorder, prefix=PREFIX)
         # What many tasks enter with `async with`, as one object: who leaves, must be found out.
         shared: dict[str, Any] = {"ttl": SHARED_TTL, "on_lost": "signal"}
@@ -493,6 +495,9 @@ async def main(*arguments: str) -> None:
     )
     sys.unraisablehook = lambda raised: crash(f"{raised.err_msg}: {raised.exc_value!r}")
     logging.getLogger("aiolock").addHandler(logging.NullHandler())
+    # What others remove is noticed soon, or there would be little left to check.
+    # They are final for everybody else.
+    sqlite.HEARTBEAT = mysql.HEARTBEAT = 1.0  # type: ignore[misc]
     try:
         process = Process(who, seed, url, history)
         pulse = asyncio.create_task(process.pulse())

@@ -7,9 +7,11 @@ import asyncio
 import json
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from tempfile import TemporaryDirectory
 from typing import Final
+from urllib.parse import quote
 
 from aiolock.cli.demo.failure import first, reason
 from aiolock.cli.demo.figures import Act, Figures, audit, figures
@@ -23,8 +25,8 @@ RIGHT, WRONG, IMPOSSIBLE = 0, 1, 2
 _ABOUT: Final = """\
 An online sale: many requests at once read a stock, do some work, and write it back. Without a
 lock too much is sold. With the lock the stock ends at exactly 0, and each request is served in
-the order in which it came. With --url redis://... they come from several processes, and some of
-these are killed: with the lock in hand, and in the queue."""
+the order in which it came. They come from several processes, and some of these are killed: with
+the lock in hand, and in the queue. Without a server the lock is in an SQLite file."""
 
 _CODES: Final = """\
 exit code: 0 when the sale under the lock came out exactly right, 1 when it did not, 2 when it
@@ -45,10 +47,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Hold both sales, and say what came of them; the exit code."""
-    try:
-        chosen = options(arguments)
-    except ValueError as error:
-        return _impossible(str(error))
+    with ExitStack() as stack:
+        if arguments.url is None:
+            directory = stack.enter_context(TemporaryDirectory(prefix="aiolock-demo-"))
+            arguments.url = f"sqlite://{quote(directory)}/locks.db"
+        try:
+            chosen = options(arguments)
+        except ValueError as error:
+            return _impossible(str(error))
+        return _hold(chosen, arguments)
+
+
+def _hold(chosen: Options, arguments: argparse.Namespace) -> int:
     progress = Progress(None if arguments.json else sys.stdout)
     try:
         without, under_lock = asyncio.run(_terminable(chosen, progress))

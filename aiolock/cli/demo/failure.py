@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 from redis.exceptions import RedisError
 
 from aiolock import LockError
@@ -22,6 +24,6 @@ def first(error: BaseException) -> BaseException:
 
 def reason(error: BaseException) -> str | None:
     """In one line, what has failed; None where it is a bug, to be seen in full."""
-    if isinstance(error, DemoError | LockError | RedisError):
+    if isinstance(error, DemoError | LockError | RedisError | sqlite3.Error):
         return " ".join(str(error).split())
     return None

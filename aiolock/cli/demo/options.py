@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the command's parser."""
     parser.add_argument(
         "--url",
-        default="memory://",
-        help="the store: memory://, redis://, rediss:// or unix:// (default: %(default)s)",
+        help="the store: sqlite:///…, redis://, rediss://, unix://, or memory:// in one process"
+        " (default: an SQLite file, which is removed afterwards)",
     )
     parser.add_argument(
         "--items", type=_count, default=5000, metavar="N", help="for sale (default: %(default)s)"

@@ -7,10 +7,18 @@ the record of the sale: so that it can be counted afterwards what was really sol
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple, Protocol
+import sqlite3
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
+
+Value = TypeVar("Value")
 
 _KEPT: Final = 3600
 """Seconds until the server forgets the shop by itself, should nobody be left to tidy up."""
@@ -103,6 +111,97 @@ class RedisShop:
         """See `Shop`."""
         records = await self._redis.lrange(self._sales, 0, -1)
         return [Sale(*map(int, record.split())) for record in records]
+
+
+class FileShop:
+    """A shop in an SQLite file, for any number of processes of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # SQLite blocks, so it has a thread of its own, which all requests of this process share.
+        self._thread = ThreadPoolExecutor(1)
+        self._file: sqlite3.Connection
+
+    async def connect(self) -> None:
+        """Open the file."""
+        await self._do(self._connect)
+
+    def _connect(self) -> None:
+        self._file = sqlite3.connect(self._path, isolation_level=None, timeout=60)
+        self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("PRAGMA synchronous = OFF")
+        self._file.execute("CREATE TABLE IF NOT EXISTS stock (items INTEGER)")
+        self._file.execute("CREATE TABLE IF NOT EXISTS sales (item INTEGER, fence INTEGER)")
+
+    async def aclose(self) -> None:
+        """Close it."""
+        await self._do(self._file.close)
+        self._thread.shutdown()
+
+    async def _do(self, call: Callable[..., Value], *arguments: Any) -> Value:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, call, *arguments)
+
+    def _write(self, *statements: tuple[str, tuple[int, ...]]) -> None:
+        self._file.execute("BEGIN IMMEDIATE")
+        for statement in statements:
+            self._file.execute(*statement)
+        self._file.execute("COMMIT")
+
+    async def open(self, items: int) -> None:
+        """See `Shop`."""
+        begin = ("INSERT INTO stock VALUES (?)", (items,))
+        await self._do(self._write, ("DELETE FROM stock", ()), ("DELETE FROM sales", ()), begin)
+
+    def _read(self, what: str) -> list[Any]:
+        return self._file.execute(what).fetchall()
+
+    async def stock(self) -> int:
+        """See `Shop`."""
+        ((items,),) = await self._do(self._read, "SELECT items FROM stock")
+        return int(items)
+
+    async def sell(self, sale: Sale) -> None:
+        """See `Shop`."""
+        left = ("UPDATE stock SET items = ?", (sale.item - 1,))
+        await self._do(self._write, left, ("INSERT INTO sales VALUES (?, ?)", tuple(sale)))
+
+    async def sales(self) -> list[Sale]:
+        """See `Shop`."""
+        rows = await self._do(self._read, "SELECT item, fence FROM sales ORDER BY rowid")
+        return [Sale(*row) for row in rows]
+
+
+def in_a_file(url: str) -> bool:
+    """Whether the locks are in an SQLite file."""
+    return url.startswith("sqlite://")
+
+
+def shop_file(url: str, prefix: str) -> Path:
+    """Where the shop is that belongs to the locks of an SQLite URL, and of this sale."""
+    return Path(f"{unquote(urlsplit(url).path)}.{prefix}")
+
+
+def tidy(url: str, prefix: str) -> None:
+    """Leave nothing of such a shop."""
+    shop = shop_file(url, prefix)
+    for suffix in ("", "-wal", "-shm"):
+        shop.with_name(f"{shop.name}{suffix}").unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def shop_beside(url: str, prefix: str) -> AsyncGenerator[Shop, None]:
+    """The shop where the locks are."""
+    if in_a_file(url):
+        shop = FileShop(shop_file(url, prefix))
+        await shop.connect()
+        try:
+            yield shop
+        finally:
+            await shop.aclose()
+    else:
+        async with redis_client(url) as redis:
+            yield RedisShop(redis, prefix)
 
 
 def redis_client(url: str) -> Redis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -17,7 +17,7 @@ from aiolock.cli.demo.crew import Crew, crew
 from aiolock.cli.demo.customers import Customers, Visit
 from aiolock.cli.demo.kills import Kill, arranged, kill
 from aiolock.cli.demo.observed import Observed
-from aiolock.cli.demo.shop import MemoryShop, RedisShop, Shop, redis_client
+from aiolock.cli.demo.shop import MemoryShop, Shop, in_a_file, redis_client, shop_beside, tidy
 from aiolock.cli.demo.worker import LOCK, Order, Setup
 from aiolock.stores.memory import MemoryServer, MemoryStore
 
@@ -67,18 +67,18 @@ class OneProcess:
 
 
 class Workers:
-    """Worker processes; the stock and the lock are on one Redis server."""
+    """Worker processes; the stock is where the lock is."""
 
     def __init__(
         self,
-        redis: Redis,
-        prefix: str,
+        shop: Shop,
+        redis: Redis | None,
         lock: aiolock.Lock,
         crew: Crew,
         tell_kill: Callable[[Kill], object] | None,
     ) -> None:
         self.visits = crew.visits
-        self.shop = RedisShop(redis, prefix)
+        self.shop = shop
         self._redis = redis
         self._lock = lock
         self._crew = crew
@@ -98,7 +98,7 @@ class Workers:
 
     async def commands(self) -> int | None:
         """Calls of scripts on the whole server: the shop makes none."""
-        return await _script_calls(self._redis)
+        return None if self._redis is None else await _script_calls(self._redis)
 
 
 def _shares(order: Order, workers: int) -> list[Order]:
@@ -129,18 +129,19 @@ async def one_process(ttl: float) -> AsyncGenerator[Stage, None]:
 async def workers(
     url: str, count: int, ttl: float, tell_kill: Callable[[Kill], object] | None
 ) -> AsyncGenerator[Stage, None]:
-    """The stage of ``redis://`` and its like. However it ends, it leaves nothing on the server."""
+    """The stage of all other stores. However it ends, it leaves nothing on the server."""
     prefix = f"aiolock-demo-{secrets.token_hex(4)}"
     setups = [Setup(number, url, prefix, ttl) for number in range(count)]
-    async with redis_client(url) as redis:
-        try:
-            async with (
-                aiolock.connect(url, prefix=prefix, ttl=ttl) as client,
-                crew(setups) as team,
-            ):
-                yield Workers(redis, prefix, client.lock(LOCK), team, tell_kill)
-        finally:
-            await _tidy(redis, prefix)
+    async with AsyncExitStack() as stack:
+        redis = None if in_a_file(url) else await stack.enter_async_context(redis_client(url))
+        if redis is not None:
+            stack.push_async_callback(_tidy, redis, prefix)
+        else:
+            stack.callback(tidy, url, prefix)
+        client = await stack.enter_async_context(aiolock.connect(url, prefix=prefix, ttl=ttl))
+        shop = await stack.enter_async_context(shop_beside(url, prefix))
+        team = await stack.enter_async_context(crew(setups))
+        yield Workers(shop, redis, client.lock(LOCK), team, tell_kill)
 
 
 # Any: of these commands redis-py has the types only in part.

@@ -7,12 +7,16 @@ from typing import Final
 
 from aiolock.cli.demo.figures import ONE_CLOCK, Figures, Killed, Spread
 
+_NOTHING: Final = "-"
+
 
 def table(without: Figures, under_lock: Figures) -> Iterator[str]:
     """Its lines, and then one for each worker that was killed."""
     yield _line("", "without a lock", "with the lock")
     for label, cell in _ROWS:
-        yield _line(label, cell(without), cell(under_lock))
+        cells = cell(without), cell(under_lock)
+        if cells != (_NOTHING, _NOTHING):  # not every store has commands to count
+            yield _line(label, *cells)
     if not ONE_CLOCK:
         yield "  (Processes have no clock in common here: times are compared within each one.)"
     if under_lock.killed:
@@ -30,11 +34,11 @@ def _line(label: str, without: str, under_lock: str) -> str:
 
 
 def _number(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    return _NOTHING if value is None else f"{value:,.{digits}f}"
 
 
 def _spread(spread: Spread | None) -> str:
-    return "-" if spread is None else f"{spread.p50:,.2f} / {spread.p99:,.2f} ms"
+    return _NOTHING if spread is None else f"{spread.p50:,.2f} / {spread.p99:,.2f} ms"
 
 
 _ROWS: Final[list[tuple[str, Callable[[Figures], str]]]] = [

@@ -16,14 +16,12 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from redis.asyncio import Redis
-
 import aiolock
 from aiolock.cli.demo.customers import CURRENT, Customers, Visit
 from aiolock.cli.demo.failure import first, reason
 from aiolock.cli.demo.observed import Observed
-from aiolock.cli.demo.shop import RedisShop, Sale, redis_client
-from aiolock.stores.redis import from_url
+from aiolock.cli.demo.shop import Sale, Shop, in_a_file, shop_beside
+from aiolock.stores import redis, sqlite
 
 _FLUSH: Final = 0.1
 """Seconds for which visits are gathered: telling of each at once would slow the sale down."""
@@ -70,18 +68,19 @@ class Stop:
     """When it had entered (``time.monotonic_ns``)."""
 
 
-class StoppableShop(RedisShop):
+class StoppableShop:
     """A shop in which a buyer stops with the lock in hand: to be killed there, or to go on."""
 
-    def __init__(self, redis: Redis, prefix: str, report: Report) -> None:
-        super().__init__(redis, prefix)
+    def __init__(self, shop: Shop, report: Report) -> None:
+        self._shop = shop
+        self.open, self.sales = shop.open, shop.sales
         self._report = report
         self.order: Order | None = None
         self.go_on = asyncio.Event()
 
     async def stock(self) -> int:
         """As ever, and then perhaps stop, before the write."""
-        stock = await super().stock()
+        stock = await self._shop.stock()
         # Where nothing is left there will be no write to stop after.
         if self.order is not None and (stock == 0 or not self.order.stop_after_write):
             await self._stop(self.order, stock, wrote=False)
@@ -89,7 +88,7 @@ class StoppableShop(RedisShop):
 
     async def sell(self, sale: Sale) -> None:
         """As ever, and then perhaps stop, before the release."""
-        await super().sell(sale)
+        await self._shop.sell(sale)
         if self.order is not None and self.order.stop_after_write:
             await self._stop(self.order, sale.item, wrote=True)
 
@@ -150,13 +149,14 @@ async def _told() -> AsyncIterator[dict[str, Any]]:
 async def _work() -> None:
     told, report = _told(), Report()
     setup = Setup(**await anext(told))
-    store = Observed(from_url(setup.url, setup.prefix))
+    kind = sqlite if in_a_file(setup.url) else redis
+    store = Observed(kind.from_url(setup.url, setup.prefix))
     async with (
-        redis_client(setup.url) as redis,
+        shop_beside(setup.url, setup.prefix) as real_shop,
         aiolock.connect(store, ttl=setup.ttl) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        shop = StoppableShop(redis, setup.prefix, report)
+        shop = StoppableShop(real_shop, report)
         lock = client.lock(LOCK)
 
         async def serve(order: Order) -> None:

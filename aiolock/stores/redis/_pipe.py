@@ -2,7 +2,7 @@
 
 A command that was under way when the connection broke is sent again on the next one, in order:
 each is idempotent, so nobody needs to know whether the server had carried it out. The first copy
-may still come to the server after that: see `_copies`.
+may still come to the server after that: see `aiolock.stores._copies`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from redis.exceptions import InvalidResponse
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.store import Queued
+from aiolock.stores._copies import Copies
 from aiolock.stores.redis._codec import waiter_of
-from aiolock.stores.redis._copies import NONE, Copies
 from aiolock.stores.redis._errors import Place, Refusal, code_of, did_nothing, store_error
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._scripts import (
@@ -50,6 +50,7 @@ _MOST: Final = 32
 _CLOCKS: Final = (OPEN, PRESENCE, BEAT)
 """Their replies say what time it is, and are not asked for often."""
 _LOOK: Final = 0.5
+_NONE: Final = bulk(0)
 
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
 """Answers of a server that cannot serve us now: connect again, to it or to its successor."""
@@ -129,7 +130,7 @@ class Pipe:
         self._loop = loop = asyncio.get_running_loop()
         # Asyncio's own is that clock behind a method of Python's, once for each command.
         self._time = time.monotonic if _is_plain(loop) else loop.time
-        self.copies = Copies(self._time)
+        self.copies = Copies(self._time, bulk)
         self._wire: Wire | None = None
         """The connection, while it is known to serve us."""
         self._proved = False
@@ -214,7 +215,7 @@ class Pipe:
                     arguments += copies.stamp if now < copies.stamp_until else copies.not_after(now)
                 elif buries:
                     count += 1
-                    arguments += copies.buried(now) if copies.about else NONE
+                    arguments += copies.buried(now) if copies.about else _NONE
                 known = script in self._known and not in_full
                 head = script.call(count) if known else self._in_full(script, count)
                 wire.write(head + arguments, at_once=few)

@@ -39,7 +39,8 @@ if ticket and #held == 1 and held[1]:byte() == EXCLUSIVE then
     places[#places + 1] = ARGV[i]
     known = known or ARGV[i] == holder
   end
-  if not known and redis.call('ZADD', QUEUE, 'NX', unpack(places)) == #ARGV - 6 then
+  local unpacked = table.unpack or unpack -- where Lua 5.4 has it, and where 5.1 does
+  if not known and redis.call('ZADD', QUEUE, 'NX', unpacked(places)) == #ARGV - 6 then
     redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
     return {replies[1], ticket + 1}
   end

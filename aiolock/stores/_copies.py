@@ -18,24 +18,22 @@ _FORGOTTEN: Final = 60.0
 _SAME_STAMP: Final = 0.1
 """Seconds for which one stamp is good: so much less than LATE_AFTER is left of the last one."""
 
-NONE: Final = b"$1\r\n0\r\n"
-"""The argument 0: it may come at any time, or there is no copy."""
-
-
-def _number(number: int) -> bytes:
-    data = b"%d" % number
-    return b"$%d\r\n%b\r\n" % (len(data), data)
-
 
 class Copies:
-    """What one client knows of the server's clock, and of the copies that may be about."""
+    """What one client knows of the server's clock, and of the copies that may be about.
 
-    def __init__(self, time: Callable[[], float]) -> None:
+    ``encode`` makes a number an argument. 0 says that it may come at any time, or that there is no
+    copy.
+    """
+
+    def __init__(self, time: Callable[[], float], encode: Callable[[int], bytes]) -> None:
         self._time = time
+        self._encode = encode
+        self._none = encode(0)
         # The server's clock less ours, in µs: at most, and at least.
         self._ahead: tuple[int, int] | None = None
         self._last_stamp = self._lost_stamp = 0
-        self.stamp, self.stamp_until = NONE, 0.0
+        self.stamp, self.stamp_until = self._none, 0.0
         """The last one, and until when it is used again."""
         self.about = False
         """Whether there may be copies of what was written before."""
@@ -52,17 +50,17 @@ class Copies:
     def not_after(self, now: float) -> bytes:
         """The argument that says until when the command is to be carried out."""
         if self._ahead is None:
-            return NONE
+            return self._none
         stamp = int(now * 1e6) + self._ahead[0] + LATE_AFTER
         self._last_stamp = max(self._last_stamp, stamp)
-        self.stamp, self.stamp_until = _number(stamp), now + _SAME_STAMP
+        self.stamp, self.stamp_until = self._encode(stamp), now + _SAME_STAMP
         return self.stamp
 
     def buried(self, _: float) -> bytes:
         """The argument of a release that says until when copies may come."""
         bury = self.bury()
         self.about = bury > 0
-        return _number(bury)
+        return self._encode(bury)
 
     def bury(self) -> int:
         """The store's time (µs) until which copies may arrive of what was written before.

@@ -1,0 +1,84 @@
+"""``aiolock init-db``: what the locks need in a database, made by its owner or printed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from aiolock.errors import StoreError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+_STORES: Final = {
+    "postgresql": "aiolock.stores.postgres",
+    "postgres": "aiolock.stores.postgres",
+    "mysql": "aiolock.stores.mysql",
+    "mariadb": "aiolock.stores.mysql",
+}
+
+
+class _Owned(Protocol):
+    """A store whose schema has an owner."""
+
+    schema: Callable[..., str]
+    create_schema: Callable[..., str]
+
+
+def add_command(commands: Commands) -> None:
+    """Put the command beside the others."""
+    parser = commands.add_parser(
+        "init-db",
+        help="make what the locks need in a database, or print it",
+        description="Make aiolock's schema in a database of PostgreSQL (tables and functions, in a"
+        " schema named aiolock), MySQL or MariaDB (tables named aiolock_...). It may be run again,"
+        " also where clients are at work.",
+    )
+    parser.add_argument(
+        "url", nargs="?", help="the database, as whoever is to own it; without: print the schema"
+    )
+    parser.add_argument(
+        "--print",
+        dest="printed",
+        choices=("postgresql", "mysql"),
+        default="postgresql",
+        help="which schema to print without a URL (default: postgresql)",
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        help="who may use the locks, and nothing else: a role, or a user (NAME or NAME@HOST)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry it out; the exit code."""
+    roles: list[str] = arguments.role
+    try:
+        store = _store(arguments.url or arguments.printed)
+        if arguments.url is None:
+            print(store.schema(*roles), end="")
+            return 0
+        where = store.create_schema(arguments.url, *roles)
+    except (ImportError, StoreError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"aiolock's schema is in {where}")
+    for role in roles:
+        print(f"{role} may use it")
+    if not roles:
+        print("Only its owner may use it: --role NAME lets others.")
+    return 0
+
+
+def _store(url: str) -> _Owned:
+    kind = url.partition(":")[0]
+    if kind not in _STORES:
+        raise ValueError(f"init-db makes a schema in postgresql:// or mysql://, not in {kind}://")
+    return cast("_Owned", importlib.import_module(_STORES[kind]))

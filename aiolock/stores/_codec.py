@@ -1,0 +1,143 @@
+"""How a name's state is written down, and a push that waits to be fetched: as JSON."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, Final
+
+from aiolock.store import Form, Rule, Waiter
+from aiolock.stores.machine import (
+    Grant,
+    Holder,
+    NameState,
+    Push,
+    PushDone,
+    PushGranted,
+    PushLost,
+    PushRequested,
+    PushVoid,
+)
+
+UNREADABLE: Final = (KeyError, TypeError, ValueError)
+"""What decoding says of something that a later version has written."""
+_dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+@lru_cache(maxsize=1024)
+def _form_data(form: Form) -> tuple[Any, ...]:
+    return (
+        form.claim,
+        form.shared,
+        form.rule.value,
+        form.number,
+        form.declared,
+        form.fixed,
+        form.once,
+        form.downgrades,
+        form.after_loss,
+        form.after_grant,
+        form.period,
+        form.priority,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _form(*data: Any) -> Form:
+    claim, shared, rule, *others = data
+    return Form(claim, shared, Rule(rule), *others)
+
+
+def encode(state: NameState) -> str:
+    """The state of a name; each form stands in it once."""
+    forms = dict[Form, int]()
+
+    def number(form: Form) -> int:
+        return forms.setdefault(form, len(forms))
+
+    holders = [
+        (*waiter, fence, number(holder.form), holder.end, holder.shared, holder.claim)
+        for (waiter, fence), holder in state.holders.items()
+    ]
+    queue = [(ticket, *waiter, number(state.waiting[waiter][1])) for ticket, waiter in state.queue]
+    data: dict[str, Any] = {"holders": holders, "queue": queue}
+    if state.given_up:
+        data["given_up"] = [(*waiter, until) for waiter, until in state.given_up.items()]
+    if state.resized or state.until or state.limit is not None or state.count or state.value:
+        data["numbers"] = [
+            state.until,
+            state.limit,
+            state.declared,
+            state.count,
+            sorted(state.tokens),
+            state.value,
+            [(token, *known) for token, known in state.resized.items()],
+        ]
+    data["forms"] = [_form_data(form) for form in forms]
+    return _dumps(data)
+
+
+def decode(text: str) -> NameState:
+    """The state that was encoded."""
+    data = json.loads(text)
+    forms: list[Form] = [_form(*each) for each in data["forms"]]
+    state = NameState()
+    number: int
+    for client, seq, fence, number, end, shared, claim in data["holders"]:
+        grant = Grant(Waiter(client, seq), fence)
+        state.holders[grant] = Holder(grant, forms[number], end, shared=shared, claim=claim)
+    for ticket, client, seq, number in data["queue"]:
+        waiter = Waiter(client, seq)
+        state.queue.append((ticket, waiter))
+        state.waiting[waiter] = ticket, forms[number]
+    for client, seq, until in data.get("given_up", ()):
+        state.given_up[Waiter(client, seq)] = until
+    if "numbers" in data:
+        (
+            state.until,
+            state.limit,
+            state.declared,
+            state.count,
+            tokens,
+            state.value,
+            resized,
+        ) = data["numbers"]
+        state.tokens.update(tokens)
+        state.resized = {token: (before, until) for token, before, until in resized}
+    return state
+
+
+def encode_push(push: Push) -> str:
+    """A push for a client of another process."""
+    data: tuple[Any, ...]
+    match push:
+        case PushGranted(waiter, form, fence, lease, now):
+            data = ("granted", *waiter, _form_data(form), fence, lease, now)
+        case PushLost(waiter, fence, reason):
+            data = ("lost", *waiter, fence, reason)
+        case PushRequested(waiter, fence):
+            data = ("requested", *waiter, fence)
+        case PushVoid(waiter):
+            data = ("void", *waiter)
+        case PushDone(waiter):
+            data = ("done", *waiter)
+    return _dumps(data)
+
+
+def decode_push(text: str) -> Push:
+    """The push that was encoded; `ValueError` for one of a kind that is not known."""
+    kind, client, seq, *rest = json.loads(text)
+    waiter = Waiter(client, seq)
+    match kind, rest:
+        case "granted", [form, fence, lease, now]:
+            return PushGranted(waiter, _form(*form), fence, lease, now)
+        case "lost", [fence, reason]:
+            return PushLost(waiter, fence, reason)
+        case "requested", [fence]:
+            return PushRequested(waiter, fence)
+        case "void", []:
+            return PushVoid(waiter)
+        case "done", []:
+            return PushDone(waiter)
+        case _:
+            raise ValueError(f"no push: {text!r}")

@@ -1,0 +1,456 @@
+"""What a client asks of the database: whatever has gathered is carried out in one transaction.
+
+What is to be told to other clients is written down with it. When it is committed, they are rung:
+the statement in which they sleep is ended (``KILL QUERY``).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pymysql
+
+from aiolock.errors import StoreError
+from aiolock.stores._codec import UNREADABLE, decode
+from aiolock.stores._operations import Operation, Told
+from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
+from aiolock.stores.mysql import _errors, _schema
+from aiolock.stores.mysql._errors import code, store_error
+from aiolock.stores.mysql._link import Link
+from aiolock.stores.mysql._read import Read
+from aiolock.stores.mysql._settings import Settings
+from aiolock.stores.mysql._transaction import CLOCK, Guard, Transaction
+
+log = logging.getLogger("aiolock")
+
+IDLE: Final = 1
+"""Seconds after which the server ends a transaction whose client is stopped, with its locks."""
+_PATIENCE: Final = 5.0
+"""Seconds after which what could not be carried out is not tried any more."""
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 1.0
+_GRACE: Final = 5_000_000
+"""Microseconds for which everybody passes for alive once the server was started: nobody has had
+the time to come back."""
+_KEPT: Final = 600_000_000
+"""Microseconds for which a name is kept that nobody asks for, once all is over that was known."""
+_FORGOTTEN: Final = 3_600_000_000
+"""Microseconds after which a client that is not there is forgotten."""
+_SWEPT: Final = 100
+"""Names that are looked at together, to see whether they can be forgotten."""
+_AT_A_TIME: Final = 2
+"""Of these, how many are looked at closely: others wait meanwhile."""
+_RESTARTED: Final = 2_000_000
+"""Microseconds by which the start of a server may seem to move, which it counts in seconds."""
+_MOST: Final = 1000
+"""Clients of which it is remembered what they say of themselves."""
+
+
+class _Failed(Exception):
+    """An operation cannot be carried out, whatever the server is like."""
+
+    def __init__(self, why: BaseException) -> None:
+        super().__init__()
+        self.why = why
+
+
+class _Unsure(Exception):
+    """Nobody knows whether it was committed."""
+
+    def __init__(self, why: BaseException) -> None:
+        super().__init__()
+        self.why = why
+
+
+class Database:
+    """One client's connection for commands: used by one thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        prefix: str,
+        client: str,
+        read: Read,
+        back: Callable[[], None],
+    ) -> None:
+        """``back`` is called when there is another connection: others may have taken us for dead.
+
+        ``read``: what was delivered, and is to be removed.
+        """
+        self._settings = settings
+        self._prefix = prefix
+        self._client = client
+        self._read = read
+        self._back = back
+        self.link = Link(settings)
+        self._was_up = False
+        self._grace = 0
+        self._started: int | None = None
+        """When the server was started, by its own clock."""
+        self._guard = Guard()
+        self._owed = dict[str, None]()
+        """Clients for which something may have been left, and which may not have been rung."""
+        self._says = dict[str, tuple[str, int]]()
+        self._swept = b""
+
+    # The connection
+
+    def open(self) -> None:
+        """Connect, and be there. `StoreError` where that cannot be."""
+        try:
+            self._connect()
+        except (pymysql.Error, OSError, StoreError) as error:
+            raise store_error(error, self._settings, refused=True) from error
+
+    def _connect(self) -> None:
+        link = self.link
+        try:
+            link.connect()
+            if self._settings.create and not self._was_up:
+                link.run(*_schema.split(_schema.statements()))
+            self._check_schema()
+            take(link, f"aiolock:{self._client}")
+            self._keep_quiet()
+            self._set_up()
+        except BaseException:
+            link.close()
+            raise
+        if self._was_up:
+            self._back()
+        self._was_up = True
+
+    def _check_schema(self) -> None:
+        ((found,),) = self.link.run("SELECT MAX(protocol) FROM aiolock_meta")
+        if found[0] != _schema.PROTOCOL:
+            raise StoreError(
+                f"MySQL at {self._settings.where}: its tables are of the protocol {found[0]}, not"
+                f" {_schema.PROTOCOL}: another version of aiolock made them"
+            )
+
+    def _keep_quiet(self) -> None:
+        """Have the lock that our ear waits for: it gets it when we are gone, and gives it back."""
+        ((has,),) = self.link.run(f"SELECT GET_LOCK('{quiet(self._client)}', 2)")[0]
+        if not has:
+            raise OSError(errno.EBUSY, "the lock that its ear waits for is not free")
+
+    def _set_up(self) -> None:
+        link = self.link
+        if link.is_mariadb():
+            link.run(f"SET SESSION idle_transaction_timeout = {IDLE}")
+            self._guard = Guard()
+        else:
+            # MySQL has a limit for idle connections alone.
+            self._guard = Guard(
+                [f"SET SESSION wait_timeout = {IDLE}"],
+                ["SET SESSION wait_timeout = 28800"],
+            )
+        ((now,),), ((_, uptime),) = link.run(CLOCK, "SHOW GLOBAL STATUS LIKE 'Uptime'")
+        started = now - 1_000_000 * int(uptime)
+        if self._started is not None and started > self._started + _RESTARTED:
+            # It may have recovered for long before it let anybody in.
+            self._grace = now + _GRACE
+        else:
+            self._grace = max(self._grace, started + _GRACE)
+        self._started = started
+        host = socket.gethostname().encode()
+        link.run(
+            "INSERT INTO aiolock_clients (client, host, pid, seen) VALUES"
+            f" ('{self._client}', x'{host.hex()}', {os.getpid()}, {now})"
+            f" ON DUPLICATE KEY UPDATE seen = {now}"
+        )
+
+    def beat(self) -> None:
+        """See whether the connection is up, and have another one if it is not.
+
+        The others take us for dead meanwhile.
+        """
+        for _ in range(2):
+            try:
+                if not self.link.is_up:
+                    self._connect()
+                now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+                self.link.run(
+                    f"UPDATE aiolock_clients SET seen = {now} WHERE client = '{self._client}'"
+                )
+                self._ring_owed()
+            except Exception:  # noqa: BLE001  # whoever asks for something is told
+                self.link.close()
+            else:
+                return
+
+    def close(self) -> None:
+        """Say good-bye, if that is possible."""
+        if self.link.is_up:
+            self.link.run_until(
+                f"DELETE FROM aiolock_inbox WHERE client = '{self._client}'",
+                f"DELETE FROM aiolock_clients WHERE client = '{self._client}'",
+            )
+        self.link.close()
+
+    # The operations
+
+    def carry_out(
+        self, operations: Sequence[Operation], since: float, *, again: bool = False
+    ) -> CarriedOut:
+        """Carry these out, in order, in one transaction; ``again``: that may be done already."""
+        pause = 0.0
+        while True:
+            try:
+                if not self.link.is_up:
+                    self._connect()
+                answers, told = self._together(operations, again=again)
+            except _Failed as fault:
+                if len(operations) == 1:
+                    failure = store_error(fault.why, self._settings, refused=not again)
+                    return CarriedOut([Outcome(None, failure)], ())
+                return self._each_by_itself(operations, since, again=again)
+            except Exception as error:  # noqa: BLE001  # whatever it is must not end the thread
+                if isinstance(error, _Unsure):
+                    again = True
+                    self.link.close()  # it may have been done: then something was left for us, too
+                cause = error.why if isinstance(error, _Unsure) else error
+                if not self._may_be_tried_again(cause, since):
+                    failure = store_error(cause, self._settings, refused=not again)
+                    return CarriedOut(failed(failure, len(operations)), (), served=False)
+                time.sleep(pause)
+                pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+            else:
+                self._ring_owed()
+                return CarriedOut([Outcome(answer) for answer in answers], told)
+
+    def _may_be_tried_again(self, error: BaseException, since: float) -> bool:
+        if _errors.is_in_the_way(error):
+            self._roll_back()
+        elif _errors.is_lost(error):
+            self.link.close()
+        else:
+            self._roll_back()
+            return False
+        return time.monotonic() - since < _PATIENCE
+
+    def _roll_back(self) -> None:
+        if self.link.is_up:
+            _, failure = self.link.run_until("ROLLBACK", *self._guard.after)
+            if failure is not None:
+                self.link.close()
+
+    def _each_by_itself(
+        self, operations: Sequence[Operation], since: float, *, again: bool
+    ) -> CarriedOut:
+        """One of them cannot be carried out: each in a transaction of its own."""
+        outcomes: list[Outcome] = []
+        told: list[Told] = []
+        for number, operation in enumerate(operations):
+            (outcome,), more, served = self.carry_out((operation,), since, again=again)
+            outcomes.append(outcome)
+            told += more
+            if not served:
+                assert outcome.failure is not None
+                outcomes += failed(once_more(outcome.failure), len(operations) - number - 1)
+                return CarriedOut(outcomes, told, served=False)
+        return CarriedOut(outcomes, told)
+
+    def _together(
+        self, operations: Sequence[Operation], *, again: bool
+    ) -> tuple[list[Any], list[Told]]:
+        """What they answer, and what is for this client."""
+        if len(self._says) > _MOST:
+            self._says.clear()
+        transaction = Transaction(
+            *(self.link, self._prefix, self._client),
+            started=self._grace,
+            says=self._says,
+            again=again,
+        )
+        transaction.load([name for each in operations for name in each.names], self._guard)
+        try:
+            answers = [_carried_out(operation, transaction) for operation in operations]
+        except _Failed:
+            self._roll_back()
+            raise
+        mine: list[Told] = []
+        theirs: list[Told] = []
+        bells = dict[str, int | None]()
+        for each in transaction.pushes:
+            client = each.push.waiter.client
+            if client == self._client:
+                mine.append(each)
+            elif transaction.listens(client):
+                theirs.append(each)
+                bells[client] = transaction.presence(client).bell
+        read = self._read.to_remove()
+        writing = [
+            *transaction.changes(),
+            *transaction.left(theirs),
+            *self._read.removal(self._client, read),
+            "COMMIT",
+            *self._guard.after,
+        ]
+        self._owed |= dict.fromkeys(bells)
+        self._commit(writing, [bell for bell in bells.values() if bell is not None])
+        if self.link.is_up:
+            for client in bells:
+                del self._owed[client]
+        self._read.removed(read)
+        return answers, mine
+
+    def _commit(self, writing: Sequence[str], bells: Sequence[int]) -> None:
+        """Write, and ring, in the same message."""
+        rings = [f"KILL QUERY {bell}" for bell in bells]
+        found, error = self.link.run_until(*writing, *rings)
+        if len(found) < len(writing):
+            assert error is not None
+            if _errors.is_lost(error) or len(found) >= writing.index("COMMIT"):
+                raise _Unsure(error) from error
+            raise error
+        rung = len(found) - len(writing)
+        while error is not None:
+            # One that is gone ends the message; the others are still to be rung.
+            self._check_rung(error)
+            rings = rings[rung + 1 :]
+            if not rings or not self.link.is_up:
+                return
+            found, error = self.link.run_until(*rings)
+            rung = len(found)
+
+    def _ring_owed(self) -> None:
+        """Ring those of whom it is not known whether they were: once too often does no harm."""
+        while self._owed and self.link.is_up:
+            client = next(iter(self._owed))
+            found, error = self.link.run_until(f"SELECT IS_USED_LOCK('aiolock:{client}:bell')")
+            bell = None if error else found[0][0][0]
+            if bell is not None:
+                _, error = self.link.run_until(f"KILL QUERY {bell}")
+            self._check_rung(error)
+            if self.link.is_up:
+                del self._owed[client]
+
+    def _check_rung(self, error: BaseException | None) -> None:
+        """It is committed. Whom it does not reach looks by itself, later."""
+        if error is None or code(error) == _errors.NO_SUCH_THREAD:
+            return
+        if _errors.is_lost(error):
+            self.link.close()
+            return
+        log.warning(
+            "aiolock: another client of MySQL cannot be rung (%s): let all that share locks connect"
+            " as one user, or put doorbell=poll into the URL",
+            error,
+        )
+
+    # Sweeping
+
+    def sweep(self) -> None:
+        """Forget what nobody needs, as far as that can be done in passing."""
+        try:
+            if self.link.is_up:
+                self._sweep()
+        except Exception:  # noqa: BLE001  # then the next time
+            self.link.close()
+
+    def _sweep(self) -> None:
+        link = self.link
+        ((now,),), clients, inboxes, rows = link.run(
+            CLOCK,
+            "SELECT client, seen FROM aiolock_clients"
+            " WHERE IS_USED_LOCK(CONCAT('aiolock:', client)) IS NULL",
+            "SELECT client, last FROM"
+            " (SELECT client, MAX(id) AS last FROM aiolock_inbox GROUP BY client) AS c"
+            " WHERE IS_USED_LOCK(CONCAT('aiolock:', client)) IS NULL",
+            "SELECT id, over_at, changed_at, state FROM aiolock_names"
+            f" WHERE id > x'{self._swept.hex()}' ORDER BY id LIMIT {_SWEPT}",
+        )
+        if now < self._grace:
+            return
+        # Whoever comes back just now has what is left for it from now on.
+        removing = [
+            f"DELETE FROM aiolock_inbox WHERE client = '{client}' AND id <= {last}"
+            for client, last in inboxes
+        ]
+        removing += [
+            f"DELETE FROM aiolock_clients WHERE client = '{client}' AND seen = {seen}"
+            for client, seen in clients
+            if seen < now - _FORGOTTEN
+        ]
+        unused = [
+            (each, state)
+            for each, over, changed, state in rows
+            if over < now and changed < now - _KEPT
+        ]
+        if empty := [f"x'{each.hex()}'" for each, state in unused if not state]:
+            removing.append(
+                f"DELETE FROM aiolock_names WHERE id IN ({', '.join(empty)}) AND state = ''"
+                f" AND changed_at < {now - _KEPT}"
+            )
+        if removing:
+            link.run(*removing)
+        left = [each for each, state in unused if state]
+        for each in left[:_AT_A_TIME]:
+            self._forget(each, now)
+        if len(left) > _AT_A_TIME:
+            self._swept = left[_AT_A_TIME - 1]
+        else:
+            self._swept = rows[-1][0] if len(rows) == _SWEPT else b""
+
+    def _forget(self, each: bytes, now: int) -> None:
+        """Remove a name, unless somebody uses it now, or waits."""
+        where = f"id = x'{each.hex()}'"
+        *_, rows = self.link.run(
+            *self._guard.before,
+            "START TRANSACTION",
+            "SELECT over_at, changed_at, state FROM aiolock_names"
+            f" WHERE {where} FOR UPDATE SKIP LOCKED",
+        )
+        removing: list[str] = []
+        for over, changed, state in rows:
+            unused = over < now and changed < now - _KEPT
+            if unused and not self._is_waited_for(state):
+                removing = [f"DELETE FROM aiolock_names WHERE {where}"]
+        self.link.run(*removing, "COMMIT", *self._guard.after)
+
+    def _is_waited_for(self, state: bytes) -> bool:
+        try:
+            clients = {waiter.client for _, waiter in decode(state.decode()).queue} if state else ()
+        except UNREADABLE:
+            return True  # of a later version, which will know what it is
+        return any(
+            self.link.run(f"SELECT IS_USED_LOCK('aiolock:{each}')")[0][0][0] is not None
+            for each in clients
+        )
+
+
+def quiet(client: str) -> str:
+    """The lock for which the ear of a client waits, for as long as nothing is to be heard."""
+    return f"aiolock:{client}:quiet"
+
+
+def take(link: Link, lock: str) -> None:
+    """Have a lock of the server's, which shows others that we are there, and by which connection.
+
+    One that we had before may not have been noticed to be gone: its lock is by this name, so it is
+    ours, and is ended.
+    """
+    for patience in (0, 2):
+        ((taken,),), ((by,),) = link.run(
+            f"SELECT GET_LOCK('{lock}', {patience})", f"SELECT IS_USED_LOCK('{lock}')"
+        )
+        if taken:
+            return
+        if by is not None:
+            link.run_until(f"KILL {by}")
+    raise OSError(errno.EBUSY, f"another connection has its lock {lock!r}")
+
+
+def _carried_out(operation: Operation, transaction: Transaction) -> Any:
+    try:
+        return operation.run(transaction)
+    except (pymysql.Error, OSError):
+        raise
+    except Exception as error:
+        raise _Failed(error) from error

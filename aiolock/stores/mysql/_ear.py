@@ -1,0 +1,246 @@
+"""What comes unasked: a connection that sleeps at the server, until somebody ends its sleep."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, Final
+
+from aiolock.stores._codec import decode_push
+from aiolock.stores._operations import Told
+from aiolock.stores.mysql._database import quiet, take
+from aiolock.stores.mysql._errors import is_in_the_way
+from aiolock.stores.mysql._link import Link
+from aiolock.stores.mysql._read import Read
+from aiolock.stores.mysql._settings import Settings
+
+log = logging.getLogger("aiolock")
+
+SLEEP: Final = 10.0
+"""Seconds after which it looks by itself, which shows that it is connected."""
+_TRIAL: Final = 1.0
+"""Seconds within which a bell that works has rung."""
+_AT_LEISURE: Final = 1.0
+"""Seconds after which one that is not rung looks, when none of its waiters is in a queue."""
+_QUEUED: Final = 15.0
+"""Seconds for which it may be in one after the store has said so: it asks again before."""
+_ENDS_WITHIN: Final = 2.0
+_WHILE_ALONE: Final = 0.1
+"""Seconds for the other connection to be made again."""
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 1.0
+
+
+class Woken(Enum):
+    """Why a sleep has ended."""
+
+    RUNG = auto()
+    BY_ITSELF = auto()
+    """It was over, or need not have begun."""
+    ALONE = auto()
+    """The connection for commands is gone."""
+
+
+class Ear:
+    """Listens for one client, in a thread of its own, and on another connection when one breaks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        prefix: str,
+        client: str,
+        read: Read,
+        *,
+        heard: Callable[[list[Told]], None],
+        lost: Callable[[], None],
+        back: Callable[[], None],
+    ) -> None:
+        """``heard`` gets what others have left; ``lost`` is called when a connection is.
+
+        ``back`` is called when it has another one. All in its thread.
+        """
+        self._settings = settings
+        self._prefix = prefix.encode()
+        self._client = client
+        self._read = read
+        self._heard = heard
+        self._lost = lost
+        self._back = back
+        self._link = Link(settings, lasts=SLEEP)
+        self._stopped = threading.Event()
+        self._listens = threading.Event()
+        self._slept = threading.Event()
+        self._failure: BaseException | None = None
+        self._polls = settings.doorbell == "poll"
+        self._queued_at = -_QUEUED
+        """When the store has said last that one of its waiters is in a queue."""
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aiolock mysql ear", daemon=True)
+
+    # In the thread of the commands
+
+    def open(self, commands: Link) -> None:
+        """Listen, once it is known whether that can be rung. Raises what PyMySQL raises."""
+        self._thread.start()
+        self._listens.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self._settings.doorbell == "auto":
+            self._try(commands)
+
+    def _try(self, commands: Link) -> None:
+        """Ring it, for as long as it sleeps as a trial."""
+        number = self._number
+        while not self._slept.wait(0.01):
+            commands.run_until(f"KILL QUERY {number}")
+
+    # In its own
+
+    def _run(self) -> None:
+        self._pause = 0.0
+        try:
+            self._begin()
+        except BaseException as error:  # noqa: BLE001  # whoever opens is told
+            self._failure = error
+            self._stopped.set()
+        finally:
+            self._listens.set()
+            self._slept.set()
+        while not self._stopped.is_set():
+            try:
+                if not self._link.is_up:
+                    self._come_back()
+                self._listen()
+            except Exception:  # noqa: BLE001  # whatever it is, another connection may do
+                self._link.close()
+                if not self._pause:
+                    self._lost()
+                self._stopped.wait(self._pause)
+                self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+        self._link.close()
+
+    def _begin(self) -> None:
+        self._connect()
+        self._listens.set()
+        if self._settings.doorbell == "auto":
+            self._polls = not self._is_rung()
+
+    def _come_back(self) -> None:
+        self._connect()
+        self._look()
+        self._back()
+
+    def _connect(self) -> None:
+        self._link.connect()
+        self._number = self._link.number()
+        take(self._link, f"aiolock:{self._client}:bell")
+
+    def _is_rung(self) -> bool:
+        """Whether a sleep is ended by another connection."""
+        rung = self._sleep("0", _TRIAL) is Woken.RUNG
+        if not rung:
+            log.info(
+                "aiolock: what MySQL has to tell comes by looking, every %g s: KILL QUERY does not"
+                " arrive",
+                self._settings.poll,
+            )
+        return rung
+
+    def _listen(self) -> None:
+        while not self._stopped.is_set():
+            if self._polls:
+                self._hurry.clear()
+                self._look()
+                self._hurry.wait(self._until_next_look())
+            else:
+                # Whoever rings has committed what it leaves: this sees it, or it is rung.
+                there = f"EXISTS (SELECT 1 FROM aiolock_inbox WHERE {self._unread()})"
+                woken = self._sleep(there, SLEEP)
+                self._look()
+                if woken is Woken.ALONE:
+                    self._lost()
+                    self._stopped.wait(_WHILE_ALONE)
+            self._pause = 0.0
+
+    def _sleep(self, unless: str, seconds: float) -> Woken:
+        """Sleep for so long, unless something is true.
+
+        It waits for a lock that the connection for commands has, by one statement, alone. (Two that
+        end two sleeps of `SLEEP` at once wait for each other, in MariaDB, for two seconds. Whoever
+        is ended between two statements forgets that; or never answers, where they were sent
+        together. And in `DO` the question would lock what it reads, for as long as this sleeps.)
+        """
+        lock = quiet(self._client)
+        found, error = self._link.run_until(
+            f"SELECT IF({unless}, 0, GET_LOCK('{lock}', {seconds}))"
+        )
+        if error is not None:
+            if not is_in_the_way(error):
+                raise error
+            return Woken.RUNG
+        ((answer,),) = found[0]
+        if answer is None:
+            return Woken.RUNG  # in another way to say so
+        if answer:
+            self._link.run(f"DO RELEASE_LOCK('{lock}')")
+            return Woken.ALONE
+        return Woken.BY_ITSELF
+
+    def _look(self) -> None:
+        found, error = self._link.run_until(self._reading())
+        if error is None:
+            self._deliver(found[0])
+        elif not is_in_the_way(error):
+            raise error
+
+    def _until_next_look(self) -> float:
+        waits = time.monotonic() - self._queued_at < _QUEUED
+        return self._settings.poll if waits else _AT_LEISURE
+
+    def _unread(self) -> str:
+        read = self._read.to_remove()
+        others = f" AND id NOT IN ({', '.join(map(str, read))})" if read else ""
+        return f"client = '{self._client}'{others}"
+
+    def _reading(self) -> str:
+        return f"SELECT id, name, push FROM aiolock_inbox WHERE {self._unread()} ORDER BY id"
+
+    def _deliver(self, rows: Any) -> None:
+        told: list[Told] = []
+        for number, name, text in rows:
+            self._read.add(number)
+            prefix, _, rest = name.partition(b"\0")
+            try:
+                push = decode_push(text.decode())
+            except (KeyError, TypeError, ValueError):
+                # What a later version has left is no reason to hear no more.
+                log.warning("aiolock: not a push of this version's: %.200r", text)
+                continue
+            if prefix == self._prefix:
+                told.append(Told(rest.decode(), push))
+        if rows:
+            self._heard(told)
+
+    # In any
+
+    def hurry(self) -> None:
+        """One of its waiters is in a queue: where it is not rung, it is to look soon."""
+        seldom = self._until_next_look() > self._settings.poll
+        self._queued_at = time.monotonic()
+        if seldom:
+            self._hurry.set()
+
+    def stop(self) -> None:
+        """Listen no more. Idempotent."""
+        self._stopped.set()
+        self._hurry.set()
+        self._link.break_()
+        if self._thread.ident is not None:
+            self._thread.join(_ENDS_WITHIN)
+
+    def drop(self) -> None:
+        """Listen on another connection."""
+        self._link.break_()

@@ -1,0 +1,84 @@
+"""What a `StoreError` says of the server: where it is, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pymysql
+from pymysql.constants import CR, ER
+
+from aiolock.errors import StoreError
+from aiolock.stores.mysql._schema import rights
+from aiolock.stores.mysql._settings import Settings
+
+_KILLED: Final = 1927  # MariaDB: the connection was killed
+_IDLE: Final = 4031  # MySQL: it was idle for too long
+_READ_ONLY: Final = (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836)
+_LOST: Final = (
+    *(CR.CR_CONNECTION_ERROR, CR.CR_CONN_HOST_ERROR, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST),
+    *(CR.CR_SERVER_LOST_EXTENDED, CR.CR_MALFORMED_PACKET, CR.CR_COMMANDS_OUT_OF_SYNC),
+    *(ER.SERVER_SHUTDOWN, ER.NET_READ_ERROR, ER.NET_READ_INTERRUPTED, _KILLED, _IDLE),
+    *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, *_READ_ONLY),
+)
+"""Codes after which another connection may do: to this server, or to its successor."""
+_IN_THE_WAY: Final = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.QUERY_INTERRUPTED)
+"""Codes of what others do, for a moment; that a statement was ended is how an ear is rung."""
+NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
+_GRANTS: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
+_INIT: Final = "run `aiolock init-db URL` as an owner of the database"
+_ADVICE: Final = {
+    ER.ACCESS_DENIED_ERROR: "see the user and the password in the URL",
+    ER.DBACCESS_DENIED_ERROR: "this user may not use the database: see the name; as an owner,"
+    " `aiolock init-db URL --role USER` gives what it takes",
+    ER.BAD_DB_ERROR: "the database is not there: see the URL",
+    ER.NO_SUCH_TABLE: f"aiolock's tables are not there: {_INIT}",
+    ER.CON_COUNT_ERROR: "it takes no more connections: each client needs two (max_connections)",
+    ER.TOO_MANY_USER_CONNECTIONS: "this user may have no more connections: each client needs two",
+    ER.LOCK_WAIT_TIMEOUT: "a row of aiolock's tables was locked for too long: see who does that"
+    " (SHOW ENGINE INNODB STATUS)",
+    ER.NET_PACKET_TOO_LARGE: "the queue is longer than a packet may be (max_allowed_packet)",
+    1665: "let it write its binary log by rows (binlog_format=ROW)",
+    **dict.fromkeys(_READ_ONLY, "it is read-only, a replica perhaps: connect to the primary"),
+}
+
+
+def code(error: BaseException) -> int:
+    """The number of what the server, or PyMySQL, says; 0 where it has none."""
+    number = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
+    return number if isinstance(number, int) else 0
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection is of no more use.
+
+    So it is where the network failed, and where PyMySQL does not understand the server any more.
+    """
+    return not code(error) or code(error) in _LOST
+
+
+def is_in_the_way(error: BaseException) -> bool:
+    """Whether something of others was in the way, for a moment; it was rolled back."""
+    return code(error) in _IN_THE_WAY
+
+
+def store_error(error: BaseException, settings: Settings, *, refused: bool) -> StoreError:
+    """As its user is told; ``refused``: nothing was done."""
+    if isinstance(error, StoreError):
+        error.refused = refused
+        return error
+    number = code(error)
+    advice = _ADVICE.get(number, "")
+    if not number and isinstance(error, OSError) and not isinstance(error, StoreError):
+        advice = "see host and port in the URL, and whether the server runs"
+    if number in _GRANTS:
+        advice = "this user lacks a right. As the owner: " + " ".join(rights(settings.user).split())
+    text = f"MySQL at {settings.where}: {_said(error)}"
+    told = StoreError(f"{text}: {advice}" if advice else text)
+    told.__cause__ = error
+    told.refused = refused
+    return told
+
+
+def _said(error: BaseException) -> str:
+    said = error.args[1] if isinstance(error, pymysql.Error) and len(error.args) > 1 else error
+    return " ".join(str(said).split()) or type(error).__name__

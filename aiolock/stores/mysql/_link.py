@@ -1,0 +1,209 @@
+"""One connection to the server: PyMySQL's, over a socket that others may end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pymysql
+from pymysql.constants import CLIENT
+
+from aiolock.stores.mysql._settings import Settings
+
+Rows = Sequence[tuple[Any, ...]]
+
+_CONNECTING: Final = 3.0
+"""Seconds for the network to connect, to whichever address."""
+_ANSWERING: Final = 4.0
+"""Seconds for one answer, beyond what the statement is meant to last."""
+_DEAD_AFTER: Final = 10
+"""Seconds after which the kernel takes the other end for dead."""
+_SESSION: Final = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES'",
+    "SET SESSION innodb_lock_wait_timeout = 2",
+    "SET SESSION wait_timeout = 28800",
+    "SELECT VERSION()",
+)
+
+
+class Link:
+    """A connection, used by one thread at a time; anybody may break it."""
+
+    def __init__(self, settings: Settings, *, lasts: float = 0.0) -> None:
+        """``lasts``: seconds for which a statement may be meant to last."""
+        self._settings = settings
+        self._timeout = lasts + _ANSWERING
+        self._connection: pymysql.Connection[Any] | None = None
+        self._mutex = threading.Lock()
+        """Held while the handle is changed or used."""
+        self._handle: socket.socket | None = None
+        """Another of the same socket, which PyMySQL may have wrapped."""
+        self._files: tuple[int, ...] = ()
+        self._version = ""
+        _all.add(self)
+
+    def connect(self) -> None:
+        """Connect; raises what PyMySQL raises, or `OSError`."""
+        self.close()
+        settings = self._settings
+        connection = pymysql.Connection(
+            host=settings.host,
+            user=settings.user,
+            password=settings.password.encode(),  # PyMySQL takes text for Latin-1
+            database=settings.database,
+            charset="utf8mb4",
+            autocommit=True,
+            client_flag=CLIENT.MULTI_STATEMENTS,
+            ssl=settings.tls,
+            connect_timeout=int(_CONNECTING),
+            read_timeout=self._timeout,
+            write_timeout=self._timeout,
+            program_name="aiolock",
+            defer_connect=True,
+        )
+        connection.connect(self._dialled(connection))
+        self._connection = connection
+        *_, ((self._version,),) = self.run(*_SESSION)
+        # A limit for all statements would end a sleep.
+        limit = "max_statement_time" if "MariaDB" in self._version else "max_execution_time"
+        self.run(f"SET SESSION {limit} = 0")
+
+    def _dialled(self, connection: pymysql.Connection[Any]) -> socket.socket:
+        """A socket that is connected, to the first address that takes it."""
+        settings = self._settings
+        deadline = time.monotonic() + _CONNECTING
+        if settings.unix_socket:
+            # It is as good as encrypted, which some passwords ask for.
+            vars(connection)["_secure"] = True
+            return self._dial(socket.AF_UNIX, settings.unix_socket, deadline)
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        failure: OSError | None = None
+        for number, (family, _, _, _, address) in enumerate(found):
+            # The first of them may be there no more.
+            share = (deadline - time.monotonic()) / (len(found) - number)
+            try:
+                return self._dial(family, address, time.monotonic() + share)
+            except OSError as error:
+                failure = failure or error
+        raise failure or OSError(f"{settings.host} has no address")
+
+    def _dial(self, family: int, address: Any, deadline: float) -> socket.socket:
+        dialled = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            with self._mutex:
+                self._let_go()
+                # Known from the first, so that it can be ended, and a fork lets go of it.
+                self._handle = dialled.dup()
+                self._files = dialled.fileno(), self._handle.fileno()
+            dialled.settimeout(max(0.05, deadline - time.monotonic()))
+            if family != socket.AF_UNIX:
+                _keep_alive(dialled)
+            dialled.connect(address)
+        except BaseException:
+            dialled.close()
+            raise
+        return dialled
+
+    def _let_go(self) -> None:
+        self._files = ()
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None
+
+    def number(self) -> int:
+        """What the server calls it."""
+        (((number,),),) = self.run("SELECT CONNECTION_ID()")
+        return int(number)
+
+    def is_mariadb(self) -> bool:
+        """Whether the server is MariaDB: MySQL otherwise."""
+        return "MariaDB" in self._version
+
+    def run(self, *statements: str) -> list[Rows]:
+        """The rows of these statements, sent at once; the first that fails ends it."""
+        found, failure = self.run_until(*statements)
+        if failure is not None:
+            raise failure
+        return found
+
+    def run_until(self, *statements: str) -> tuple[list[Rows], BaseException | None]:
+        """The rows of these, up to the first that failed; and why that was.
+
+        Whatever PyMySQL raises that is no error of the server's has ended the connection.
+        """
+        assert self._connection is not None
+        found: list[Rows] = []
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(";".join(statements))
+                found.append(cursor.fetchall())
+                while cursor.nextset():
+                    found.append(cursor.fetchall())
+        except Exception as error:  # noqa: BLE001  # as it reads, it may stumble in any way
+            return found, error
+        return found, None
+
+    def break_(self) -> None:
+        """End it for whoever waits for it; from any thread."""
+        with self._mutex:
+            if self._handle is not None:
+                with contextlib.suppress(OSError):  # it is not connected any more
+                    self._handle.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of it, without waiting for the server. Idempotent."""
+        with self._mutex:
+            self._let_go()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(pymysql.Error, OSError):
+                connection.close()
+
+    def forget(self, nothing: int) -> None:
+        """In the child of a fork: be the parent's, who goes on."""
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                os.dup2(nothing, file, inheritable=False)
+
+
+def _keep_alive(dialled: socket.socket) -> None:
+    """Have the kernel see to it that the other end is there."""
+    dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    dialled.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _DEAD_AFTER)
+
+
+_all: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child of a fork: let go of the parent's connections, without a word to the server.
+
+    They would outlive the parent, whose waiters would pass for alive. Their numbers stay taken, so
+    that no other file gets one that somebody still has.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for link in _all:
+        link.forget(nothing)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forked)

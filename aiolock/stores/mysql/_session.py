@@ -1,0 +1,219 @@
+"""One client's time with the database, from opening to closing: two threads, and who watches them.
+
+One thread carries out what is asked for, the other listens. The event loop sees to it that nobody
+waits for a server that has stopped answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiolock.errors import StoreError
+from aiolock.store import Inbox, Queued
+from aiolock.stores._operations import Operation, Steps, Told
+from aiolock.stores._outcomes import CarriedOut
+from aiolock.stores._worker import Worker
+from aiolock.stores.mysql._database import Database
+from aiolock.stores.mysql._ear import Ear
+from aiolock.stores.mysql._errors import store_error
+from aiolock.stores.mysql._read import Read
+from aiolock.stores.mysql._settings import Settings
+
+HEARTBEAT: Final = 5.0
+"""Seconds after which a client looks whether the others still see it."""
+SWEEP: Final = 60.0
+"""Seconds after which it looks for what others have left, and nobody needs."""
+_WITHOUT: Final = 1.0
+"""Seconds after which it tries to connect again: the others take it for dead meanwhile."""
+_WATCH: Final = 0.25
+_LONGEST: Final = 8.0
+"""Seconds after which a connection that is still waited for is ended."""
+_GIVES_UP: Final = 9.0
+"""Seconds after which nobody waits any more, whatever holds the thread up."""
+_REMOVE_AFTER: Final = 0.5
+"""Seconds after which what was read is removed, if there is nothing else to do."""
+
+
+class Session:
+    """What is between the opening of a client and its closing."""
+
+    def __init__(self, settings: Settings, prefix: str, client: str, inbox: Inbox) -> None:
+        self._settings = settings
+        self._inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._worker = Worker("mysql", self, inbox)
+        self._read = Read()
+        self._database = Database(
+            *(settings, prefix, client, self._read),
+            back=lambda: self._worker.say(self._come_back),
+        )
+        self._ear = Ear(
+            *(settings, prefix, client, self._read),
+            heard=self._heard,
+            lost=lambda: self._worker.say(self._see_to_commands),
+            back=lambda: self._worker.say(self._come_back),
+        )
+        self._look_at = self._sweep_at = 0.0
+        self._swept = time.monotonic()
+        self._under_way = dict[asyncio.Future[Any], float]()
+        """What somebody waits for, and since when."""
+        self._watch: asyncio.TimerHandle | None = None
+        self._removing = False
+        self._seeing: asyncio.Future[Any] | None = None
+        """What shows whether the commands' connection is up: one at a time."""
+        self._is_open = False
+
+    # In the event loop
+
+    async def open(self) -> None:
+        """Connect; `StoreError` says why that cannot be.
+
+        Cancelled, it is over at once: the threads end by themselves.
+        """
+        try:
+            async with asyncio.timeout(_GIVES_UP):
+                await self._worker.begin()
+        except BaseException as error:
+            self.stop()
+            self._database.link.break_()
+            self._ear.drop()
+            if isinstance(error, TimeoutError):
+                raise self._gave_up() from error
+            raise
+        self._is_open = True
+
+    def stop(self) -> None:
+        """End, once what was asked is carried out. Idempotent."""
+        self._is_open = False
+        self._worker.stop()
+
+    async def ended(self) -> None:
+        """Return when it has; what a network keeps for longer is left to its thread."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GIVES_UP):
+                await self._worker.ended()
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def call(self, operation: Operation) -> asyncio.Future[Any]:
+        """Carry out an operation."""
+        future = self._worker.call(operation)
+        self._under_way[future] = time.monotonic()
+        future.add_done_callback(self._is_done)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH, self._keep_watch)
+        return future
+
+    def _is_done(self, future: asyncio.Future[Any]) -> None:
+        del self._under_way[future]
+        answered = not future.cancelled() and future.exception() is None
+        if answered and isinstance(future.result(), Queued):
+            self._ear.hurry()
+
+    def _keep_watch(self) -> None:
+        """See to it that nobody waits for too long: for as long as anybody waits."""
+        now = time.monotonic()
+        if any(now - since > _LONGEST for since in self._under_way.values()):
+            self._database.link.break_()
+            self._ear.drop()
+        for future, since in list(self._under_way.items()):
+            if now - since > _GIVES_UP and not future.done():
+                future.set_exception(self._gave_up())
+        again = self._under_way
+        self._watch = self._loop.call_later(_WATCH, self._keep_watch) if again else None
+
+    def _gave_up(self) -> StoreError:
+        return StoreError(f"MySQL at {self._settings.where} does not answer")
+
+    def _come_back(self) -> None:
+        """The others may have taken us for dead."""
+        if self._is_open:
+            self._inbox.reconnected()
+
+    def _see_to_commands(self) -> None:
+        """The ear has lost its connection: if the server was started anew, ours is lost, too.
+
+        The others will take us for dead before long.
+        """
+        if self._is_open and (self._seeing is None or self._seeing.done()):
+            self._seeing = self.call(_NOTHING)
+            self._seeing.add_done_callback(_ignore)
+
+    def _remove_soon(self) -> None:
+        """Remove what was read, unless another transaction has done that by then."""
+        if not self._removing:
+            self._removing = True
+            self._loop.call_later(_REMOVE_AFTER, self._remove)
+
+    def _remove(self) -> None:
+        self._removing = False
+        if self._is_open and self._read.to_remove():
+            self.call(_NOTHING).add_done_callback(_ignore)
+
+    # In the threads
+
+    def _heard(self, told: Sequence[Told]) -> None:
+        self._worker.tell(told)
+        self._worker.say(self._remove_soon)
+
+    @property
+    def rest(self) -> float:
+        """Seconds after which it looks after things."""
+        return HEARTBEAT if self._database.link.is_up else min(_WITHOUT, HEARTBEAT)
+
+    def begin(self) -> None:
+        """Connect, and listen."""
+        self._database.open()
+        self._ear.open(self._database.link)
+        now = time.monotonic()
+        self._look_at = now + HEARTBEAT
+        self._swept = now
+        self._sweep_at = now + random.uniform(0, SWEEP)  # not all at once  # noqa: S311
+
+    def carry_out(self, operations: Sequence[Operation], since: float) -> CarriedOut:
+        """Carry them out."""
+        return self._database.carry_out(operations, since)
+
+    def look_after(self) -> None:
+        """See whether others see us, and remove what nobody needs: now and then."""
+        if not self._is_open:
+            return  # nobody is to wait for a server that does not answer
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._database.beat()
+            self._look_at = now + HEARTBEAT
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP
+            self._swept = now
+            self._database.sweep()
+        if not self._database.link.is_up:
+            self._look_at = min(self._look_at, now + _WITHOUT)
+
+    def end(self) -> None:
+        """Disconnect."""
+        # So often that those which are open for a moment only do their share.
+        if random.random() * SWEEP < time.monotonic() - self._swept:  # noqa: S311
+            self._database.sweep()
+        self._database.close()
+        self._ear.stop()
+
+    def failure(self, error: BaseException) -> StoreError:
+        """As its user is told."""
+        return store_error(error, self._settings, refused=True)
+
+
+def _nothing(_: Steps) -> None:
+    """What was read is removed by every transaction."""
+
+
+_NOTHING: Final = Operation((), _nothing)
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()

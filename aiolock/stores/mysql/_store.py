@@ -1,0 +1,55 @@
+"""The store of one client, in a database."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from typing import Any, Final
+
+from aiolock.store import Inbox
+from aiolock.stores._operations import Operation, Operations
+from aiolock.stores._outcomes import refusal
+from aiolock.stores.mysql._session import Session
+from aiolock.stores.mysql._settings import Settings
+
+_CLIENT: Final = re.compile(r"[\w-]{1,48}", re.ASCII)
+"""Part of the names of the server's own locks."""
+
+
+class MySQLStore(Operations):
+    """Locks in one database of MySQL's or MariaDB's, through two connections and two threads."""
+
+    def __init__(self, settings: Settings, prefix: str) -> None:
+        self._settings = settings
+        self._prefix = prefix
+        self._client = ""
+        self._resizes = itertools.count(1)
+        self._session: Session | None = None
+
+    def __repr__(self) -> str:
+        return f"<MySQLStore {self._settings.where} prefix={self._prefix!r}>"
+
+    async def open(self, client: str, inbox: Inbox) -> None:
+        if not _CLIENT.fullmatch(client):
+            raise ValueError(f"a client is up to 48 letters, digits, _ and -, not {client!r}")
+        self._client = client
+        session = Session(self._settings, self._prefix, client, inbox)
+        await session.open()
+        self._session = session
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.stop()
+            await session.ended()
+
+    def _token(self) -> str:
+        return f"{self._client}.{next(self._resizes)}"
+
+    def _call(self, operation: Operation) -> asyncio.Future[Any]:
+        if self._session is not None:
+            return self._session.call(operation)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.set_exception(refusal("the store is closed"))
+        return future

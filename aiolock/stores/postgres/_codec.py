@@ -1,0 +1,230 @@
+"""What the functions in the database are given, and what they answer: as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from aiolock.store import (
+    Answer,
+    Busy,
+    Differs,
+    Done,
+    Form,
+    Full,
+    Granted,
+    Inbox,
+    Late,
+    Party,
+    Posted,
+    Queued,
+    Rule,
+    Status,
+    Waiter,
+)
+from aiolock.stores.machine import (
+    Push,
+    PushDone,
+    PushGranted,
+    PushLost,
+    PushRequested,
+    PushVoid,
+)
+
+Value = bytes | None
+"""An argument, in PostgreSQL's text format."""
+
+
+# What is given
+
+
+def key(prefix: str, name: str) -> bytes:
+    """The name in the database, where those of all prefixes are."""
+    return f"{prefix}\0{name}".encode()
+
+
+def bytea(data: bytes) -> bytes:
+    """As an argument."""
+    return b"\\x" + data.hex().encode()
+
+
+def number(value: int) -> bytes:
+    """As an argument; a bool is one, too."""
+    return b"%d" % value
+
+
+def numbers(values: Sequence[int]) -> bytes:
+    """An array of them."""
+    return b"{%b}" % b",".join([b"%d" % value for value in values])
+
+
+@lru_cache(maxsize=1024)
+def form(of: Form) -> bytes:
+    """The form of a waiter, in the order in which `_waiter` of the schema reads it."""
+    return numbers(
+        (
+            of.claim,
+            of.shared,
+            ord(of.rule.value) if of.rule.value else 0,
+            of.number,
+            of.declared,
+            of.fixed,
+            of.once,
+            of.downgrades,
+            of.after_loss,
+            of.after_grant,
+            of.period,
+            of.priority,
+        )
+    )
+
+
+# What is answered
+
+
+@lru_cache(maxsize=1024)
+def _form(text: str) -> Form:
+    claim, shared, rule, amount, declared, fixed, once, downgrades, *terms = map(
+        int, text.split(",")
+    )
+    after_loss, after_grant, period, priority, *_ = terms
+    return Form(
+        claim,
+        shared=bool(shared),
+        rule=Rule(chr(rule) if rule else ""),
+        number=amount,
+        declared=declared,
+        fixed=bool(fixed),
+        once=bool(once),
+        downgrades=bool(downgrades),
+        after_loss=after_loss,
+        after_grant=after_grant,
+        period=period,
+        priority=priority,
+    )
+
+
+def told(text: str, client: str) -> tuple[str | None, Push]:
+    """A push for ``client``, and the key of the name it speaks of, unless it came with an answer.
+
+    `ValueError` for one that is not known.
+    """
+    kind, seq, *rest = text.split(" ")
+    waiter = Waiter(client, int(seq))
+    push: Push
+    match kind, rest:
+        case "granted", [form_text, fence, lease, now, *name]:
+            push = PushGranted(waiter, _form(form_text), int(fence), int(lease), int(now))
+        case "lost", [fence, reason, *name]:
+            push = PushLost(waiter, int(fence), reason)
+        case "requested", [fence, *name]:
+            push = PushRequested(waiter, int(fence))
+        case "void", [*name]:
+            push = PushVoid(waiter)
+        case "done", [*name]:
+            push = PushDone(waiter)
+        case _:
+            raise ValueError(f"no push: {text!r}")
+    return (name[0] if name else None), push
+
+
+def deliver(text: str, client: str, name: str, inbox: Inbox) -> None:
+    """What came with the answer to a question about ``name``."""
+    told(text, client)[1].deliver(name, inbox)
+
+
+def late(text: str) -> Late | None:
+    """Whether a copy came too late."""
+    return Late(int(text[5:])) if text.startswith("late ") else None
+
+
+def _busy(until: int, *party: str) -> Busy:
+    if not party:
+        return Busy(until)
+    client, seq, fence, left, shared, permits, pid, *host = party
+    return Busy(
+        until,
+        Party(
+            client=client,
+            host=bytes.fromhex(host[0] if host else "").decode(),
+            pid=int(pid),
+            since=int(fence) / 1e6,
+            place=0,
+            fence=int(fence),
+            remaining=int(left) / 1e6,
+            shared=bool(int(shared)),
+            permits=int(permits),
+            seq=int(seq),
+        ),
+    )
+
+
+def _queued(ticket: int, place: int, until: int, now: int, displaced: int) -> Queued:
+    return Queued(ticket, place, until, now, bool(displaced))
+
+
+def _granted(fence: int, lease: int, displaced: int, claim: int) -> Granted:
+    return Granted(fence, lease, bool(displaced), bool(claim))
+
+
+_ANSWERS: Final[dict[str, Callable[..., Answer]]] = {
+    "granted": _granted,
+    "queued": _queued,
+    "full": Full,
+    "done": Done,
+    "differs": Differs,
+}
+
+
+def answer(text: str) -> Answer:
+    """What `acquire` says."""
+    kind, *rest = text.split(" ")
+    if kind == "busy":
+        return _busy(int(rest[0]), *rest[1:])
+    return _ANSWERS[kind](*map(int, rest))
+
+
+def held(text: str) -> list[bool]:
+    """What `renew` says of each line."""
+    return [each == "1" for each in text]
+
+
+def posted(text: str) -> Posted:
+    """What `read` says."""
+    count, _, value = text.partition(" ")
+    return Posted(int(count), bytes.fromhex(value).decode())
+
+
+def status(name: str, text: str) -> Status:
+    """What `status` says."""
+    data: dict[str, Any] = json.loads(text)
+    now = data["now"]
+    known = {client: rest for client, *rest in data["clients"] or ()}
+
+    def party(each: list[Any], *, place: int = 0) -> Party:
+        client, seq, shared, permits, since, *ends = each
+        host, pid, alive = known[client]
+        return Party(
+            client=client,
+            host=host or "",
+            pid=pid or 0,
+            since=since / 1e6,
+            place=place,
+            fence=0 if place else since,
+            remaining=0.0 if place else (ends[0] - now / 1000) / 1000,
+            shared=shared,
+            permits=permits,
+            seq=seq,
+            alive=alive,
+        )
+
+    closed = data["closed"]
+    return Status(
+        name,
+        tuple(party(each) for each in data["holders"] or ()),
+        tuple(party(each, place=place) for place, each in enumerate(data["waiters"] or (), 1)),
+        max(0.0, (closed - now / 1000) / 1000) if closed else 0.0,
+        data["permits"],
+    )

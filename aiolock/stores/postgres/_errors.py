@@ -1,0 +1,73 @@
+"""What a `StoreError` says of PostgreSQL: where it is, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from aiolock.errors import StoreError
+from aiolock.stores.postgres._schema import rights
+
+ELSEWHERE: Final = ("25006", "57P01", "57P02", "57P03", "57P05", "08", "53300")
+"""States, or classes of them, of a server that cannot serve us now: connect again, to it or to its
+successor."""
+BUSY: Final = ("55P03", "40P01", "40001")
+"""Something of others is in the way, for a moment: to be tried again."""
+
+_ADVICE: Final = {
+    "AL001": "let this role and this database have the isolation level read committed"
+    " (ALTER ROLE ... SET default_transaction_isolation)",
+    "25006": "it is read-only, a standby perhaps: connect to the primary, with"
+    " target_session_attrs=read-write and all hosts in the URL",
+    "28": "see the user and the password in the URL, and pg_hba.conf",
+    "3D000": "the database is not there: see the URL",
+    "3F000": "aiolock's schema is not there: run `aiolock init-db URL` as its owner",
+    "42883": "aiolock's functions are not there, or older: run `aiolock init-db URL`",
+    "53300": "it takes no more connections: each client needs two (max_connections)",
+    "55P03": "a transaction that has checked a fence is open (check_fence)",
+    "57014": "it took too long: see what the server is waiting for",
+    "08P01": "is it a PgBouncer? Then put pooled=1 and listen_url= into the URL",
+}
+
+
+class Place:
+    """Where the server is, for texts: nothing secret."""
+
+    def __init__(self, where: str, role: str) -> None:
+        self.where = where
+        self.role = role
+
+
+class Failed(Exception):
+    """The server has refused a statement, or a connection could not be made."""
+
+    def __init__(self, text: str, state: str | None = None) -> None:
+        super().__init__(text)
+        self.state = state or ""
+
+
+def failed(error: BaseException) -> Failed:
+    """What psycopg raises."""
+    if isinstance(error, Failed):
+        return error
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return Failed(" ".join(str(error).split()) or type(error).__name__, state)
+
+
+def is_one_of(error: Failed, states: tuple[str, ...]) -> bool:
+    """Whether its state is one of these, or of one of these classes."""
+    return bool(error.state) and error.state.startswith(states)
+
+
+def store_error(error: BaseException, place: Place, *, refused: bool = False) -> StoreError:
+    """As its user is told; ``refused``: nothing was done."""
+    why = failed(error)
+    advice = _ADVICE.get(why.state) or _ADVICE.get(why.state[:2], "")
+    if why.state == "42501":
+        advice = "this role lacks a right. As the owner: " + " ".join(rights(place.role).split())
+    text = f"PostgreSQL at {place.where}: {why}"
+    told = StoreError(f"{text}: {advice}" if advice else text)
+    told.__cause__ = error
+    told.refused = refused
+    return told

@@ -1,0 +1,154 @@
+"""A connection that is kept up: made, and made again whenever it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from aiolock.stores.postgres._errors import Failed
+
+Connection = psycopg.AsyncConnection[Any]
+
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 1.0
+_GREETING: Final = 4.0
+"""Seconds for a connection to be greeted, once it is made."""
+
+
+class Link:
+    """One connection to the server, replaced when it breaks.
+
+    psycopg connects (hosts, TLS, authentication); ``greet`` says the first words, on it alone;
+    then ``up`` has it, until ``down`` is called with the reason why it is no more.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        greet: Callable[[Connection], Awaitable[None]],
+        up: Callable[[Connection], None],
+        down: Callable[[Exception], None],
+    ) -> None:
+        self._conninfo = conninfo
+        known = conninfo_to_dict(conninfo)
+        hosts = str(known.get("host") or known.get("hostaddr") or "").count(",") + 1
+        # One host after the other: the first of them may be there no more.
+        self._patience = _GREETING + hosts * float(known["connect_timeout"] or 0)
+        self._greet = greet
+        self._up = up
+        self._down = down
+        self._pause = 0.0
+        self._closed = False
+        self._redialling: asyncio.Task[None] | None = None
+        self.connection: Connection | None = None
+        self.error: Exception = Failed("not connected")
+        """Why there was no connection the last time that there was none."""
+        _all.add(self)
+
+    async def open(self) -> None:
+        """Connect for the first time; raises what psycopg raises."""
+        await self._dial_and_enter()
+        if self._closed:
+            raise Failed("closed while it was being connected")
+
+    async def _dial_and_enter(self) -> None:
+        connection = await self._dial()
+        if self._closed:  # meanwhile
+            await connection.close()
+        else:
+            self._enter(connection)
+
+    def _enter(self, connection: Connection) -> None:
+        self.connection = connection
+        try:
+            self._up(connection)
+        except BaseException:  # it has been lost already
+            self.connection = None
+            connection.pgconn.finish()
+            raise
+
+    async def _dial(self) -> Connection:
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(self._patience):
+                connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+                await self._greet(connection)
+        except TimeoutError:
+            await _close(connection)
+            raise Failed(f"no connection within {self._patience:g} s") from None
+        except BaseException:
+            await _close(connection)
+            raise
+        return connection
+
+    def proved(self) -> None:
+        """The server answered as it should: the next break is a new one, mended without delay."""
+        self._pause = 0.0
+
+    def drop(self, reason: Exception) -> None:
+        """Give this connection up and make another."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self.error = reason
+            self._down(reason)
+            connection.pgconn.finish()
+        if self._redialling is None and not self._closed:
+            self._redialling = asyncio.create_task(self._redial(), name="aiolock redial")
+
+    async def _redial(self) -> None:
+        try:
+            while self.connection is None and not self._closed:
+                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
+                self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
+                try:
+                    await self._dial_and_enter()
+                except Exception as error:  # noqa: BLE001  # whatever it is, dial again
+                    self.error = error
+        finally:
+            self._redialling = None
+
+    async def aclose(self) -> None:
+        """Drop the connection and make no more. Idempotent."""
+        self._closed = True
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self._down(Failed("the client was closed"))
+            await connection.close()
+        if self._redialling is not None:
+            self._redialling.cancel()
+            await asyncio.wait([self._redialling])
+
+
+async def _close(connection: Connection | None) -> None:
+    if connection is not None:
+        await connection.close()
+
+
+_all: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child of a fork: let go of the parent's connections, without a word to the server.
+
+    They would outlive the parent, whose waiters would pass for alive. Their numbers stay taken, so
+    that no other file gets one that somebody still has.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for link in _all:
+        if link.connection is not None:
+            with contextlib.suppress(psycopg.Error, OSError):  # it has none just now
+                os.dup2(nothing, link.connection.pgconn.socket, inheritable=False)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forked)

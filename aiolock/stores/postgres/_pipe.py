@@ -1,0 +1,384 @@
+"""The commands: those of all tasks go through one connection, as many as have gathered at a time.
+
+What was under way when the connection broke is sent again on the next one, in order: each is
+idempotent, so nobody needs to know whether it was carried out. A copy of it may still be carried
+out after that: see `aiolock.stores._copies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aiolock.errors import StoreError
+from aiolock.stores._copies import Copies
+from aiolock.stores.postgres import _codec as codec
+from aiolock.stores.postgres._codec import Value
+from aiolock.stores.postgres._errors import BUSY, ELSEWHERE, Failed, is_one_of, store_error
+from aiolock.stores.postgres._link import Connection, Link
+from aiolock.stores.postgres._schema import ACCEPTED, PROTOCOL, statements
+from aiolock.stores.postgres._settings import Settings
+from aiolock.stores.postgres._wire import Answer, Wire
+
+REPLY_TIMEOUT: Final = 4.0
+"""Seconds without the answer that is due, after which the connection is taken for dead."""
+COMMAND_TIMEOUT: Final = 9.0
+"""Seconds, over all reconnections, after which nobody knows what became of a command."""
+_TOGETHER: Final = 64
+"""Commands in one transaction, at most: so long the others wait who want the same names."""
+_LOOK: Final = 0.5
+_SOON: Final = 0.05
+"""Seconds after which to try again what something of others was in the way of."""
+_AGAIN: Final = 5
+"""How often a command is sent again that came too late, though it should not any more."""
+
+
+_numbers: Final = itertools.count()
+
+
+class _Command:
+    """One call of a function, from being asked for to being answered."""
+
+    again = 0
+    """How often it was sent again because it came too late."""
+    times = 0
+    """How many copies may have been carried out."""
+    alone = False
+    """It has a transaction of its own."""
+
+    def __init__(  # noqa: PLR0917  # in the order in which they are said of it
+        self,
+        function: str,
+        name: str,
+        arguments: Sequence[Value],
+        decode: Callable[[str, bool], Any],
+        future: asyncio.Future[Any],
+        now: float,
+        *,
+        sure: bool,
+        stamp: Callable[[float], bytes] | None,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.arguments = arguments
+        self.decode = decode
+        self.future = future
+        self.born = self.sent = now
+        self.number = next(_numbers)
+        """In the order in which they were asked for."""
+        self.sure = sure
+        self.stamp = stamp
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is to be carried out."""
+        return self.sure or not self.future.done()
+
+
+_TELLS: Final = frozenset({"release", "finish", "break_", "downgrade", "resize", "post", "request"})
+"""Behind these comes a flush: what they tell other clients is sent in a transaction of its own."""
+_ALONE: Final = frozenset({"renew", "status", "sweep", "beat"})
+"""They are about several names, or may last."""
+
+
+class Pipe:
+    """One multiplexed connection for the commands of all tasks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        told: Callable[[str, Sequence[str]], None],
+        back: Callable[[], None],
+    ) -> None:
+        """``told`` gets the name of each command, and what its answer tells besides.
+
+        ``back`` is called when there is a connection again after there was none: answers, and what
+        came with them, may have been lost.
+        """
+        self._settings = settings
+        self._told = told
+        self._back = back
+        self._loop = loop = asyncio.get_running_loop()
+        self._link = Link(settings.commands, greet=self._greet, up=self._up, down=self._down)
+        self.copies = Copies(loop.time, codec.number)
+        self._wire: Wire | None = None
+        self._serving = False
+        """The connection is known to serve us."""
+        self._first: asyncio.Future[None] | None = None
+        """Of the opening."""
+        self._waiting = deque[_Command]()
+        self._batch: list[_Command] = []
+        """What was sent last, and has no answer."""
+        self._batch_sent = 0.0
+        self._resting = set[_Command]()
+        """What something of others was in the way of."""
+        self._scheduled = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect for the first time; raises what psycopg raises, or `Failed`."""
+        self._first = self._loop.create_future()
+        await self._link.open()
+        try:
+            await self._first
+        finally:
+            self._first = None
+
+    def call(
+        self,
+        function: str,
+        name: str,
+        arguments: Sequence[Value],
+        decode: Callable[[str, bool], Any],
+        *,
+        sure: bool = True,
+        late: bool = False,
+        buries: bool = False,
+    ) -> asyncio.Future[Any]:
+        """Call a function about ``name``; the future is of what ``decode`` makes of its answer.
+
+        That is told whether an earlier copy may have been carried out. ``sure``: carried out
+        whatever becomes of the future. With ``late``, or ``buries``, one more argument goes with
+        each copy: `Copies.not_after`, or `Copies.buried`.
+        """
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._closed:
+            error = StoreError("the client was closed")
+            error.refused = True
+            future.set_exception(error)
+            return future
+        stamp = self.copies.not_after if late else self.copies.buried if buries else None
+        now = self._loop.time()
+        command = _Command(function, name, arguments, decode, future, now, sure=sure, stamp=stamp)
+        command.alone = function in _ALONE
+        self._waiting.append(command)
+        self._go_on_soon()
+        if self._watch is None:
+            self._watch = self._loop.call_later(_LOOK, self._look)
+        return future
+
+    # Sending
+
+    def _go_on_soon(self) -> None:
+        """In the next turn, with all that this one asks for."""
+        if self._serving and not self._batch and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        wire = self._wire
+        if wire is None or not self._serving or self._batch:
+            return
+        batch = self._next_batch()
+        if not batch:
+            self._see_whether_drained()
+            return
+        self._batch, self._batch_sent = batch, self._loop.time()
+        calls = [(command.function, self._arguments(command)) for command in batch]
+        wire.send(calls, self._answered)
+        if not self._settings.pooled and any(each.function in _TELLS for each in batch):
+            wire.send([("flush", ())], _ignore)
+
+    def _next_batch(self) -> list[_Command]:
+        """What is sent together: by name, as every client does, so that none waits for another."""
+        batch: list[_Command] = []
+        while self._waiting and len(batch) < _TOGETHER:
+            command = self._waiting[0]
+            if not command.wanted:
+                self._waiting.popleft()
+            elif command.alone and batch:
+                break
+            else:
+                batch.append(self._waiting.popleft())
+                if command.alone:
+                    break
+        return sorted(batch, key=lambda command: command.name)
+
+    def _arguments(self, command: _Command) -> Sequence[Value]:
+        command.times += 1
+        command.sent = self._batch_sent
+        if command.stamp is None:
+            return command.arguments
+        return [*command.arguments, command.stamp(command.sent)]
+
+    # The answers
+
+    def _answered(self, answers: list[Answer]) -> None:
+        batch, self._batch = self._batch, []
+        if isinstance(failure := answers[0], Failed):
+            for command in batch:
+                command.times -= 1  # nothing was done
+            if len(batch) > 1:
+                for command in batch:
+                    command.alone = True
+                self._waiting.extendleft(reversed(batch))
+            else:
+                self._refused(batch[0], failure)
+        else:
+            self._link.proved()
+            for command, answer in zip(batch, answers, strict=True):
+                self._resolve(command, str(answer))
+        if self._waiting:
+            self._go_on()
+        else:
+            self._see_whether_drained()
+
+    def _resolve(self, command: _Command, answer: str) -> None:
+        text, *told = answer.split("\n")
+        if late := codec.late(text):
+            command.times -= 1
+            self.copies.read_clock(command.sent, late.now)
+            self._once_more(command)
+            return
+        if told:
+            self._told(command.name, told)
+        if command.future.done():
+            return
+        try:
+            command.future.set_result(command.decode(text, command.times > 1))
+        except (LookupError, TypeError, ValueError):
+            self._fail(command, Failed(f"not an answer of aiolock's: {text!r}"))
+
+    def _once_more(self, command: _Command) -> None:
+        command.again += 1
+        if command.again > _AGAIN:
+            self._fail(command, Failed("the server's clock runs away from ours"))
+        elif command.wanted:
+            self._waiting.appendleft(command)
+
+    def _refused(self, command: _Command, failure: Failed) -> None:
+        if is_one_of(failure, ELSEWHERE):
+            self._waiting.appendleft(command)
+            self._link.drop(failure)
+        elif is_one_of(failure, BUSY) and self._loop.time() - command.born < COMMAND_TIMEOUT - 1:
+            self._resting.add(command)
+            self._loop.call_later(_SOON, self._rested, command)
+        else:
+            self._fail(command, failure, refused=command.times == 0)
+
+    def _rested(self, command: _Command) -> None:
+        if command in self._resting:
+            self._resting.discard(command)
+            self._waiting.append(command)
+            self._go_on_soon()
+
+    def _fail(self, command: _Command, error: Exception, *, refused: bool = False) -> None:
+        if not command.future.done():
+            command.future.set_exception(store_error(error, self._settings.place, refused=refused))
+
+    # The connection
+
+    async def _greet(self, connection: Connection) -> None:
+        """See that this server serves us."""
+        connection.prepare_threshold = None
+        if not self._settings.pooled:
+            await connection.execute(self._settings.session().encode())
+        if self._settings.create:
+            async with connection.transaction():
+                await connection.execute("SET LOCAL client_min_messages = warning")
+                await connection.execute(statements().encode())
+        cursor = await connection.execute(
+            "SELECT aiolock.protocol(), current_setting('transaction_read_only'),"
+            " current_setting('transaction_isolation')"
+        )
+        row = await cursor.fetchone()
+        assert row is not None
+        protocol, read_only, isolation = row
+        if protocol not in ACCEPTED:
+            raise Failed(
+                f"its schema is of protocol {protocol}, and this version of aiolock speaks"
+                f" {PROTOCOL}: run `aiolock init-db URL` of the newer one of the two"
+            )
+        if read_only == "on":
+            raise Failed("the server does not write", "25006")
+        if isolation != "read committed":
+            raise Failed(f"transactions are {isolation} there", "AL001")
+
+    def _up(self, connection: Connection) -> None:
+        self._wire = wire = Wire(connection, self._link.drop, prepared=not self._settings.pooled)
+        sent = self._loop.time()
+        wire.send([("clock", ())], lambda answers: self._probed(sent, answers[0]))
+        self._loop.call_later(REPLY_TIMEOUT, self._check_probe, wire)
+
+    def _check_probe(self, wire: Wire) -> None:
+        if self._wire is wire and not self._serving:
+            self._link.drop(Failed(f"no answer for {REPLY_TIMEOUT:.0f} s"))
+
+    def _probed(self, sent: float, answer: Answer) -> None:
+        if isinstance(answer, Failed):
+            self._link.drop(answer)
+            return
+        self.copies.read_clock(sent, int(answer))
+        self.copies.connected = self._serving = True
+        if self._first is None:
+            self._back()
+        elif not self._first.done():  # the opening may have been cancelled in this very turn
+            self._first.set_result(None)
+        self._go_on()
+
+    def _down(self, reason: Exception) -> None:
+        """Keep what has no answer, before what was not sent."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if self._serving:
+            self._serving = False
+            self.copies.lost()
+        batch, self._batch = self._batch, []
+        for command in sorted(batch, key=lambda command: command.number, reverse=True):
+            if command.wanted:
+                self._waiting.appendleft(command)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(reason)
+
+    def _look(self) -> None:
+        """See, while anything is under way, whether the connection is dead, or time has run out."""
+        self._watch = None
+        now = self._loop.time()
+        if self._batch and now - self._batch_sent >= REPLY_TIMEOUT:
+            self._link.drop(Failed(f"no answer for {REPLY_TIMEOUT:.0f} s"))
+        for command in (*self._batch, *self._resting, *self._waiting):
+            if now - command.born >= COMMAND_TIMEOUT:
+                why = self._link.error if not self._serving else Failed("no answer in time")
+                self._fail(command, why, refused=command.times == 0)
+                if command not in self._batch:
+                    self._resting.discard(command)
+                    command.sure = False  # so that it is dropped
+        self._waiting = deque(c for c in self._waiting if c.wanted)
+        self._see_whether_drained()
+        if self._batch or self._waiting or self._resting:
+            self._watch = self._loop.call_later(_LOOK, self._look)
+
+    def _see_whether_drained(self) -> None:
+        if self._drained is None or self._batch or self._waiting or self._resting:
+            return
+        if not self._drained.done():
+            self._drained.set_result(None)
+
+    async def aclose(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for what is under way, then disconnect. Idempotent."""
+        if (self._batch or self._waiting or self._resting) and self._drained is None:
+            # Of the answers, not of the futures: those may be cancelled while a release goes on.
+            self._drained = self._loop.create_future()
+            await asyncio.wait([self._drained], timeout=timeout)
+        self._closed = True
+        closed = Failed("the client was closed")
+        for command in (*self._batch, *self._resting, *self._waiting):
+            self._fail(command, closed, refused=command.times == 0)
+        self._batch = []
+        self._resting.clear()
+        self._waiting.clear()
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._link.aclose()
+
+
+def _ignore(_: list[Answer]) -> None:
+    """A flush that fails leaves what it was to send for the next one."""

@@ -1,0 +1,122 @@
+"""What a URL says: where the server is, and aiolock's own options."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from aiolock.stores.postgres._errors import Place
+
+_OURS: Final = ("durable", "pooled", "listen_url", "create")
+_KEPT_ALIVE: Final = {
+    "application_name": "aiolock",
+    "connect_timeout": "3",
+    # A connection whose other end has vanished is noticed by the kernels on both sides.
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+PINNED: Final = {
+    "default_transaction_isolation": "'read committed'",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    # After a VACUUM of tables that are empty just then, the planner may choose to read all of them.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "lock_timeout": "2000",
+    "statement_timeout": "3000",
+    "idle_in_transaction_session_timeout": "10000",
+    "aiolock.flushed": "on",
+}
+"""What the commands' connection is set to, where it is the server's own."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one store."""
+
+    commands: str
+    """How to connect for the commands, as libpq takes it; with a password, perhaps."""
+    listens: str
+    """How to connect to listen."""
+    place: Place
+    durable: bool = True
+    """Whether a grant is on the disk before anybody hears of it."""
+    pooled: bool = False
+    """Whether the commands go through a pooler: no session is ours."""
+    create: bool = False
+    """Whether to make the schema on the way."""
+
+    def session(self) -> str:
+        """What to set on a connection for commands."""
+        chosen = dict(PINNED)
+        if not self.durable:
+            chosen["synchronous_commit"] = "off"
+        return "; ".join(f"SET {name} = {value}" for name, value in chosen.items())
+
+
+def from_url(url: str) -> Settings:
+    """What this URL says; `ValueError` where it is none of PostgreSQL's."""
+    parts = urlsplit(url)
+    ports = re.findall(r":([^:,\]]*)(?=,|$)", parts.netloc.rpartition("@")[2])
+    if "@" in parts.path or not all(port.isdecimal() for port in ports):
+        raise ValueError(
+            "this is no URL of PostgreSQL's: write what has a meaning in URLs, such as / @ : %,"
+            " percent-encoded, also in a password"
+        )
+    given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    ours = {name: value for name, value in given if name in _OURS}
+    rest = urlencode([(name, value) for name, value in given if name not in _OURS])
+    commands = _conninfo(urlunsplit(parts._replace(query=rest)))
+    listens = ours.get("listen_url")
+    pooled = _flag(ours, "pooled", default=False)
+    if pooled != (listens is not None):
+        raise ValueError(
+            "pooled=1 and listen_url= go together: commands through the pooler, and the URL of the"
+            " server itself, for listening, which no pooler can do"
+        )
+    return Settings(
+        make_conninfo(**commands),
+        make_conninfo(**(_conninfo(listens) if listens else commands)),
+        Place(_where(commands), str(commands.get("user") or getpass.getuser())),
+        durable=_flag(ours, "durable", default=True),
+        pooled=pooled,
+        create=_flag(ours, "create", default=False),
+    )
+
+
+def _conninfo(url: str) -> dict[str, Any]:
+    try:
+        return {**_KEPT_ALIVE, **conninfo_to_dict(url)}
+    except psycopg.ProgrammingError as error:
+        # Its text names what it does not understand: an option, or a part of a password.
+        unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
+        what = f"there is no option {unknown[1]!r}" if unknown else "see user, host and options"
+        raise ValueError(
+            f"this is no URL of PostgreSQL's: {what}; write what has a meaning in URLs, such as"
+            " / @ : %, percent-encoded"
+        ) from None
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = given.get(name, "1" if default else "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1, not {value!r}")
+    return value == "1"
+
+
+def _where(conninfo: Mapping[str, Any]) -> str:
+    hosts = str(conninfo.get("host") or conninfo.get("hostaddr") or "localhost").split(",")
+    ports = str(conninfo.get("port") or 5432).split(",")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    places = ",".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
+    return f"{places}/{conninfo.get('dbname') or ''}".rstrip("/")

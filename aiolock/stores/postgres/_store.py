@@ -1,0 +1,296 @@
+"""The PostgreSQL store: each operation is one call of one function in the database."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import anyio
+import psycopg
+
+from aiolock.errors import StoreError
+from aiolock.store import (
+    WAS_ABSENT,
+    WAS_UNKNOWN,
+    Answer,
+    Form,
+    Inbox,
+    Pass,
+    Posted,
+    Renewal,
+    Status,
+    Waiter,
+)
+from aiolock.stores.postgres import _codec as codec
+from aiolock.stores.postgres._codec import Value, number, numbers
+from aiolock.stores.postgres._ear import Ear
+from aiolock.stores.postgres._errors import Failed, store_error
+from aiolock.stores.postgres._pipe import Pipe
+from aiolock.stores.postgres._settings import Settings
+
+log = logging.getLogger("aiolock")
+
+HEARTBEAT: Final = 10.0
+"""Seconds after which both connections are tried."""
+HEARTBEAT_TIMEOUT: Final = 4.0
+"""Seconds for the word that tries them to arrive."""
+_SWEEP: Final = 60.0
+"""Seconds after which a client forgets some of what nobody needs any more."""
+_SWEPT: Final = b"100"
+"""Names that are looked at then."""
+
+
+class PostgresStore:
+    """Locks in one PostgreSQL database, through two connections: commands, and pushes."""
+
+    def __init__(self, settings: Settings, prefix: str) -> None:
+        self._settings = settings
+        self._prefix = prefix
+        self._resizes = itertools.count(1)
+        self._closing = True
+        self._opening: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<PostgresStore {self._settings.place.where} prefix={self._prefix!r}>"
+
+    async def open(self, client: str, inbox: Inbox) -> None:
+        self._closing = False
+        self._client = client
+        self._me = client.encode()
+        self._inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._pipe = Pipe(self._settings, told=self._told, back=self._back)
+        self._ear = Ear(self._settings, client, heard=self._heard, back=inbox.reconnected)
+        self._opened = False
+        # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
+        self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
+        try:
+            await asyncio.wait([opening])
+        except asyncio.CancelledError:
+            opening.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([opening])
+                if not opening.cancelled() and opening.exception() is None:  # just then
+                    await self.aclose()
+            raise
+        if opening.cancelled():
+            raise StoreError("the client was closed while it was opening")
+        opening.result()
+
+    async def _open(self) -> None:
+        try:
+            await self._pipe.open()
+            await self._ear.open()
+            await self._hear_ourselves()
+        except BaseException as error:
+            self._closing = True
+            await self._disconnect()
+            if isinstance(error, psycopg.Error | Failed | OSError):
+                raise store_error(error, self._settings.place, refused=True) from error
+            raise
+        self._opened = True
+        self._sweep_at = self._loop.time()
+        self._timer = self._loop.call_later(HEARTBEAT, self._beat)
+
+    async def _hear_ourselves(self) -> None:
+        """See that what is told where our commands go comes to where we listen."""
+        await self._call("beat", "", [self._me], _text)
+        try:
+            async with asyncio.timeout(HEARTBEAT_TIMEOUT):
+                await self._ear.word.wait()
+        except TimeoutError:
+            raise Failed(
+                "what is notified there does not come to us: listen_url must be the same database"
+            ) from None
+
+    async def aclose(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            self._closing = True
+            self._opening.cancel()
+            await asyncio.wait([self._opening])  # which disconnects
+        if self._closing:
+            return
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._call("bye", "", [self._me], _text).add_done_callback(_ignore)
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
+        await self._ear.aclose()
+
+    # What comes
+
+    def _told(self, name: str, pushes: Sequence[str]) -> None:
+        for push in pushes:
+            try:
+                codec.deliver(push, self._client, name, self._inbox)
+            except Exception:
+                # What a later version has to tell, say: no reason to leave its answer unheard.
+                log.exception(
+                    "aiolock: a push of PostgreSQL's could not be delivered: %.200r", push
+                )
+
+    def _heard(self, text: str) -> None:
+        key, push = codec.told(text, self._client)
+        if key is None:
+            raise ValueError("it speaks of no name")
+        prefix, _, name = bytes.fromhex(key).decode().partition("\0")
+        if prefix == self._prefix and not self._closing:
+            push.deliver(name, self._inbox)
+
+    def _back(self) -> None:
+        """The commands have a connection again: what came with a lost answer must be asked for."""
+        if self._opened and not self._closing:
+            self._inbox.reconnected()
+
+    def _beat(self) -> None:
+        """Try both connections: the answer proves one, the word that comes both."""
+        now = self._loop.time()
+        self._timer = self._loop.call_later(HEARTBEAT, self._beat)
+        self._call("beat", "", [self._me], _text).add_done_callback(_ignore)
+        self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
+        if now - self._sweep_at >= _SWEEP:
+            self._sweep_at = now
+            self._call("sweep", "", [_SWEPT], _text).add_done_callback(_ignore)
+
+    def _check_heard(self, sent: float) -> None:
+        if not self._closing and self._ear.word_at < sent:
+            self._ear.drop(Failed("nothing heard for a heartbeat"))
+
+    # The operations
+
+    def _call(
+        self,
+        function: str,
+        name: str,
+        arguments: Sequence[Value],
+        decode: Callable[[str, bool], Any],
+        *,
+        sure: bool = True,
+        late: bool = False,
+        buries: bool = False,
+    ) -> asyncio.Future[Any]:
+        return self._pipe.call(
+            function, name, arguments, decode, sure=sure, late=late, buries=buries
+        )
+
+    def _key(self, name: str) -> bytes:
+        return codec.bytea(codec.key(self._prefix, name))
+
+    def acquire(
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
+    ) -> asyncio.Future[Answer]:
+        arguments = (
+            *(self._key(name), self._me, number(waiter.seq), codec.form(form), number(ttl)),
+            *(number(ticket), number(wait), number(max_waiters)),
+        )
+        return self._call("acquire", name, arguments, _answer, sure=False, late=True)
+
+    def release(
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
+        arguments = (
+            *(self._key(name), self._me, number(waiter.seq), number(fence), number(entered)),
+        )
+        if fence and not entered:
+            # A grant that came too late: its waiter asks again, so it is not to be buried.
+            return self._call("release", name, (*arguments, b"0"), _was)
+        return self._call("release", name, arguments, _was, buries=True)
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        """No client hands a lock on by itself here: none is told who stands before it."""
+        never: asyncio.Future[int] = self._loop.create_future()
+        refused = StoreError("PostgreSQL's store hands a lock on by itself, and nobody else does")
+        refused.refused = True
+        never.set_exception(refused)
+        return never
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        names = b",".join([b'"\\%b"' % self._key(renewal.name) for renewal in renewals])
+        arguments = (
+            *(b"{%b}" % names, self._me, numbers([renewal.waiter.seq for renewal in renewals])),
+            numbers([renewal.fence for renewal in renewals]),
+            numbers([renewal.ttl for renewal in renewals]),
+        )
+        return self._call("renew", "", arguments, _held, late=True)
+
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        arguments = (self._key(name), number(waiters))
+        return self._call("status", name, arguments, lambda text, _: codec.status(name, text))
+
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
+        arguments = (*(self._key(name), self._me, number(waiter.seq), number(fence), number(keep)),)
+        return self._call("finish", name, arguments, _was, buries=True)
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        return self._call("request", name, (self._key(name), self._me), _count, late=True)
+
+    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+        arguments = (self._key(name), self._me, number(waiter.seq), number(fence))
+        return self._call("downgrade", name, arguments, _count)
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        token = f"{self._client}.{next(self._resizes)}".encode()
+        arguments = (
+            *(self._key(name), self._me, number(declared), number(limit), number(keep), token),
+        )
+        return self._call("resize", name, arguments, _count, late=True)
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        arguments = (
+            *(self._key(name), self._me, number(count), token.encode(), number(declared)),
+            *(codec.bytea(value.encode()), number(keep)),
+        )
+        return self._call("post", name, arguments, _count, late=True)
+
+    def read(self, name: str) -> asyncio.Future[Posted]:
+        return self._call("read", name, (self._key(name),), lambda text, _: codec.posted(text))
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        return self._call("break_", name, (self._key(name), self._me, numbers(fences)), _count)
+
+
+def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback, as those below
+    return text
+
+
+def _answer(text: str, _: bool) -> Answer:  # noqa: FBT001
+    return codec.answer(text)
+
+
+def _count(text: str, _: bool) -> int:  # noqa: FBT001
+    return int(text)
+
+
+def _held(text: str, _: bool) -> list[bool]:  # noqa: FBT001
+    return codec.held(text)
+
+
+def _was(text: str, again: bool) -> int:  # noqa: FBT001
+    """Its own first copy may have done what the second finds done."""
+    was = int(text)
+    return WAS_UNKNOWN if again and was == WAS_ABSENT else was
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    """A heartbeat that failed is no news: the connection is seen to where it failed."""
+    if not done.cancelled():
+        done.exception()

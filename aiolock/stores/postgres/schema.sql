@@ -1,0 +1,967 @@
+-- The protocol in PostgreSQL (13 and newer): one function for each operation.
+--
+-- Read it beside aiolock/stores/machine.py: each function is the method of `Step` of the same name,
+-- and tests/test_postgres_model.py compares the two. Each is carried out behind an advisory lock on
+-- its name, so one after the other; and reads the clock when it has that, never before.
+--
+-- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent.
+
+-- The functions are carried out with their owner's rights: on tables of somebody else's, triggers
+-- of theirs would have these as well.
+DO $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM pg_namespace s LEFT JOIN pg_class c ON c.relnamespace = s.oid
+        WHERE s.nspname = 'aiolock' AND NOT (pg_get_userbyid(s.nspowner) = current_user
+            AND pg_get_userbyid(coalesce(c.relowner, s.nspowner)) = current_user)
+    ) THEN
+        RAISE EXCEPTION 'the schema aiolock, or something in it, belongs to another role';
+    END IF;
+END $$;
+
+CREATE SCHEMA IF NOT EXISTS aiolock;
+
+-- The last fence of a name, and its numbers. A row stays for ten minutes after its last use.
+CREATE TABLE IF NOT EXISTS aiolock.names (
+    name bytea PRIMARY KEY,
+    fence bigint NOT NULL DEFAULT 0,
+    -- Remembered until `keep_until`, in ms since 1970, and while somebody holds.
+    keep_until bigint NOT NULL DEFAULT 0,
+    permits bigint, -- or what number was declared
+    declared bigint NOT NULL DEFAULT 0, -- another that may be declared since it was resized
+    count bigint NOT NULL DEFAULT 0,
+    tokens text[] NOT NULL DEFAULT '{}',
+    value bytea NOT NULL DEFAULT '',
+    given_up jsonb, -- "client:seq" → until when, in ms, copies of its question may come
+    resized jsonb -- token → [permits before, until when that is remembered]
+) WITH (fillfactor = 50);
+
+-- The queue. From `claim` on it is the `Form` of the waiter.
+CREATE TABLE IF NOT EXISTS aiolock.waiters (
+    name bytea NOT NULL,
+    ticket bigint NOT NULL,
+    client text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    claim bigint NOT NULL,
+    shares boolean NOT NULL,
+    rule text NOT NULL, -- '', '*' permits, '&' group, '^' count
+    number bigint NOT NULL,
+    declared bigint NOT NULL,
+    fixed boolean NOT NULL,
+    once boolean NOT NULL,
+    downgrades boolean NOT NULL,
+    after_loss bigint NOT NULL,
+    after_grant bigint NOT NULL,
+    period bigint NOT NULL,
+    priority bigint NOT NULL,
+    PRIMARY KEY (name, ticket, client, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE UNIQUE INDEX IF NOT EXISTS waiters_by_client ON aiolock.waiters (name, client, seq);
+
+-- The holders. The client '-' is nobody: its grant keeps the name closed (seq 0), or remembers that
+-- something is done (seq 1).
+CREATE TABLE IF NOT EXISTS aiolock.grants (
+    name bytea NOT NULL,
+    fence bigint NOT NULL,
+    client text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    ends bigint NOT NULL, -- ms since 1970
+    shared boolean NOT NULL, -- it lets in others that share: from the first, or since a downgrade
+    claimed boolean NOT NULL, -- its lease is the claim of a pushed grant, not confirmed yet
+    claim bigint NOT NULL,
+    shares boolean NOT NULL,
+    rule text NOT NULL,
+    number bigint NOT NULL,
+    declared bigint NOT NULL,
+    fixed boolean NOT NULL,
+    once boolean NOT NULL,
+    downgrades boolean NOT NULL,
+    after_loss bigint NOT NULL,
+    after_grant bigint NOT NULL,
+    period bigint NOT NULL,
+    priority bigint NOT NULL,
+    PRIMARY KEY (name, fence)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Who listens: the connection on which a client listens holds the advisory lock `key`.
+CREATE TABLE IF NOT EXISTS aiolock.clients (
+    id text COLLATE "C" PRIMARY KEY,
+    key bigint NOT NULL,
+    host text NOT NULL,
+    pid integer NOT NULL,
+    seen timestamptz NOT NULL DEFAULT now()
+);
+
+-- Where the last sweep has come to.
+CREATE TABLE IF NOT EXISTS aiolock.swept (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    last bytea NOT NULL DEFAULT ''
+);
+INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+
+-- The parts of the operations. In all of them: `n` the name, `us` the clock in µs, `me` the client
+-- that is being answered.
+
+CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+END $$;
+
+-- Wait for the turn to work on this name; then what time it is. `tells`: as a rule it has something
+-- to tell others, so that a `flush` comes behind it.
+CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    us bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- An older snapshot would see a lock free that was taken while we waited for our turn.
+        RAISE EXCEPTION 'aiolock works at the isolation level read committed, not at %',
+            current_setting('transaction_isolation') USING ERRCODE = 'AL001';
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended(encode(n, 'hex'), 20)),
+        set_config('aiolock.own', '', true), set_config('aiolock.tells', tells::text, true);
+    us := aiolock._clock();
+    UPDATE aiolock.names SET permits = NULL, declared = 0, count = 0, tokens = '{}', value = '',
+            given_up = NULL, resized = NULL, keep_until = 0
+        WHERE name = n AND keep_until BETWEEN 1 AND us / 1000;
+    RETURN us;
+END $$;
+
+-- Whether a client listens. The listener has its key alone; who tries takes it shared, so that two
+-- that try at once do not take each other for it.
+CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    k bigint;
+BEGIN
+    SELECT key INTO k FROM aiolock.clients WHERE id = c;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF NOT pg_try_advisory_xact_lock_shared(k) THEN
+        RETURN true;
+    END IF;
+    -- Just after a start nobody has had the time to come back.
+    RETURN clock_timestamp() < pg_postmaster_start_time() + interval '5 s';
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock._is_there(c text, me text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN c = me OR aiolock._listens(c);
+END $$;
+
+-- Tell a client something: the one that asks in the answer; others by the `flush` that comes behind
+-- this, or where none does by a NOTIFY when this is committed.
+CREATE OR REPLACE FUNCTION aiolock._push(n bytea, c text, me text, what text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF c = me THEN
+        PERFORM set_config('aiolock.own', concat(current_setting('aiolock.own', true), E'\n', what),
+            true);
+    ELSIF current_setting('aiolock.flushed', true) = 'on'
+            AND current_setting('aiolock.tells', true) = 'true' THEN
+        PERFORM set_config('aiolock.out', concat(current_setting('aiolock.out', true), E'\n', c, ' ',
+            what, ' ', encode(n, 'hex')), false);
+    ELSE
+        PERFORM pg_notify('aiolock:' || c, concat(what, ' ', encode(n, 'hex')));
+    END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock._own() RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN coalesce(current_setting('aiolock.own', true), '');
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock._waiter(n bytea, ticket bigint, c text, s bigint, form bigint[])
+RETURNS aiolock.waiters LANGUAGE plpgsql AS $$
+DECLARE
+    w aiolock.waiters;
+BEGIN
+    w.name := n; w.ticket := ticket; w.client := c; w.seq := s;
+    w.claim := form[1]; w.shares := form[2] <> 0;
+    w.rule := CASE form[3] WHEN 0 THEN '' ELSE chr(form[3]::int) END;
+    w.number := form[4]; w.declared := form[5]; w.fixed := form[6] <> 0; w.once := form[7] <> 0;
+    w.downgrades := form[8] <> 0; w.after_loss := form[9]; w.after_grant := form[10];
+    w.period := form[11]; w.priority := form[12];
+    RETURN w;
+END $$;
+
+-- A form as it is in a push.
+CREATE OR REPLACE FUNCTION aiolock._form(w aiolock.waiters) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN concat_ws(',', w.claim, w.shares::int, coalesce(ascii(nullif(w.rule, '')), 0), w.number,
+        w.declared, w.fixed::int, w.once::int, w.downgrades::int, w.after_loss, w.after_grant,
+        w.period, w.priority);
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock._keep(n bytea, until bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO aiolock.names AS x (name, keep_until) VALUES (n, until)
+        ON CONFLICT (name) DO UPDATE SET keep_until = greatest(x.keep_until, until);
+END $$;
+
+-- How many permits there are; where that is forgotten, as many as are declared.
+CREATE OR REPLACE FUNCTION aiolock._permits(n bytea, d bigint, us bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    known bigint;
+BEGIN
+    SELECT permits INTO known FROM aiolock.names WHERE name = n;
+    IF known IS NULL THEN
+        INSERT INTO aiolock.names AS x (name, permits, keep_until) VALUES (n, d, us / 1000 + 60000)
+            ON CONFLICT (name) DO UPDATE
+            SET permits = d, keep_until = greatest(x.keep_until, us / 1000 + 60000);
+        RETURN d;
+    END IF;
+    RETURN known;
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock._differs(n bytea, d bigint, us bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN aiolock._permits(n, d, us) <> d
+        AND d <> (SELECT declared FROM aiolock.names WHERE name = n);
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock._grant(
+    n bytea, w aiolock.waiters, lease bigint, us bigint, is_claim boolean
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    f bigint;
+    until bigint := 0;
+BEGIN
+    IF w.shares THEN
+        until := us / 1000 + lease + 60000 + greatest(w.after_loss, w.after_grant, w.period);
+    END IF;
+    INSERT INTO aiolock.names AS x (name, fence, keep_until) VALUES (n, us, until)
+        ON CONFLICT (name) DO UPDATE
+        SET fence = greatest(x.fence + 1, us), keep_until = greatest(x.keep_until, until)
+        RETURNING fence INTO f;
+    INSERT INTO aiolock.grants VALUES (n, f, w.client, w.seq, us / 1000 + lease, w.shares, is_claim,
+        w.claim, w.shares, w.rule, w.number, w.declared, w.fixed, w.once, w.downgrades,
+        w.after_loss, w.after_grant, w.period, w.priority);
+    RETURN f;
+END $$;
+
+-- Take the dead out of the queue.
+CREATE OR REPLACE FUNCTION aiolock._remove_dead(n bytea, me text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM aiolock.waiters WHERE name = n AND client IN (
+        SELECT each.client FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = n) each
+        WHERE NOT aiolock._is_there(each.client, me));
+END $$;
+
+-- Whether such a waiter may enter beside the holders. Of the queue only who stands behind its ticket
+-- counts; `passing` is how many more of a full group enter.
+CREATE OR REPLACE FUNCTION aiolock._fits(
+    n bytea, w aiolock.waiters, us bigint, me text, INOUT passing bigint, OUT fits boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    holders bigint;
+    alone boolean;
+    taken bigint;
+    behind bigint;
+BEGIN
+    SELECT count(*), coalesce(bool_or(NOT shared), false),
+            coalesce(sum(number) FILTER (WHERE rule = '*'), 0)
+        INTO holders, alone, taken FROM aiolock.grants WHERE name = n;
+    fits := NOT alone AND (w.shares OR holders = 0);
+    IF NOT fits THEN
+        RETURN;
+    END IF;
+    CASE w.rule
+        WHEN '&' THEN
+            IF passing > 0 THEN
+                passing := passing - 1;
+                RETURN;
+            END IF;
+            FOR attempt IN 1..2 LOOP
+                SELECT count(*) INTO behind FROM aiolock.waiters
+                    WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq);
+                fits := behind >= w.number - 1;
+                EXIT WHEN NOT fits OR attempt = 2;
+                PERFORM aiolock._remove_dead(n, me);
+            END LOOP;
+            IF fits THEN
+                passing := w.number - 1;
+            END IF;
+        WHEN '^' THEN
+            fits := coalesce((SELECT count FROM aiolock.names WHERE name = n), 0) >= w.number;
+        WHEN '*' THEN
+            fits := taken + w.number <= aiolock._permits(n, w.declared, us);
+        ELSE
+            NULL;
+    END CASE;
+END $$;
+
+-- Let those at the head of the queue in for as long as they fit; the fence of the one that asks.
+-- Where something was counted, those that wait for a higher count are passed over.
+CREATE OR REPLACE FUNCTION aiolock._advance(
+    n bytea, us bigint, me text, asking bigint, ttl bigint, counted boolean, passing bigint
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    w aiolock.waiters;
+    over aiolock.waiters;
+    ok boolean;
+    f bigint;
+    mine bigint := 0;
+BEGIN
+    over.ticket := -9223372036854775808; over.client := ''; over.seq := 0;
+    LOOP
+        SELECT * INTO w FROM aiolock.waiters
+            WHERE name = n AND (ticket, client, seq) > (over.ticket, over.client, over.seq)
+            ORDER BY name, ticket, client, seq LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        IF NOT aiolock._is_there(w.client, me) THEN
+            DELETE FROM aiolock.waiters
+                WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
+            CONTINUE;
+        END IF;
+        SELECT x.passing, x.fits INTO passing, ok FROM aiolock._fits(n, w, us, me, passing) x;
+        IF NOT ok THEN
+            EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
+            over := w;
+            CONTINUE;
+        END IF;
+        DELETE FROM aiolock.waiters
+            WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
+        IF w.client = me AND w.seq = asking THEN
+            mine := aiolock._grant(n, w, ttl, us, false);
+        ELSE
+            f := aiolock._grant(n, w, w.claim, us, true);
+            PERFORM aiolock._push(n, w.client, me,
+                concat_ws(' ', 'granted', w.seq, aiolock._form(w), f, w.claim, us));
+        END IF;
+        EXIT WHEN NOT w.shares; -- nobody fits beside it
+        EXIT WHEN w.rule = '*' AND w.number > 0 AND (
+            SELECT coalesce(sum(number) FILTER (WHERE rule = '*'), 0) FROM aiolock.grants
+            WHERE name = n
+        ) >= coalesce((SELECT permits FROM aiolock.names WHERE name = n), 0);
+    END LOOP;
+    RETURN mine;
+END $$;
+
+-- Let nobody in for as long as the terms of a grant that has ended say; whether they do. `lost`:
+-- when it was, in ms.
+CREATE OR REPLACE FUNCTION aiolock._close(
+    n bytea, g aiolock.grants, us bigint, lost bigint, me text
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    granted bigint := least(g.fence, us) / 1000;
+    opens bigint := 0;
+    first aiolock.waiters;
+BEGIN
+    IF greatest(g.after_loss, g.after_grant, g.period) = 0 THEN
+        RETURN false;
+    END IF;
+    IF lost IS NOT NULL AND g.after_loss > 0 THEN
+        opens := lost + g.after_loss;
+    END IF;
+    IF g.after_grant > 0 THEN
+        opens := greatest(opens, granted + g.after_grant);
+    END IF;
+    -- Lost unconfirmed it may have been entered, or not; who has a period confirms before.
+    IF g.period > 0 AND NOT (lost IS NOT NULL AND g.claimed) THEN
+        opens := greatest(opens, (granted / g.period + 1) * g.period);
+    END IF;
+    IF opens <= us / 1000 THEN
+        RETURN false;
+    END IF;
+    INSERT INTO aiolock.grants VALUES (n, g.fence, '-', 0, opens, g.shared, false, 0, g.shared,
+        g.rule, g.number, g.declared, true, false, false, 0, 0, 0, 0);
+    PERFORM aiolock._keep(n, opens + 60000);
+    SELECT * INTO first FROM aiolock.waiters WHERE name = n
+        ORDER BY name, ticket, client, seq LIMIT 1;
+    IF FOUND THEN
+        PERFORM aiolock._push(n, first.client, me, concat_ws(' ', 'done', first.seq));
+    END IF;
+    RETURN true;
+END $$;
+
+-- It was lost. Its client may have handed it on by itself since, under higher fences.
+CREATE OR REPLACE FUNCTION aiolock._end(n bytea, g aiolock.grants, me text, reason text)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
+    INSERT INTO aiolock.names AS x (name, fence) VALUES (n, g.fence + 64)
+        ON CONFLICT (name) DO UPDATE SET fence = greatest(x.fence, g.fence + 64);
+    IF g.client <> '-' THEN
+        PERFORM aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, reason));
+    END IF;
+END $$;
+
+-- Take out the leases that have ended; whether there were any. One that a transaction has checked
+-- lasts as long as that: see `check_fence`.
+CREATE OR REPLACE FUNCTION aiolock._reap(n bytea, us bigint, me text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    g aiolock.grants;
+    stuck text[] := '{}';
+    ended boolean := false;
+BEGIN
+    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND ends <= us / 1000
+        ORDER BY name, fence FOR UPDATE SKIP LOCKED
+    LOOP
+        ended := true;
+        PERFORM aiolock._end(n, g, me, 'expired'), aiolock._close(n, g, us, g.ends, me);
+        -- A claim is to be confirmed, whether or not the lease is renewed afterwards.
+        IF g.claimed OR NOT g.fixed THEN
+            stuck := stuck || g.client;
+        END IF;
+    END LOOP;
+    IF stuck <> '{}' THEN
+        DELETE FROM aiolock.waiters WHERE name = n AND client = ANY (stuck);
+    END IF;
+    RETURN ended;
+END $$;
+
+-- Remember that it was given up, for as long as copies of its questions may still come.
+CREATE OR REPLACE FUNCTION aiolock._give_up(n bytea, c text, s bigint, us bigint, bury bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    until bigint := (bury + 999) / 1000;
+BEGIN
+    INSERT INTO aiolock.names AS x (name, keep_until, given_up)
+        VALUES (n, until, jsonb_build_object(concat(c, ':', s), until))
+        ON CONFLICT (name) DO UPDATE SET keep_until = greatest(x.keep_until, until), given_up =
+            coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(x.given_up)
+                WHERE value::bigint > us / 1000), '{}') || excluded.given_up;
+END $$;
+
+-- Take a grant out of the holders, if it is this waiter's. Where a transaction has checked it that
+-- is not over yet, this fails, and is to be tried again.
+CREATE OR REPLACE FUNCTION aiolock._take(n bytea, c text, s bigint, f bigint)
+RETURNS aiolock.grants LANGUAGE plpgsql AS $$
+DECLARE
+    g aiolock.grants;
+BEGIN
+    PERFORM FROM aiolock.grants WHERE name = n AND fence = f AND client = c AND seq = s
+        FOR UPDATE NOWAIT;
+    DELETE FROM aiolock.grants WHERE name = n AND fence = f AND client = c AND seq = s
+        RETURNING * INTO g;
+    RETURN g;
+END $$;
+
+
+-- The operations. `late`: until when, in µs, a copy is to be carried out; 0 for ever. What they
+-- answer begins with a word; in the lines after that is what there is to tell the one that asks.
+
+CREATE OR REPLACE FUNCTION aiolock.acquire(
+    n bytea, me text, s bigint, form bigint[], ttl bigint, asked bigint, wait boolean,
+    max_waiters bigint, late bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    ms bigint := us / 1000;
+    w aiolock.waiters := aiolock._waiter(n, asked, me, s, form);
+    m aiolock.names;
+    g aiolock.grants;
+    tail aiolock.waiters;
+    behind aiolock.waiters;
+    last_one aiolock.waiters[];
+    reaped boolean := false;
+    queued boolean;
+    displaced int;
+    opened boolean;
+    passing bigint := 0;
+    ok boolean;
+    f bigint := 0;
+    t bigint;
+    waiting bigint;
+BEGIN
+    IF late > 0 AND us > late THEN
+        RETURN 'late ' || us;
+    END IF;
+    SELECT * INTO m FROM aiolock.names WHERE name = n;
+    IF (m.given_up ->> concat(me, ':', s))::bigint > ms THEN
+        RETURN 'busy 0';
+    END IF;
+    IF w.declared > 0 AND aiolock._differs(n, w.declared, us) THEN
+        RETURN 'differs ' || (SELECT permits FROM aiolock.names WHERE name = n);
+    END IF;
+    IF EXISTS (SELECT FROM aiolock.grants WHERE name = n AND ends <= ms) THEN
+        reaped := aiolock._reap(n, us, me);
+    END IF;
+    SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
+        ORDER BY name, fence LIMIT 1;
+    IF FOUND THEN -- a holder already
+        IF reaped THEN
+            PERFORM aiolock._advance(n, us, me, 0, 0, false, 0); -- who ended may have held back others
+        END IF;
+        RETURN concat_ws(' ', 'granted', g.fence, greatest(g.ends - ms, 0), 0, g.claimed::int)
+            || aiolock._own();
+    END IF;
+    IF w.once THEN
+        SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = '-' AND seq = 1;
+        IF FOUND THEN
+            RETURN concat_ws(' ', 'done', g.ends - ms) || aiolock._own();
+        END IF;
+    END IF;
+
+    SELECT * INTO tail FROM aiolock.waiters WHERE name = n
+        ORDER BY name DESC, ticket DESC, client DESC, seq DESC LIMIT 1;
+    queued := tail.name IS NOT NULL
+        AND EXISTS (SELECT FROM aiolock.waiters WHERE name = n AND client = me AND seq = s);
+    displaced := (asked > 0 AND NOT queued)::int;
+
+    -- At once: past those that wait, if it is in nobody's way.
+    IF w.rule = '^' OR tail.name IS NULL OR (w.rule = '&' AND NOT wait AND NOT queued) THEN
+        w.ticket := -9223372036854775808; -- all of the queue are the others of its group
+        SELECT x.passing, x.fits INTO passing, ok FROM aiolock._fits(n, w, us, me, 0) x;
+        IF ok THEN
+            DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
+            IF passing > 0 THEN
+                PERFORM aiolock._advance(n, us, me, 0, 0, false, passing); -- who came before it
+            END IF;
+            f := aiolock._grant(n, w, ttl, us, false);
+            RETURN concat_ws(' ', 'granted', f, ttl, displaced, 0) || aiolock._own();
+        END IF;
+    END IF;
+
+    opened := NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n AND NOT shared);
+    IF wait AND NOT queued THEN
+        IF asked = 0 AND max_waiters > 0 THEN
+            SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
+            IF waiting >= max_waiters THEN
+                PERFORM aiolock._remove_dead(n, me);
+                SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
+            END IF;
+            IF waiting >= max_waiters THEN
+                IF opened AND w.rule <> '^' THEN -- dead ones have left: who was behind may fit
+                    PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+                END IF;
+                RETURN concat_ws(' ', 'full', waiting) || aiolock._own();
+            END IF;
+        END IF;
+        w.ticket := asked;
+        IF asked = 0 THEN -- behind the last of its priority, also where the clock was set back
+            w.ticket := us + w.priority * 100000000000000;
+            SELECT ticket INTO t FROM aiolock.waiters
+                WHERE name = n AND ticket < w.ticket + 50000000000000
+                ORDER BY name DESC, ticket DESC LIMIT 1;
+            w.ticket := greatest(w.ticket, t + 1);
+        END IF;
+        INSERT INTO aiolock.waiters VALUES (w.*);
+        SELECT * INTO behind FROM aiolock.waiters
+            WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
+            ORDER BY name, ticket, client, seq LIMIT 1;
+        IF behind.client <> me THEN
+            PERFORM aiolock._push(n, behind.client, me, concat_ws(' ', 'void', behind.seq));
+        END IF;
+    END IF;
+    IF opened AND w.rule <> '^' THEN
+        f := aiolock._advance(n, us, me, s, ttl, false, 0);
+        IF NOT wait AND NOT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
+            w.ticket := -9223372036854775808;
+            SELECT x.fits INTO ok FROM aiolock._fits(n, w, us, me, 0) x;
+            IF ok THEN
+                f := aiolock._grant(n, w, ttl, us, false); -- all that waited were dead
+            END IF;
+        END IF;
+    END IF;
+    IF f > 0 THEN
+        RETURN concat_ws(' ', 'granted', f, ttl, displaced, 0) || aiolock._own();
+    END IF;
+
+    -- It is taken.
+    SELECT * INTO g FROM aiolock.grants WHERE name = n ORDER BY ends, fence LIMIT 1;
+    -- A lease that a transaction prolongs ends with that, soon.
+    t := CASE WHEN g.name IS NULL THEN 60000 WHEN g.ends > ms THEN g.ends - ms ELSE 100 END;
+    IF NOT wait THEN
+        IF g.name IS NULL OR g.client = '-' THEN
+            RETURN concat_ws(' ', 'busy', t) || aiolock._own();
+        END IF;
+        RETURN concat_ws(' ', 'busy', t, aiolock._party(g, us)) || aiolock._own();
+    END IF;
+    SELECT * INTO w FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
+    SELECT count(*) INTO waiting FROM (
+        SELECT FROM aiolock.waiters
+        WHERE name = n AND (ticket, client, seq) < (w.ticket, w.client, w.seq) LIMIT 1) before_it;
+    -- Not who stands before it: a client would hand the lock on by itself then, and `check_fence`
+    -- neither knows of that at once, nor can keep it from it.
+    RETURN concat_ws(' ', 'queued', w.ticket, waiting + 1, t, us, displaced) || aiolock._own();
+END $$;
+
+-- A holder, for who looks: the host is last, as it may be anything.
+CREATE OR REPLACE FUNCTION aiolock._party(g aiolock.grants, us bigint) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    c aiolock.clients;
+BEGIN
+    SELECT * INTO c FROM aiolock.clients WHERE id = g.client;
+    RETURN concat_ws(' ', g.client, g.seq, g.fence, g.ends * 1000 - us, g.shared::int,
+        CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, coalesce(c.pid, 0),
+        encode(convert_to(coalesce(c.host, ''), 'UTF8'), 'hex'));
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.release(
+    n bytea, me text, s bigint, f bigint, entered boolean, bury bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, true);
+    g aiolock.grants;
+BEGIN
+    IF bury > 0 THEN
+        PERFORM aiolock._give_up(n, me, s, us, bury);
+    END IF;
+    IF f = 0 THEN
+        DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
+        IF FOUND THEN
+            IF NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n AND NOT shared) THEN
+                PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+            END IF;
+            RETURN '2' || aiolock._own();
+        END IF;
+        SELECT fence INTO f FROM aiolock.grants WHERE name = n AND client = me AND seq = s
+            ORDER BY name, fence LIMIT 1;
+    END IF;
+    g := aiolock._take(n, me, s, f);
+    IF g.name IS NULL THEN
+        RETURN '0';
+    END IF;
+    IF NOT (entered AND aiolock._close(n, g, us, NULL, me) AND NOT g.shared) THEN
+        PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+    END IF;
+    RETURN '1' || aiolock._own();
+END $$;
+
+-- No advisory locks: each line is about one row. In the order of names, as everywhere.
+CREATE OR REPLACE FUNCTION aiolock.renew(
+    names bytea[], me text, seqs bigint[], fences bigint[], ttls bigint[], late bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint;
+    held text[] := array_fill('0'::text, ARRAY[cardinality(names)]);
+    line record;
+BEGIN
+    IF late > 0 AND aiolock._clock() > late THEN
+        RETURN 'late ' || aiolock._clock();
+    END IF;
+    FOR line IN SELECT u.* FROM unnest(names, seqs, fences, ttls)
+        WITH ORDINALITY u (name, seq, fence, ttl, place) ORDER BY u.name, u.fence
+    LOOP
+        us := aiolock._clock();
+        IF line.ttl > 0 THEN
+            UPDATE aiolock.grants SET ends = us / 1000 + line.ttl, claimed = false
+                WHERE name = line.name AND fence = line.fence AND client = me AND seq = line.seq
+                AND ends > us / 1000;
+        ELSE
+            PERFORM FROM aiolock.grants
+                WHERE name = line.name AND fence = line.fence AND client = me AND seq = line.seq
+                AND ends > us / 1000;
+        END IF;
+        IF FOUND THEN
+            held[line.place] := '1';
+            IF line.ttl > 0 THEN
+                UPDATE aiolock.names m SET keep_until = greatest(m.keep_until,
+                        us / 1000 + line.ttl + 60000
+                        + greatest(g.after_loss, g.after_grant, g.period))
+                    FROM aiolock.grants g
+                    WHERE m.name = line.name AND m.keep_until > 0
+                    AND g.name = line.name AND g.fence = line.fence;
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN array_to_string(held, '');
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.finish(
+    n bytea, me text, s bigint, f bigint, keep bigint, bury bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, true);
+    g aiolock.grants := aiolock._take(n, me, s, f);
+    w record;
+BEGIN
+    IF g.name IS NULL THEN
+        RETURN (SELECT count(*) FROM aiolock.grants
+            WHERE name = n AND fence = f AND client = '-' AND seq = 1);
+    END IF;
+    -- As long as it is remembered, a late copy finds that it is done: so at least until then.
+    INSERT INTO aiolock.grants VALUES (n, f, '-', 1,
+        greatest(us / 1000 + keep, (bury + 999) / 1000), false, false, 0, false, '', 0, 0, true,
+        true, false, 0, 0, 0, 0);
+    FOR w IN
+        WITH gone AS (DELETE FROM aiolock.waiters WHERE name = n AND once RETURNING client, seq)
+        SELECT client, min(seq) AS seq FROM gone GROUP BY client
+    LOOP
+        PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
+    END LOOP;
+    RETURN '1' || aiolock._own();
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.request(n bytea, me text, late bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, true);
+    g aiolock.grants;
+    told bigint := 0;
+BEGIN
+    IF late > 0 AND us > late THEN
+        RETURN 'late ' || us;
+    END IF;
+    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND ends > us / 1000 AND client <> '-'
+        ORDER BY name, fence
+    LOOP
+        PERFORM aiolock._push(n, g.client, me, concat_ws(' ', 'requested', g.seq, g.fence));
+        told := told + aiolock._is_there(g.client, me)::int;
+    END LOOP;
+    RETURN told || aiolock._own();
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.break_(n bytea, me text, fences bigint[]) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, true);
+    g aiolock.grants;
+    broken bigint := 0;
+BEGIN
+    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND fence = ANY (fences) AND client <> '-'
+        ORDER BY name, fence FOR UPDATE NOWAIT
+    LOOP
+        broken := broken + 1;
+        PERFORM aiolock._end(n, g, me, 'broken'), aiolock._close(n, g, us, us / 1000, me);
+    END LOOP;
+    IF broken > 0 THEN
+        PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+    END IF;
+    RETURN broken || aiolock._own();
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.downgrade(n bytea, me text, s bigint, f bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, true);
+    g aiolock.grants;
+BEGIN
+    SELECT * INTO g FROM aiolock.grants
+        WHERE name = n AND fence = f AND client = me AND seq = s;
+    IF NOT FOUND OR (NOT g.shared AND g.ends <= us / 1000) THEN
+        RETURN '0';
+    END IF;
+    IF NOT g.shared THEN
+        PERFORM FROM aiolock.grants WHERE name = n AND fence = f FOR UPDATE NOWAIT; -- see _take
+        UPDATE aiolock.grants SET shared = true WHERE name = n AND fence = f;
+        PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+    END IF;
+    RETURN '1' || aiolock._own();
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.resize(
+    n bytea, me text, d bigint, permits_now bigint, keep bigint, token text, late bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, true);
+    ms bigint := us / 1000;
+    m aiolock.names;
+    before bigint;
+    other bigint;
+    until bigint;
+BEGIN
+    IF late > 0 AND us > late THEN
+        RETURN 'late ' || us;
+    END IF;
+    SELECT * INTO m FROM aiolock.names WHERE name = n;
+    IF (m.resized -> token ->> 1)::bigint > ms THEN
+        RETURN m.resized -> token ->> 0;
+    END IF;
+    before := aiolock._permits(n, d, us);
+    other := CASE WHEN d = permits_now THEN before ELSE d END;
+    -- Known again, after the last copy may have come, for as long as the client may send another.
+    until := (CASE WHEN late > 0 THEN late ELSE us END + 999) / 1000 + 10000;
+    UPDATE aiolock.names SET permits = permits_now,
+            declared = CASE WHEN other <> permits_now THEN other ELSE declared END,
+            keep_until = greatest(keep_until, ms + keep, until),
+            resized = coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(m.resized)
+                WHERE (value ->> 1)::bigint > ms), '{}')
+                || jsonb_build_object(token, jsonb_build_array(before, until))
+        WHERE name = n;
+    PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+    RETURN before || aiolock._own();
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.post(
+    n bytea, me text, counted bigint, token text, d bigint, put_up bytea, keep bigint, late bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, true);
+    m aiolock.names;
+    before bigint;
+BEGIN
+    IF late > 0 AND us > late THEN
+        RETURN 'late ' || us;
+    END IF;
+    IF d > 0 AND aiolock._differs(n, d, us) THEN
+        RETURN (SELECT -permits FROM aiolock.names WHERE name = n);
+    END IF;
+    PERFORM aiolock._keep(n, us / 1000 + keep);
+    SELECT * INTO m FROM aiolock.names WHERE name = n;
+    before := m.count;
+    IF put_up <> '' AND counted >= before THEN
+        m.value := put_up;
+    END IF;
+    m.count := greatest(m.count, counted);
+    IF token <> '' AND NOT token = ANY (m.tokens) THEN
+        m.tokens := m.tokens || token;
+        m.count := m.count + 1;
+    END IF;
+    UPDATE aiolock.names SET count = m.count, value = m.value, tokens = m.tokens WHERE name = n;
+    PERFORM aiolock._advance(n, us, me, 0, 0, m.count > before, 0);
+    RETURN m.count || aiolock._own();
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.read(n bytea) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    m aiolock.names;
+BEGIN
+    SELECT * INTO m FROM aiolock.names
+        WHERE name = n AND NOT keep_until BETWEEN 1 AND aiolock._clock() / 1000;
+    RETURN concat_ws(' ', coalesce(m.count, 0), encode(coalesce(m.value, ''), 'hex'));
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.status(n bytea, queue boolean) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._clock();
+BEGIN
+    RETURN json_build_object(
+        'now', us,
+        'permits', (SELECT permits FROM aiolock.names
+            WHERE name = n AND NOT keep_until BETWEEN 1 AND us / 1000),
+        'closed', (SELECT max(ends) FROM aiolock.grants
+            WHERE name = n AND client = '-' AND ends > us / 1000),
+        'holders', (SELECT json_agg(json_build_array(g.client, g.seq, g.shared,
+                CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, g.fence, g.ends)
+                ORDER BY g.fence) FROM aiolock.grants g
+            WHERE g.name = n AND g.client <> '-' AND g.ends > us / 1000),
+        'waiters', (SELECT json_agg(json_build_array(w.client, w.seq, w.shares,
+                CASE WHEN w.rule = '*' THEN w.number ELSE 0 END,
+                w.ticket - w.priority * 100000000000000) ORDER BY w.ticket, w.client, w.seq)
+            FROM aiolock.waiters w WHERE queue AND w.name = n),
+        'clients', (SELECT json_agg(json_build_array(c.client, x.host, x.pid,
+                aiolock._listens(c.client)))
+            FROM (SELECT client FROM aiolock.grants WHERE name = n
+                UNION SELECT client FROM aiolock.waiters WHERE queue AND name = n) c
+            LEFT JOIN aiolock.clients x ON x.id = c.client)
+    )::text;
+END $$;
+
+
+-- Clients
+
+-- What protocol this is: a client accepts its own, and the one after it.
+CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql AS $$ SELECT 1 $$;
+
+-- What time it is, in µs.
+CREATE OR REPLACE FUNCTION aiolock.clock() RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN aiolock._clock();
+END $$;
+
+-- The connection that calls it listens for this client from now on, for as long as it lasts.
+CREATE OR REPLACE FUNCTION aiolock.hello(c text, k bigint, h text, p integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF c !~ '^[0-9A-Za-z_-]{1,50}$' THEN
+        RAISE EXCEPTION 'no client of aiolock: %', c USING ERRCODE = 'AL002';
+    END IF;
+    PERFORM pg_advisory_lock(k);
+    -- Not a late copy of an earlier one, whose connection is gone: keys of a client grow.
+    INSERT INTO aiolock.clients AS x VALUES (c, k, h, p)
+        ON CONFLICT (id) DO UPDATE SET key = k, host = h, pid = p, seen = now() WHERE x.key < k;
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.bye(c text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM aiolock.clients WHERE id = c;
+END $$;
+
+-- A word of a client to itself: that it arrives shows that both its connections are there.
+CREATE OR REPLACE FUNCTION aiolock.beat(c text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_notify('aiolock:' || c, 'beat');
+    RETURN aiolock._clock();
+END $$;
+
+-- Send what the transactions before this one have left to tell other clients. In a transaction of
+-- its own: a NOTIFY makes every other wait until its transaction is on the disk.
+CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    line text;
+BEGIN
+    FOREACH line IN ARRAY coalesce(
+        string_to_array(substr(current_setting('aiolock.out', true), 2), E'\n'), '{}')
+    LOOP
+        PERFORM pg_notify('aiolock:' || split_part(line, ' ', 1), substr(line, strpos(line, ' ') + 1));
+    END LOOP;
+    PERFORM set_config('aiolock.out', '', false);
+END $$;
+
+-- Forget some of what nobody needs: clients that are gone, and names that nobody has asked for for
+-- ten minutes since all was over that was known of them. One at a time, where the last has stopped.
+CREATE OR REPLACE FUNCTION aiolock.sweep(most integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._clock();
+    after_ bytea;
+    m aiolock.names;
+    looked integer := 0;
+    forgotten integer := 0;
+BEGIN
+    SELECT last INTO after_ FROM aiolock.swept FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    FOR m IN SELECT * FROM aiolock.names WHERE name > after_ ORDER BY name LIMIT most LOOP
+        looked := looked + 1;
+        after_ := m.name;
+        CONTINUE WHEN m.keep_until > us / 1000 OR m.fence > us - 600000000;
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended(encode(m.name, 'hex'), 20));
+        PERFORM FROM aiolock.names WHERE name = m.name AND keep_until <= us / 1000
+            AND fence <= us - 600000000; -- still
+        CONTINUE WHEN NOT FOUND;
+        CONTINUE WHEN EXISTS (
+            SELECT FROM aiolock.grants WHERE name = m.name AND ends > us / 1000 - 600000);
+        CONTINUE WHEN EXISTS (
+            SELECT FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = m.name) w
+            WHERE aiolock._listens(w.client));
+        DELETE FROM aiolock.waiters WHERE name = m.name;
+        DELETE FROM aiolock.grants WHERE name = m.name;
+        DELETE FROM aiolock.names WHERE name = m.name;
+        forgotten := forgotten + 1;
+    END LOOP;
+    UPDATE aiolock.swept SET last = CASE WHEN looked < most THEN '' ELSE after_ END;
+    DELETE FROM aiolock.clients WHERE seen < now() - interval '1 hour'
+        AND NOT aiolock._listens(id);
+    RETURN forgotten;
+END $$;
+
+-- For the users of a lock: within a transaction of theirs, see that the lock `name` is still held
+-- under this fence, and that it stays so until the transaction ends: nobody else can have it before,
+-- also where the lease ends meanwhile. Raises where it is not. True, so that it may stand in WHERE.
+CREATE OR REPLACE FUNCTION aiolock.check_fence(
+    name text, fence bigint, prefix text DEFAULT 'aiolock', kind text DEFAULT 'lock'
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM FROM aiolock.grants g
+        WHERE g.name = convert_to(prefix, 'UTF8') || '\x00'::bytea
+            || convert_to(concat(kind, ':', check_fence.name), 'UTF8')
+        AND g.fence = check_fence.fence AND g.client <> '-' AND g.ends > aiolock._clock() / 1000
+        FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the lock % is not held under the fence % any more',
+            quote_literal(check_fence.name), check_fence.fence USING ERRCODE = 'AL003';
+    END IF;
+    RETURN true;
+END $$;
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA aiolock FROM PUBLIC;

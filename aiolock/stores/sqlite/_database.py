@@ -1,0 +1,195 @@
+"""What a client asks of the file: whatever has gathered is carried out in one transaction.
+
+`BEGIN IMMEDIATE` keeps out all other processes meanwhile. Those to which there is something to tell
+are rung when it is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aiolock.stores._operations import Operation, Told
+from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
+from aiolock.stores.sqlite import _connection
+from aiolock.stores.sqlite._connection import Connection
+from aiolock.stores.sqlite._failures import failure
+from aiolock.stores.sqlite._presence import Presence
+from aiolock.stores.sqlite._transaction import Transaction
+
+_IN_PASSING: Final = 0.1
+"""Seconds to wait for other processes with what can be done later as well."""
+
+
+class _Failed(Exception):
+    """An operation cannot be carried out, whatever the file is like."""
+
+
+class Database:
+    """One client's. All of it is used by one thread, but that a fork closes the connection."""
+
+    def __init__(
+        self,
+        path: Path,
+        prefix: str,
+        client: str,
+        presence: Presence,
+        replaced: Callable[[], object],
+    ) -> None:
+        """``replaced`` is called when another file is there, of which nothing is known."""
+        self._path = path
+        self._client = client
+        self._presence = presence
+        self._replaced = replaced
+        self._connection = Connection(path, prefix, presence)
+        self._mutex = threading.Lock()
+        """Held while the thread is at work here, so that a fork finds nothing half done."""
+        _all.add(self)
+
+    def open(self) -> None:
+        """Make the file where there is none. `StoreError` where it cannot be used."""
+        with self._mutex:
+            try:
+                self._connection.open()
+            except (sqlite3.Error, OSError) as error:
+                raise failure(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file, with what is left for this client, which nobody will fetch."""
+        with self._mutex:
+            with contextlib.suppress(sqlite3.Error, OSError):  # whoever sweeps will see to it
+                if self._connection.is_whole():
+                    self._connection.wait_for(_IN_PASSING)
+                    self._connection.execute("DELETE FROM inbox WHERE client = ?", (self._client,))
+            self._connection.close()
+
+    def carry_out(self, operations: Sequence[Operation]) -> CarriedOut:
+        """Carry out these operations, in order: all in one transaction."""
+        with self._mutex:
+            return self._carry_out(operations, _connection.BUSY)
+
+    def sweep(self) -> Sequence[Told]:
+        """Forget what nobody needs, if that can be done in passing."""
+        with self._mutex:
+            return self._carry_out((), _IN_PASSING, sweep=True).told
+
+    def _carry_out(
+        self, operations: Sequence[Operation], patience: float, *, sweep: bool = False
+    ) -> CarriedOut:
+        try:
+            if self._connection.follow():
+                self._replaced()
+            self._connection.wait_for(patience)
+            answers, told, theirs = self._together(operations, sweep=sweep)
+        except _Failed as fault:
+            if len(operations) == 1:
+                return CarriedOut([Outcome(None, failure(self._path, fault.__cause__))], [])
+            return self._each_by_itself(operations, patience)
+        except Exception as error:  # noqa: BLE001  # whatever it is must not end the thread
+            return CarriedOut(failed(failure(self._path, error), len(operations)), [], served=False)
+        for client in theirs:
+            # It is committed. Whom it does not reach asks by itself, later.
+            with contextlib.suppress(Exception):
+                self._presence.ring(client)
+        return CarriedOut([Outcome(answer) for answer in answers], told)
+
+    def _each_by_itself(self, operations: Sequence[Operation], patience: float) -> CarriedOut:
+        """One of them cannot be carried out: each in a transaction of its own."""
+        outcomes: list[Outcome] = []
+        told: list[Told] = []
+        for number, operation in enumerate(operations):
+            (outcome,), more, served = self._carry_out((operation,), patience)
+            outcomes.append(outcome)
+            told += more
+            if not served:
+                assert outcome.failure is not None
+                rest = len(operations) - number - 1
+                outcomes += failed(once_more(outcome.failure), rest)
+                return CarriedOut(outcomes, told, served=False)
+        return CarriedOut(outcomes, told)
+
+    def _together(
+        self, operations: Sequence[Operation], *, sweep: bool
+    ) -> tuple[list[Any], list[Told], dict[str, None]]:
+        """What they answer, what is for this client, and who else is to be rung."""
+        transaction = self._connection.begin()
+        try:
+            told = transaction.fetch(self._client)
+            answers = [_carried_out(operation, transaction) for operation in operations]
+            if sweep:
+                transaction.sweep()
+            transaction.save()
+            theirs = dict[str, None]()
+            for each in transaction.pushes:
+                client = each.push.waiter.client
+                if client == self._client:
+                    told.append(each)
+                elif transaction.listens(client):
+                    transaction.send(each)
+                    theirs[client] = None
+            self._connection.commit()
+        except BaseException:
+            self._connection.roll_back()
+            raise
+        return answers, told, theirs
+
+    # A fork: SQLite counts what a process has locked, and a child would count on its parent's
+
+    def before_fork(self) -> None:
+        """Have nothing open that a child would inherit."""
+        self._mutex.acquire()
+        self._connection.close()
+
+    def after_fork(self) -> None:
+        """Go on; what is needed is opened again."""
+        self._mutex.release()
+
+    def in_child(self) -> None:
+        """Be the parent's, who goes on."""
+        self._mutex.release()
+        self._presence.forget()
+
+
+def _carried_out(operation: Operation, transaction: Transaction) -> Any:
+    try:
+        return operation.run(transaction)
+    except (sqlite3.Error, OSError):
+        raise
+    except Exception as error:
+        raise _Failed from error
+
+
+_all: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
+_one_fork: Final = threading.Lock()
+_forking: Final[list[Database]] = []
+
+
+def _before_fork() -> None:
+    _one_fork.acquire()
+    _forking.extend(_all)
+    for database in _forking:
+        database.before_fork()
+
+
+def _after_fork() -> None:
+    for database in _forking:
+        database.after_fork()
+    _forking.clear()
+    _one_fork.release()
+
+
+def _in_child() -> None:
+    for database in _forking:
+        database.in_child()
+    _forking.clear()
+    _one_fork.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -1,0 +1,197 @@
+"""Who is there: a file for each client beside the database, locked while its process lives.
+
+The kernel drops a lock with the process that has it, however that ends. In the file stands what the
+client says of itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aiolock.stores.sqlite import _bell
+from aiolock.stores.sqlite._bell import Bell
+from aiolock.stores.sqlite._filelock import is_taken, take
+
+_MOST: Final = 1000
+"""Clients of which it is remembered what they say of themselves."""
+_TRIES: Final = 100
+_ORPHAN: Final = 60.0
+"""Seconds after which a socket without a file is nobody's: who enters makes the socket first."""
+
+
+class Says(NamedTuple):
+    """What a client says of itself."""
+
+    host: str
+    pid: int
+    port: int
+    """Of its bell; 0 where that has a path."""
+
+
+class Presence:
+    """One client's place in the directory of all clients of a database."""
+
+    def __init__(self, directory: Path, client: str) -> None:
+        self.directory = directory
+        self._client = client
+        self._lock: int | None = None
+        self.bells: list[Bell] = []
+        """Its own, the last of which the others ring; whoever listens closes those before it."""
+        self._says = dict[str, Says]()
+
+    # One's own
+
+    def enter(self) -> None:
+        """Be there, for as long as nobody removes what is made for that. `OSError` if it fails."""
+        self.directory.mkdir(exist_ok=True)
+        for _ in range(_TRIES):
+            if not self.bells or self.bells[-1].is_gone():
+                self.bells.append(Bell(self._socket(self._client)))
+            if not self._is_listed():
+                if self._lock is not None:
+                    os.close(self._lock)
+                self._lock = None
+                says = Says(socket.gethostname(), os.getpid(), self.bells[-1].port)
+                self._lock = self._list(json.dumps(says).encode())
+            if self.is_there():  # or somebody has cleaned up what was not locked yet
+                return
+        raise OSError(errno.EBUSY, "others remove its files again and again", str(self.directory))
+
+    def _list(self, says: bytes) -> int | None:
+        """Make the file, and lock it; None where somebody has removed it at once."""
+        path = self._file(self._client)
+        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            if hasattr(os, "fchmod"):
+                os.fchmod(file, 0o644)  # others look whether it is locked
+            os.ftruncate(file, 0)
+            os.write(file, says)
+            # Somebody who cleans up may have it just now, be it to be stopped over it.
+            if take(file):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def is_there(self) -> bool:
+        """Whether the others can see it, and ring: nobody has cleared the directory out."""
+        return self._is_listed() and not self.bells[-1].is_gone()
+
+    def _is_listed(self) -> bool:
+        return self._lock is not None and _is_at(self._file(self._client), self._lock)
+
+    def leave(self) -> None:
+        """Be there no more. Idempotent."""
+        for bell in self.bells:
+            bell.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self._remove(self._client)
+
+    def forget(self) -> None:
+        """In the child of a fork: let go of what is the parent's, and change nothing of it.
+
+        A lock that is shared with a child lasts as long as the child.
+        """
+        for bell in self.bells:
+            bell.forget()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+        self.bells.clear()
+
+    # The others
+
+    def listens(self, client: str) -> bool:
+        """Whether that client's process lives. `OSError` where that cannot be known."""
+        if client == self._client:
+            return self._lock is not None
+        try:
+            file = os.open(self._file(client), os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            return is_taken(file)
+        finally:
+            os.close(file)
+
+    def others(self) -> list[str]:
+        """The other clients that live."""
+        clients = (path.stem for path in self.directory.glob("*.lock"))
+        return [each for each in clients if each != self._client and self.listens(each)]
+
+    def says(self, client: str) -> Says:
+        """What it says of itself; nothing where it is gone."""
+        known = self._says.get(client)
+        if known is None:
+            try:
+                known = Says(*json.loads(self._file(client).read_text("utf-8")))
+            except (OSError, ValueError, TypeError):
+                return Says("", 0, 0)
+            if len(self._says) >= _MOST:
+                self._says.clear()
+            self._says[client] = known
+        return known
+
+    def ring(self, client: str) -> None:
+        """Tell it that there is something to fetch."""
+        _bell.ring(self._socket(client), self.says(client).port)
+
+    def clean_up(self) -> None:
+        """Remove the files of those that are gone."""
+        now = time.time()
+        for path in self.directory.iterdir():
+            if path.stem == self._client:
+                continue
+            with contextlib.suppress(OSError):  # somebody else has removed it
+                if path.suffix == ".lock":
+                    self._clean_up(path)
+                elif _is_orphan(path, now):
+                    path.unlink()
+
+    def _clean_up(self, path: Path) -> None:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            # While it is ours nobody else can be there, so it is nobody's that we remove.
+            if take(file) and _is_at(path, file):
+                self._remove(path.stem)
+        finally:
+            os.close(file)
+
+    def _remove(self, client: str) -> None:
+        for path in (self._socket(client), self._file(client)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _file(self, client: str) -> Path:
+        return self.directory / f"{client}.lock"
+
+    def _socket(self, client: str) -> Path:
+        return self.directory / f"{client}.sock"
+
+
+def _is_orphan(path: Path, now: float) -> bool:
+    """Whether this is a socket of nobody's."""
+    if path.suffix != ".sock" or path.with_suffix(".lock").exists():
+        return False
+    return now - path.stat().st_mtime > _ORPHAN
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Whether this open file is the one that is there."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except FileNotFoundError:
+        return False

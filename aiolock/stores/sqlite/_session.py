@@ -1,0 +1,174 @@
+"""One client's time with the file, from opening to closing.
+
+A thread of its own works on the file; the event loop listens to the bell that others ring. Whatever
+it has open is its own, and it sees to it that nothing of that is left, also where the loop is
+closed before the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aiolock.errors import StoreError
+from aiolock.store import Inbox
+from aiolock.stores._operations import Operation, Steps
+from aiolock.stores._outcomes import CarriedOut
+from aiolock.stores._worker import Worker, retrieve
+from aiolock.stores.sqlite._bell import Bell
+from aiolock.stores.sqlite._database import Database
+from aiolock.stores.sqlite._failures import failure
+from aiolock.stores.sqlite._presence import Presence
+
+HEARTBEAT: Final = 5.0
+"""Seconds after which a client looks whether the others still see it."""
+SWEEP: Final = 60.0
+"""Seconds after which it looks for what others have left, and nobody needs."""
+_FETCH_AGAIN: Final = 0.1
+"""Seconds after which it tries once more to fetch what was left for it: at first, then later."""
+
+
+class Session:
+    """What is between the opening of a client and its closing."""
+
+    def __init__(self, path: Path, prefix: str, client: str, inbox: Inbox) -> None:
+        # By whichever path it is reached, it is one file, with one directory of clients.
+        self._path = path = Path(os.path.realpath(path))
+        self._inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._worker = Worker("sqlite", self, inbox)
+        self._presence = Presence(path.with_name(f"{path.name}.clients"), client)
+        self._database = Database(
+            *(path, prefix, client, self._presence),
+            replaced=lambda: self._worker.say(self._come_back),
+        )
+        self._look_at = self._sweep_at = 0.0
+        self._heard: Bell | None = None
+        """The bell that the loop listens to."""
+        self._coming_back: asyncio.Task[None] | None = None
+        self._fetching = False
+        self._pause = _FETCH_AGAIN
+        self._is_open = False
+
+    # In the event loop
+
+    async def open(self) -> None:
+        """Open the file; `StoreError` says why it cannot be used.
+
+        Cancelled, it is over at once: the thread ends by itself.
+        """
+        try:
+            await self._worker.begin()
+            await self._listen()
+        except BaseException:
+            self.stop()
+            raise
+        self._is_open = True
+
+    def stop(self) -> None:
+        """End, once what was asked is carried out. Idempotent."""
+        self._is_open = False
+        if self._coming_back is not None:
+            self._coming_back.cancel()
+        if self._heard is not None:
+            self._heard.ignore()
+        self._worker.stop()
+
+    async def ended(self) -> None:
+        """Return when it has."""
+        await self._worker.ended()
+
+    def call(self, operation: Operation) -> asyncio.Future[Any]:
+        """Carry out an operation."""
+        return self._worker.call(operation)
+
+    async def _listen(self) -> None:
+        """Hear the bell that the others ring now."""
+        *old, bell = self._presence.bells
+        if bell is self._heard:
+            return
+        if self._heard is not None:
+            self._heard.ignore()
+        self._heard = bell
+        del self._presence.bells[: len(old)]
+        for each in old:
+            each.close()
+        await bell.listen(self._rung)
+
+    def _rung(self) -> None:
+        """Something was left for us, which every transaction fetches."""
+        if self._is_open and not self._fetching:
+            self._fetching = True
+            self.call(_NOTHING).add_done_callback(self._fetched)
+
+    def _fetched(self, done: asyncio.Future[Any]) -> None:
+        self._fetching = False
+        if done.cancelled() or done.exception() is None:
+            self._pause = _FETCH_AGAIN
+        else:
+            self._loop.call_later(self._pause, self._rung)
+            self._pause = min(2 * self._pause, HEARTBEAT)
+
+    def _come_back(self) -> None:
+        """The others may have taken us for dead, or there is another file."""
+        if self._is_open:
+            self._coming_back = self._loop.create_task(self._listen())
+            self._coming_back.add_done_callback(retrieve)
+            self._inbox.reconnected()
+
+    # In the thread
+
+    @property
+    def rest(self) -> float:
+        """Seconds after which it looks after things."""
+        return HEARTBEAT
+
+    def begin(self) -> None:
+        """Open the file, and be there."""
+        self._database.open()
+        self._presence.enter()
+        self._look_at = time.monotonic() + HEARTBEAT
+
+    def carry_out(self, operations: Sequence[Operation], _: float) -> CarriedOut:
+        """Carry them out."""
+        return self._database.carry_out(operations)
+
+    def look_after(self) -> None:
+        """See whether others see us, and remove what nobody needs: now and then."""
+        now = time.monotonic()
+        with contextlib.suppress(OSError):  # then the next time
+            if now >= self._look_at:
+                self._look_at = now + HEARTBEAT
+                self._look()
+            if now >= self._sweep_at:
+                self._sweep_at = now + SWEEP
+                self._presence.clean_up()
+                self._worker.tell(self._database.sweep())
+
+    def _look(self) -> None:
+        """See whether the others still see us: what lies about in a directory may be removed."""
+        if not self._presence.is_there():
+            self._presence.enter()
+            self._worker.say(self._come_back)
+
+    def end(self) -> None:
+        """Leave, and close the file."""
+        with contextlib.suppress(OSError):  # the others remove what is left of it
+            self._presence.leave()
+        self._database.close()
+
+    def failure(self, error: BaseException) -> StoreError:
+        """As its user is told."""
+        return failure(self._path, error)
+
+
+def _nothing(_: Steps) -> None:
+    """What is left for a client is fetched by every transaction."""
+
+
+_NOTHING: Final = Operation((), _nothing)

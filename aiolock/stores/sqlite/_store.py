@@ -1,0 +1,42 @@
+"""The store of one client, in a file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from aiolock.store import Inbox
+from aiolock.stores._operations import Operation, Operations
+from aiolock.stores._outcomes import refusal
+from aiolock.stores.sqlite._session import Session
+
+
+class SQLiteStore(Operations):
+    """Locks in one SQLite file, for the processes of one machine."""
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        self._path = path
+        self._prefix = prefix
+        self._session: Session | None = None
+
+    def __repr__(self) -> str:
+        return f"<SQLiteStore {self._path} prefix={self._prefix!r}>"
+
+    async def open(self, client: str, inbox: Inbox) -> None:
+        session = Session(self._path, self._prefix, client, inbox)
+        await session.open()
+        self._session = session
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.stop()
+            await session.ended()
+
+    def _call(self, operation: Operation) -> asyncio.Future[Any]:
+        if self._session is not None:
+            return self._session.call(operation)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.set_exception(refusal("the store is closed"))
+        return future

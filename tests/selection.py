@@ -1,0 +1,47 @@
+"""Which store a test is about, so that some of them can be left out: `make test STORES=sqlite`."""
+
+from __future__ import annotations
+
+import pytest
+
+STORES = ("redis", "sqlite", "postgres", "mysql")
+"""Those that are not in this process; what is about none of them is always tested."""
+
+_NAMED = {**{store: store for store in STORES}, "fakeredis": "redis", "mariadb": "mysql"}
+_FIXTURES = {
+    "redis_server": "redis",
+    "own_server": "redis",
+    "postgres_server": "postgres",
+    "own_postgres": "postgres",
+    "mariadb_server": "mysql",
+    "own_mariadb": "mysql",
+}
+
+
+def chosen(text: str) -> set[str]:
+    """The stores that are written there, with commas; `ValueError` for another one."""
+    found = set(text.split(","))
+    if unknown := found - set(STORES):
+        raise ValueError(f"no store {', '.join(sorted(unknown))}: there are {', '.join(STORES)}")
+    return found
+
+
+def stores_of(item: pytest.Item) -> set[str]:
+    """The stores that a test needs."""
+    found = {_FIXTURES[name] for name in getattr(item, "fixturenames", ()) if name in _FIXTURES}
+    if (by_file := item.path.stem.removeprefix("test_").partition("_")[0]) in _NAMED:
+        found.add(_NAMED[by_file])
+    found |= {store for store in STORES if store in item.nodeid.partition("::Test")[2].lower()[:12]}
+    for value in getattr(getattr(item, "callspec", None), "params", {}).values():
+        named = value if isinstance(value, str) else getattr(value, "file", "").partition("/")[2]
+        if (kind := named.partition("/")[0]) in _NAMED:
+            found.add(_NAMED[kind])
+    return found
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], stores: set[str]) -> None:
+    """Leave out the tests that need another store than these; pytest says how many."""
+    out = [item for item in items if stores_of(item) - stores]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in set(out)]

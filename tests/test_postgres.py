@@ -1,0 +1,782 @@
+"""What is PostgreSQL's own: connections, restarts, standbys, poolers, rights, transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import aiolock
+from aiolock.cli.main import main
+from aiolock.stores import postgres
+from aiolock.stores.postgres import _link, _pipe, _schema, _settings, _store
+from aiolock.stores.postgres._store import PostgresStore
+from tests import databases
+from tests.databases import PgBouncer, PostgresServer, Standby
+from tests.failures import pair, parent_that_died, queued, start_waiter, take, until
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server of the test's own, to stop and to change."""
+    if not databases.binaries():
+        pytest.skip("no PostgreSQL here: `make test` installs it where it may")
+    with PostgresServer() as server:
+        yield server
+
+
+def store_of(client: aiolock.LockClient) -> PostgresStore:
+    """The store behind a client."""
+    store = client._engine.store
+    assert isinstance(store, PostgresStore)
+    return store
+
+
+def ears(server: PostgresServer) -> set[int]:
+    """The processes of the server that serve those that listen."""
+    rows = server.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
+    return {pid for (pid,) in rows}
+
+
+def commands(server: PostgresServer) -> set[int]:
+    """Those that carry out commands."""
+    return set(server.backends()) - ears(server)
+
+
+def terminate(server: PostgresServer, pids: set[int]) -> None:
+    """End these connections, from the server's side."""
+    assert pids
+    server.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s) pid", [*pids])
+
+
+# --- Connections
+
+
+async def test_two_connections(own_postgres: PostgresServer) -> None:
+    """A client has two, whatever waits, and none is left when it closes."""
+    async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
+        waiting = [asyncio.create_task(take(client.lock("x"))) for _ in range(50)]
+        await queued(client.lock("x"), 50)
+        assert len(own_postgres.backends()) == 2
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+    await until(lambda: not own_postgres.backends())
+    assert own_postgres.execute("SELECT count(*) FROM aiolock.clients") == [(0,)]
+
+
+async def test_the_commands_connection_is_ended(own_postgres: PostgresServer) -> None:
+    """What was under way is sent again; who holds and who waits notices nothing."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x"))
+        waiting = asyncio.create_task(take(theirs.lock("x")))
+        await queued(ours.lock("x"), 1)
+        terminate(own_postgres, commands(own_postgres))
+        await lease.release()
+        second = await asyncio.wait_for(waiting, 5)
+        assert second.fence > lease.fence
+        await second.release()
+
+
+async def test_what_was_under_way_is_sent_again(own_postgres: PostgresServer) -> None:
+    """It waits for somebody else's lock, and its connection is ended in the midst of that."""
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        with contextlib.closing(psycopg.connect(own_postgres.url())) as other:
+            key = b"aiolock\0lock:x"
+            other.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(encode(%s, 'hex'), 20))", (key,)
+            )
+            asking = asyncio.create_task(take(client.lock("x")))
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            await until(lambda: own_postgres.execute(waits) == [(1,)])
+            terminate(own_postgres, commands(own_postgres))
+        lease = await asyncio.wait_for(asking, 3)
+        await lease.release()
+
+
+class Hasty(threading.Thread):
+    """A proxy that ends its first connections with a reset, when it is told to."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._to = port
+        self.url = f"postgresql://app@127.0.0.1:{self._listener.getsockname()[1]}/postgres"
+        self._links: list[tuple[socket.socket, socket.socket]] = []
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link = (
+                    self._listener.accept()[0],
+                    socket.create_connection(("127.0.0.1", self._to)),
+                )
+                self._links.append(link)
+                for one, other in (link, link[::-1]):
+                    threading.Thread(target=self._flow, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _flow(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """End those that there are."""
+        for link in self._links:
+            for end in link:
+                with contextlib.suppress(OSError):  # the other end has gone first
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    end.shutdown(socket.SHUT_RD)
+                end.close()
+        self._links.clear()
+
+    def stop(self) -> None:
+        """Take no more, and end all."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.join()
+        self.reset()
+
+
+async def test_a_connection_that_is_reset_while_nobody_looks(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
+    """An answer has come, then a reset, and then something is written: it connects again."""
+    proxy = Hasty(postgres_server.port)
+    try:
+        async with aiolock.connect(proxy.url, prefix=prefix) as client:
+            store = store_of(client)
+            asked: list[asyncio.Future[Any]] = [store.read("x")]
+            await asyncio.sleep(0)
+            asked += [store.request("x") for _ in range(3)]  # when that is answered
+            time.sleep(0.2)  # the process does not run; the answer comes meanwhile
+            proxy.reset()
+            time.sleep(0.05)
+            await asyncio.wait_for(asyncio.gather(*asked), 5)
+            async with client.lock("x", timeout=5):
+                pass
+    finally:
+        proxy.stop()
+
+
+async def test_the_listening_connection_is_ended(own_postgres: PostgresServer) -> None:
+    """It listens on another one, and asks for what it may have missed."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x"))
+        waiting = asyncio.create_task(take(theirs.lock("x")))
+        await queued(ours.lock("x"), 1)
+        terminate(own_postgres, ears(own_postgres))
+        await lease.release()
+        await (await asyncio.wait_for(waiting, 5)).release()
+        lease = await take(ours.lock("x"))
+        waiting = asyncio.create_task(take(theirs.lock("x")))
+        await queued(ours.lock("x"), 1)
+        await lease.release()
+        await (await asyncio.wait_for(waiting, 5)).release()
+
+
+async def test_a_waiter_that_was_killed_costs_nothing(own_postgres: PostgresServer) -> None:
+    """Its session's lock is gone with it, so it is passed over in the step that hands on."""
+    url = own_postgres.url("app")
+    # Others have had the time to come back since this server was started.
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)])
+    async with pair(url) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=60))
+        process = start_waiter(url)
+        try:
+            await queued(ours.lock("x"), 1)
+            waiting = asyncio.create_task(take(theirs.lock("x")))
+            await queued(ours.lock("x"), 2)
+        finally:
+            process.kill()
+            process.wait()
+        await until(lambda: len(own_postgres.backends()) == 4)
+        assert [each.alive for each in (await ours.lock("x").status()).waiters] == [False, True]
+        await lease.release()
+        await (await asyncio.wait_for(waiting, 1.4)).release()  # a claim is 3 s
+
+
+async def test_a_child_does_not_keep_its_parent_alive(own_postgres: PostgresServer) -> None:
+    """A fork has let go of the parent's connections, which end with the parent."""
+    async with parent_that_died(own_postgres.url("app")):
+        await until(lambda: not own_postgres.backends())
+
+
+_SETTLED = "SELECT clock_timestamp() > pg_postmaster_start_time() + interval '5 s'"
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+async def test_restart(own_postgres: PostgresServer, how: str) -> None:
+    """All that it knew it knows again: who holds goes on, who waits is next."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        async with ours.lock("x", ttl=60) as lease:
+            waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+            await queued(ours.lock("x"), 1)
+            await asyncio.to_thread(own_postgres.restart, how)
+            await lease.extend(60)
+        second = await asyncio.wait_for(waiting, 10)
+        assert second.fence > lease.fence
+        await second.release()
+
+
+async def test_a_server_that_does_not_answer(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in time, that says where; and the next one is served when it goes on."""
+    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.4)
+    monkeypatch.setattr(_pipe, "COMMAND_TIMEOUT", 1.0)
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        where = f"127.0.0.1:{own_postgres.port}"
+        with own_postgres.stopped(), pytest.raises(aiolock.StoreError, match=where):
+            await client.lock("x").acquire()
+        async with client.lock("x"):
+            assert await client.lock("x").locked()
+
+
+async def test_silence_is_noticed(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes where it listens, though it is connected: it listens on another connection."""
+    monkeypatch.setattr(_store, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(_store, "HEARTBEAT_TIMEOUT", 0.4)
+    async with aiolock.connect(postgres_server.url("app")) as client:
+        ear = store_of(client)._ear
+        before = ear._connection
+        assert before is not None
+        asyncio.get_running_loop().remove_reader(ear._socket)
+        await until(lambda: ear._connection not in (None, before))
+
+
+async def test_busy_for_others(own_postgres: PostgresServer) -> None:
+    """A deadlock, or a lock that somebody has on our rows, is no error: it is tried again."""
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        lease = await take(client.lock("x"))
+        with contextlib.closing(psycopg.connect(own_postgres.url())) as other:
+            other.execute("SELECT FROM aiolock.grants FOR UPDATE")
+            releasing = asyncio.create_task(lease.release())
+            await asyncio.sleep(0.2)
+            assert not releasing.done()
+        assert await releasing
+        assert not await client.lock("x").locked()
+
+
+async def test_ten_thousand_characters_and_nul(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
+    """Names and values are bytes to the database: blanks at the end, case, NUL are their own."""
+    names = ["a", "A", "a ", "a\0", "ü" * 512, "🙂" * 512, "'; DROP SCHEMA aiolock"]
+    async with aiolock.connect(postgres_server.url("app"), prefix=prefix) as client:
+        leases = []
+        for name in names:
+            try:
+                leases.append(await take(client.lock(name, timeout=1)))
+            except ValueError:
+                assert "\0" in name
+        for lease in leases:
+            assert [each.fence for each in (await client.lock(lease.name).status()).holders] == [
+                lease.fence
+            ]
+            await lease.release()
+        async with client.election("e").campaign("x" * 10_000):
+            leader = await client.election("e").leader()
+            assert leader is not None
+            assert leader.value == "x" * 10_000
+
+
+async def test_a_batch_with_one_that_fails(postgres_server: PostgresServer, prefix: str) -> None:
+    """The others are carried out all the same."""
+    async with aiolock.connect(postgres_server.url("app"), prefix=prefix) as client:
+        store = store_of(client)
+        good = [store.read("x") for _ in range(3)]
+        bad = store._call("read", "x", [b"\\xzz"], lambda text, _: text)
+        more = [store.read("x") for _ in range(3)]
+        answers = await asyncio.gather(*good, bad, *more, return_exceptions=True)
+        assert isinstance(answers[3], aiolock.StoreError)
+        assert [answer.count for answer in answers if hasattr(answer, "count")] == [0] * 6
+
+
+async def test_opposite_orders(postgres_server: PostgresServer, prefix: str) -> None:
+    """Clients that want the same names in opposite orders, at once, never wait for each other."""
+    url = postgres_server.url("app")
+    names = [f"n{number}" for number in range(64)]
+    async with (
+        aiolock.connect(url, prefix=prefix) as ours,
+        aiolock.connect(url, prefix=prefix) as theirs,
+    ):
+
+        async def through(client: aiolock.LockClient, order: list[str]) -> None:
+            for _ in range(5):
+                await asyncio.gather(*(once(client, name) for name in order))
+
+        async def once(client: aiolock.LockClient, name: str) -> None:
+            async with client.lock(name):
+                pass
+
+        await asyncio.gather(through(ours, names), through(theirs, names[::-1]))
+    rows = postgres_server.execute("SELECT deadlocks FROM pg_stat_database")
+    assert all(count == 0 for (count,) in rows)
+
+
+FORM = "{3000,0,0,0,0,0,0,0,0,0,0,0}"
+
+
+def test_a_copy_that_comes_too_late(postgres_server: PostgresServer, prefix: str) -> None:
+    """It takes, prolongs, counts and queues nothing."""
+    key = prefix.encode()
+    with contextlib.closing(postgres_server.connect("app")) as app:
+
+        def call(function: str, *arguments: object) -> str:
+            marks = ", ".join(["%s"] * len(arguments))
+            row = app.execute(f"SELECT aiolock.{function}({marks})".encode(), arguments).fetchone()
+            assert row is not None
+            return str(row[0])
+
+        for arguments in (
+            ("acquire", key, "me", 1, FORM, 30_000, 0, True, 0),
+            ("renew", [key], "me", "{1}", "{5}", "{1000}"),
+            ("request", key, "me"),
+            ("resize", key, "me", 3, 4, 1000, "token"),
+            ("post", key, "me", 1, "", 0, b"", 1000),
+        ):
+            assert call(*arguments, 1).startswith("late 1")
+        for table in ("names", "waiters", "grants"):
+            count = f"SELECT count(*) FROM aiolock.{table} WHERE name = %s"
+            assert postgres_server.execute(count, key) == [(0,)]
+        assert call("acquire", key, "me", 1, FORM, 30_000, 0, True, 0, 2**62).startswith("granted")
+
+
+async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -> None:
+    """Nobody has had the time to come back; later, who has not is dead."""
+    own_postgres.execute("INSERT INTO aiolock.clients VALUES ('gone', 5, 'h', 1)")
+    listens = "SELECT aiolock._listens('gone')"
+    for _ in range(3):
+        await asyncio.to_thread(own_postgres.restart)
+        early = own_postgres.execute(f"{listens}, {_SETTLED.removeprefix('SELECT ')}")
+        if early[0][1] is False:  # else the machine was too busy for that
+            assert early == [(True, False)]
+            break
+    await until(lambda: own_postgres.execute(listens) == [(False,)])
+
+
+# --- In front of it, and beside it
+
+
+async def test_through_a_pooler(own_postgres: PostgresServer) -> None:
+    """Commands go through PgBouncer, each transaction by another session; listening does not."""
+    if not shutil.which("pgbouncer"):
+        pytest.skip("no pgbouncer here")
+    with PgBouncer(own_postgres) as pooler:
+        url = pooler.url(f"?pooled=1&listen_url={own_postgres.url('app')}")
+        async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+            lease = await take(ours.lock("x"))
+            waiting = asyncio.create_task(take(theirs.lock("x")))
+            await queued(ours.lock("x"), 1)
+            await lease.release()
+            await (await asyncio.wait_for(waiting, 2)).release()
+            pooler.restart()
+            async with ours.lock("x", timeout=8), theirs.lock("y", timeout=8):
+                pass
+
+
+async def test_listening_elsewhere(
+    own_postgres: PostgresServer,
+    postgres_server: PostgresServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the two URLs lead to different servers, nothing would ever be heard: an error."""
+    monkeypatch.setattr(_store, "HEARTBEAT_TIMEOUT", 0.5)
+    url = own_postgres.url("app", f"?pooled=1&listen_url={postgres_server.url('app')}")
+    with pytest.raises(aiolock.StoreError, match="listen_url must be the same database"):
+        await aiolock.connect(url).open()
+
+
+async def test_a_standby(own_postgres: PostgresServer) -> None:
+    """A standby is no place for locks, and says so; promoted it is, and knows what it was sent."""
+    with Standby(own_postgres) as standby:
+        with pytest.raises(aiolock.StoreError, match="target_session_attrs"):
+            await aiolock.connect(standby.url("app")).open()
+        both = f"127.0.0.1:{own_postgres.port},127.0.0.1:{standby.port}"
+        url = f"postgresql://app@{both}/postgres?target_session_attrs=read-write"
+        async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+            lease = await take(ours.lock("x", ttl=60))
+            waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+            await queued(ours.lock("x"), 1)
+            standby.wait_for(own_postgres)
+            await asyncio.to_thread(own_postgres.stop, "immediate")
+            await asyncio.to_thread(standby.promote)
+            await lease.release()
+            second = await asyncio.wait_for(waiting, 10)
+            assert second.fence > lease.fence
+            await second.release()
+
+
+# --- What may be wrong
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("?durable=2", "durable must be 0 or 1"),
+        ("?pooled=1", "go together"),
+        ("?listen_url=postgresql://x/y", "go together"),
+        ("?durabel=0", "durabel"),
+    ],
+)
+def test_a_url_that_says_too_much(query: str, what: str) -> None:
+    """An option that is not known, or alone, is an error before any I/O."""
+    with pytest.raises(ValueError, match=what):
+        aiolock.connect(f"postgresql://app@127.0.0.1/x{query}")
+
+
+@pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret"])
+def test_a_password_is_not_shown(password: str) -> None:
+    """Also where it is written in such a way that it is none."""
+    with pytest.raises(ValueError, match="percent-encoded") as raised:
+        aiolock.connect(f"postgresql://app:{password}@db/shop")
+    assert "cret" not in str(raised.value)
+
+
+async def test_a_schema_of_somebody_else(own_postgres: PostgresServer) -> None:
+    """The owner's rights would be lent to whatever that role has put there."""
+    own_postgres.execute("CREATE DATABASE other OWNER app")
+    url = f"postgresql://app@127.0.0.1:{own_postgres.port}/other"
+    with contextlib.closing(psycopg.connect(url, autocommit=True)) as app:
+        app.execute("CREATE SCHEMA aiolock")
+    with pytest.raises(aiolock.StoreError, match="belongs to another role"):
+        await asyncio.to_thread(postgres.create_schema, url.replace("app@", "postgres@"))
+    await asyncio.to_thread(postgres.create_schema, url)
+    async with aiolock.connect(url) as client, client.lock("x"):
+        pass
+
+
+async def test_a_server_that_says_nothing_more(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has greeted, and stops then: an error in time, and nothing is left of it."""
+    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.3)
+    greet = _pipe.Pipe._greet
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def greets(self: _pipe.Pipe, connection: Any) -> None:
+            await greet(self, connection)
+            stack.enter_context(own_postgres.stopped())
+
+        monkeypatch.setattr(_pipe.Pipe, "_greet", greets)
+        with pytest.raises(aiolock.StoreError, match="no answer"):
+            await asyncio.wait_for(aiolock.connect(own_postgres.url("app")).open(), 8)
+
+
+@pytest.mark.parametrize("which", ["_pipe", "_ear"])
+async def test_lost_as_soon_as_it_is_greeted(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Coming back, it comes back once more; where a client opens, it is an error."""
+    async with aiolock.connect(postgres_server.url("app")) as client:
+        end = getattr(store_of(client), which)
+        up, failures = end._link._up, [psycopg.OperationalError("it is gone") for _ in range(2)]
+
+        def fails_first(connection: Any) -> None:
+            if failures:
+                raise failures.pop()
+            up(connection)
+
+        end._link._up = fails_first
+        end._link.drop(ConnectionError("the test ends it"))
+        await until(lambda: not failures and end._link.connection is not None)
+        async with client.lock("x", timeout=5):
+            pass
+        with monkeypatch.context() as patch:
+            kind = {"_pipe": "_pipe.Pipe", "_ear": "_ear.Ear"}[which]
+            patch.setattr(f"aiolock.stores.postgres.{kind}._up", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await aiolock.connect(postgres_server.url("app")).open()
+
+
+async def test_told_what_it_does_not_know(
+    postgres_server: PostgresServer, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answers are heard all the same."""
+    async with aiolock.connect(postgres_server.url("app"), prefix=prefix) as client:
+        store = store_of(client)
+        told = store._pipe._told
+        store._pipe._told = lambda name, pushes: told(name, ["riddle 1", *pushes])
+        async with client.lock("x"):
+            waiting = asyncio.create_task(take(client.lock("x")))
+            await queued(client.lock("x"), 1)
+        await (await asyncio.wait_for(waiting, 2)).release()
+    assert "could not be delivered" in caplog.text
+
+
+async def test_sent_again_in_their_order(postgres_server: PostgresServer) -> None:
+    """Also those that were asked for at one and the same time, as a coarse clock has it."""
+    async with aiolock.connect(postgres_server.url("app")) as client:
+        pipe = store_of(client)._pipe
+        store = store_of(client)
+        asked = [store.read(f"{number % 3}") for number in range(9)]
+        await asyncio.sleep(0)
+        batch = list(pipe._batch)
+        assert len(batch) == 9
+        for command in batch:
+            command.born = 0.0
+        numbers = sorted(command.number for command in batch)
+        pipe._link.drop(ConnectionError("the test ends it"))
+        assert [command.number for command in pipe._waiting] == numbers
+        for command in batch:
+            command.born = asyncio.get_running_loop().time()
+        await asyncio.wait_for(asyncio.gather(*asked), 5)
+
+
+def test_a_dark_host_leaves_time_for_the_next() -> None:
+    """They are tried one after the other, each for as long as it is allowed to take."""
+    store = aiolock.connect("postgresql://app@a,b,c/x")._engine.store
+    assert isinstance(store, PostgresStore)
+    link = _link.Link(store._settings.commands, greet=_never, up=_never, down=_never)
+    assert link._patience >= 3 * 3 + 4
+
+
+def _never(_: object) -> Any:
+    raise AssertionError
+
+
+def test_what_a_url_says() -> None:
+    """Its options are aiolock's own, or libpq's; no password is ever shown."""
+    store = aiolock.connect(
+        "postgres://app:secret@one,two:5433/d?durable=0&sslmode=disable"
+    )._engine.store
+    assert isinstance(store, PostgresStore)
+    assert "secret" not in repr(store)
+    assert not store._settings.durable
+    assert "synchronous_commit = off" in store._settings.session()
+    assert "sslmode=disable" in store._settings.commands
+    assert "one:" in repr(store)
+    assert "two:" in repr(store)
+
+
+async def test_no_server() -> None:
+    """An error that says where."""
+    port = databases.free_port()
+    with pytest.raises(aiolock.StoreError, match=f"PostgreSQL at 127.0.0.1:{port}/x"):
+        await aiolock.connect(f"postgresql://app@127.0.0.1:{port}/x").open()
+
+
+async def test_no_schema(own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error that says which command makes it; and after that command it works."""
+    own_postgres.execute("CREATE DATABASE other")
+    owner = own_postgres.url().replace("/postgres", "/other").replace("//other", "//postgres")
+    url = owner.replace("postgres@", "app@")
+    with pytest.raises(aiolock.StoreError, match="run `aiolock init-db URL`"):
+        await aiolock.connect(url).open()
+    assert await asyncio.to_thread(main, ["init-db", owner]) == 0
+    assert "Only its owner may use it" in capsys.readouterr().out
+    with pytest.raises(aiolock.StoreError, match='GRANT USAGE ON SCHEMA aiolock TO "app"'):
+        await aiolock.connect(url).open()
+    assert await asyncio.to_thread(main, ["init-db", owner, "--role", "app"]) == 0
+    assert "app may use it" in capsys.readouterr().out
+    async with aiolock.connect(url) as client, client.lock("x"):
+        pass
+    with (
+        contextlib.closing(psycopg.connect(url)) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute("SELECT FROM aiolock.grants")
+
+
+async def test_the_schema_on_the_way(own_postgres: PostgresServer) -> None:
+    """`create=1` makes it, by as many as come at once, and again."""
+    own_postgres.execute("CREATE DATABASE other")
+    url = f"postgresql://postgres@127.0.0.1:{own_postgres.port}/other?create=1"
+    clients = [aiolock.connect(url) for _ in range(4)]
+    await asyncio.gather(*(client.open() for client in clients))
+    for client in clients:
+        async with client.lock("x"):
+            pass
+        await client.aclose()
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """For an owner who wants to read it first; without a server."""
+    assert main(["init-db", "--role", 'we"ird']) == 0
+    text = capsys.readouterr().out
+    assert text == postgres.schema('we"ird')
+    assert 'TO "we""ird"' in text
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "postgresql://app@127.0.0.1:1/x"])
+def test_the_schema_cannot_be_made(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code and one line say so."""
+    assert main(["init-db", url]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+async def test_another_protocol(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema of a later version serves this one, of one later than that it is an error."""
+    monkeypatch.setattr(_pipe, "ACCEPTED", (0, 1))
+    async with aiolock.connect(own_postgres.url("app")):
+        pass
+    monkeypatch.setattr(_pipe, "ACCEPTED", (3, 4))
+    with pytest.raises(aiolock.StoreError, match="of protocol 1"):
+        await aiolock.connect(own_postgres.url("app")).open()
+    assert _schema.PROTOCOL in _schema.ACCEPTED
+
+
+async def test_another_isolation(own_postgres: PostgresServer) -> None:
+    """Ours is set for each connection; where that cannot be, behind a pooler, it is an error."""
+    own_postgres.execute("ALTER ROLE app SET default_transaction_isolation = 'serializable'")
+    async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
+        pass
+    with (
+        contextlib.closing(own_postgres.connect("app")) as connection,
+        pytest.raises(psycopg.Error, match="at the isolation level read committed"),
+    ):
+        connection.execute("SELECT aiolock.release('x', 'me', 1, 0, true, 0)")
+    url = own_postgres.url("app", f"?pooled=1&listen_url={own_postgres.url('app')}")
+    with pytest.raises(aiolock.StoreError, match="ALTER ROLE"):
+        await aiolock.connect(url).open()
+
+
+def test_a_hostile_search_path(own_postgres: PostgresServer) -> None:
+    """What is called is what was meant, whatever the caller has of the same name."""
+    with contextlib.closing(own_postgres.connect()) as owner:
+        owner.execute("CREATE SCHEMA mine AUTHORIZATION app")
+    with contextlib.closing(own_postgres.connect("app")) as app:
+        app.execute(
+            "CREATE FUNCTION mine.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE 'caught'; END $$"
+        )
+        app.execute("SET search_path = mine, pg_catalog")
+        app.execute("SELECT aiolock.beat('me')")
+        with pytest.raises(psycopg.Error, match="no client of aiolock"):
+            app.execute("SELECT aiolock.hello('*', 1, '', 1)")
+
+
+def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which extra to install."""
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "import aiolock\n"
+        "try:\n    aiolock.connect('postgresql://x/y')\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert "pip install 'aiolock-redis[postgres]'" in printed
+
+
+# --- In a transaction of the user's
+
+
+def check(connection: psycopg.Connection[Any], lease: aiolock.Lease) -> None:
+    """What a user does, first or last in a transaction."""
+    connection.execute("SELECT aiolock.check_fence(%s, %s)", (lease.name, lease.fence))
+
+
+async def test_check_fence(own_postgres: PostgresServer) -> None:
+    """Nobody has the lock before the transaction ends: not by a release, a break, or an expiry."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=1.5, renew=False))
+        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+            check(connection, lease)
+            check(connection, lease)
+            waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+            await queued(theirs.lock("x"), 1)
+            breaking = asyncio.create_task(theirs.lock("x").break_())
+            async with theirs.lock("y", timeout=2):  # nobody else has to wait
+                pass
+            await asyncio.sleep(2)
+            assert not waiting.done()
+            assert not breaking.done()
+            asking = theirs.lock("x").acquire(blocking=False)
+            assert await asyncio.wait_for(asking, 1.5) is None  # nor does who asks for it
+            with pytest.raises(psycopg.Error, match="is not held under the fence"):
+                check(connection, lease)  # the lease has ended: nothing more may begin
+            connection.rollback()
+        await breaking
+        second = await asyncio.wait_for(waiting, 5)
+        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+            with pytest.raises(psycopg.Error, match="'x' is not held"):
+                check(connection, lease)
+            connection.rollback()
+            check(connection, second)
+            connection.commit()
+        await second.release()
+
+
+async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:
+    """A lease is renewed while a transaction that has checked it is open."""
+    async with (
+        aiolock.connect(own_postgres.url("app")) as client,
+        client.lock("x", ttl=1) as lease,
+    ):
+        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+            check(connection, lease)
+            await asyncio.sleep(1.5)
+            check(connection, lease)
+            connection.commit()
+        assert lease.state == "held"
+
+
+# --- Speed
+
+
+async def test_plans_stand(own_postgres: PostgresServer) -> None:
+    """No table is read from end to end, also where the planner has seen all of them empty."""
+    async with aiolock.connect(own_postgres.url("app")) as client:
+
+        async def again() -> None:
+            async with client.lock("x"):
+                pass
+
+        await asyncio.gather(*(again() for _ in range(20)))
+        own_postgres.execute("VACUUM ANALYZE")
+        own_postgres.execute("SELECT pg_stat_reset()")
+        for _ in range(10):
+            await asyncio.gather(*(again() for _ in range(20)))
+        await client.lock("x").status()
+    own_postgres.execute("SELECT pg_stat_force_next_flush()")
+    read = own_postgres.execute(
+        "SELECT relname, seq_scan FROM pg_stat_user_tables"
+        " WHERE relname <> 'swept' AND seq_scan > 0"
+    )
+    assert read == []
+
+
+async def test_a_sweep(own_postgres: PostgresServer) -> None:
+    """What nobody needs any more goes, some at a time; what somebody does stays."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)])
+    own_postgres.execute(
+        "INSERT INTO aiolock.names (name, fence)"
+        " SELECT convert_to('old ' || n, 'UTF8'), 1000 * n FROM generate_series(1, 250) n"
+    )
+    gone = "INSERT INTO aiolock.clients VALUES ('gone', 5, 'h', 1, now() - '2 h'::interval)"
+    own_postgres.execute(gone)
+    with contextlib.closing(own_postgres.connect("app")) as app:
+        ask = "SELECT aiolock.acquire(%s, 'me', 1, %s, 30000, 0, true, 0, 0)"
+        app.execute(ask, (b"old 7", "{3000,0,0,0,0,0,0,0,0,0,0,0}"))
+        swept = [app.execute("SELECT aiolock.sweep(100)").fetchone() for _ in range(3)]
+    assert sum(each[0] for each in swept if each) == 249
+    assert own_postgres.execute("SELECT id FROM aiolock.clients") == []
+    assert own_postgres.execute("SELECT name FROM aiolock.names") == [(b"old 7",)]
+
+
+def test_pinned() -> None:
+    """What is set for a connection is what its URL says."""
+    durable = _settings.from_url("postgresql://app@h/d").session()
+    assert "synchronous_commit" not in durable
+    assert "enable_seqscan = off" in durable

@@ -1,0 +1,287 @@
+"""The functions in PostgreSQL beside the state machine: random operations, answer by answer.
+
+The clock, who listens and what is pushed are the test's: it replaces those three functions in a
+schema of its own server. What is compared is what the store says and what it tells others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import aiolock
+from aiolock.store import Busy, Form, Party, Queued, Rule, Status, Waiter
+from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores.postgres import _codec as codec
+from tests.databases import PostgresServer
+
+INSTALLED = "site-packages" in Path(aiolock.__file__).parts
+CLIENTS = ("ada", "bob", "eve")
+
+STAGE = """
+CREATE TABLE stage (now bigint, alive text[]);
+INSERT INTO stage VALUES (0, '{}');
+CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE sql AS
+    $$ SELECT now FROM public.stage $$;
+CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE sql AS
+    $$ SELECT c = ANY (alive) FROM public.stage $$;
+CREATE OR REPLACE FUNCTION aiolock._push(n bytea, c text, me text, what text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('aiolock.own',
+        concat(current_setting('aiolock.own', true), E'\\n', c, ' ', what), true);
+END $$;
+"""
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[psycopg.Connection[Any]]:
+    """A server whose clock stands still, and on which who listens is said by the test."""
+    with PostgresServer() as server, contextlib.closing(server.connect()) as connection:
+        connection.execute(STAGE)
+        yield connection
+
+
+PLAIN = Form(claim=3000)
+FORMS = {
+    "locks": [PLAIN, Form(claim=1000, priority=1), Form(claim=3000, fixed=True)],
+    "terms": [
+        Form(claim=3000, after_loss=4000),
+        Form(claim=2000, after_grant=5000),
+        Form(claim=3000, period=7000),
+        PLAIN,
+    ],
+    "readers": [
+        Form(claim=3000, shared=True),
+        Form(claim=3000, downgrades=True),
+        Form(claim=3000, shared=True, fixed=True, after_grant=3000),
+    ],
+    "permits": [
+        Form(claim=3000, shared=True, rule=Rule.PERMITS, number=taken, declared=declared)
+        for taken, declared in ((1, 3), (2, 3), (3, 3), (1, 2))
+    ],
+    "groups": [
+        Form(claim=3000, shared=True, rule=Rule.GROUP, number=3, declared=3, fixed=True),
+        Form(claim=3000, shared=True, rule=Rule.COUNT, number=2),
+        Form(claim=3000, shared=True, rule=Rule.COUNT, number=4, declared=4),
+    ],
+    "once": [Form(claim=3000, once=True), PLAIN],
+}
+
+
+class Both:
+    """The same operations on both."""
+
+    def __init__(self, stage: psycopg.Connection[Any], forms: list[Form], seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.stage = stage
+        self.forms = forms
+        self.state = NameState()
+        self.fence = 0
+        self.now = 1_700_000_000_000_000
+        self.alive = set(CLIENTS)
+        self.key = codec.bytea(codec.key("test", f"name {seed}"))
+        self.seqs = 0
+        self.known = list[tuple[Waiter, Form]]()
+        self.tickets = dict[Waiter, int]()
+        self.said = list[str]()
+
+    def ask(self, function: str, *arguments: object) -> tuple[str, list[tuple[str, Push]]]:
+        """What the function in the database answers, and what it tells whom."""
+        self.stage.execute("UPDATE stage SET now = %s, alive = %s", (self.now, [*self.alive]))
+        marks = ", ".join(["%s"] * len(arguments))
+        call = f"SELECT aiolock.{function}({marks})".encode()
+        decoded = [each.decode() if isinstance(each, bytes) else each for each in arguments]
+        row = self.stage.execute(call, decoded).fetchone()
+        assert row is not None
+        text, *pushes = row[0].split("\n")
+        told = []
+        for push in pushes:
+            client, _, what = push.partition(" ")
+            told.append((client, codec.told(what, client)[1]))
+        return text, told
+
+    def step(self) -> Step:
+        return Step(self.state, self.now, lambda client: client in self.alive, self.fence)
+
+    def check(self, what: str, theirs: object, ours: object, step: Step, told: object) -> None:
+        """The same answer, and the same pushes; those of one client in the same order."""
+        self.fence = step.fence
+        self.said.append(f"{what} -> {ours}")
+        trace = "\n".join(self.said[-12:])
+        assert alike(theirs) == alike(ours), trace
+        pushes = [(push.waiter.client, push) for push in step.pushes]
+        assert by_client(told) == by_client(pushes), trace
+
+    def waiter(self) -> tuple[Waiter, Form]:
+        if self.known and self.dice.random() < 0.6:
+            return self.dice.choice(self.known)
+        self.seqs += 1
+        self.known.append(
+            (Waiter(self.dice.choice(CLIENTS), self.seqs), self.dice.choice(self.forms))
+        )
+        return self.known[-1]
+
+    def acquire(self) -> None:
+        waiter, form = self.waiter()
+        ticket = self.tickets.get(waiter, 0) if self.dice.random() < 0.7 else 0
+        wait = self.dice.random() < 0.8
+        most = self.dice.choice([0, 0, 2])
+        ttl = self.dice.choice([2000, 30_000])
+        step = self.step()
+        ours = step.acquire(waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=most)
+        text, told = self.ask(
+            "acquire", self.key, waiter.client, waiter.seq, codec.form(form), ttl, ticket, wait,
+            most, 0,
+        )  # fmt: skip
+        theirs = codec.answer(text)
+        self.check(f"acquire {waiter} {form} {ticket} {wait} {most}", theirs, ours, step, told)
+        if isinstance(ours, Queued):
+            self.tickets[waiter] = ours.ticket
+
+    def holder(self) -> tuple[Waiter, int]:
+        """Whoever holds, most often."""
+        holders = [grant for grant in self.state.holders if grant.waiter.client != "-"]
+        if holders and self.dice.random() < 0.9:
+            return self.dice.choice(holders)
+        return self.waiter()[0], self.dice.choice([0, 17])
+
+    def release(self) -> None:
+        waiter, fence = self.holder()
+        fence = fence if self.dice.random() < 0.6 else 0
+        entered = self.dice.random() < 0.8
+        bury = self.now + 3_000_500 if self.dice.random() < 0.2 else 0
+        step = self.step()
+        ours = step.release(waiter, fence, entered=entered, bury=bury)
+        text, told = self.ask("release", self.key, waiter.client, waiter.seq, fence, entered, bury)
+        self.check(f"release {waiter} {fence} {entered}", int(text), ours, step, told)
+
+    def renew(self) -> None:
+        waiter, fence = self.holder()
+        ttl = self.dice.choice([0, 2000, 30_000])
+        step = self.step()
+        ours = step.renew(waiter, fence, ttl)
+        text, told = self.ask(
+            "renew", "{" + f'"\\{self.key.decode()}"' + "}", waiter.client, f"{{{waiter.seq}}}",
+            f"{{{fence}}}", f"{{{ttl}}}", 0,
+        )  # fmt: skip
+        self.check(f"renew {waiter} {fence} {ttl}", codec.held(text), [ours], step, told)
+
+    def finish(self) -> None:
+        waiter, fence = self.holder()
+        step = self.step()
+        ours = step.finish(waiter, fence, 5000)
+        text, told = self.ask("finish", self.key, waiter.client, waiter.seq, fence, 5000, 0)
+        self.check(f"finish {waiter} {fence}", int(text), ours, step, told)
+
+    def downgrade(self) -> None:
+        waiter, fence = self.holder()
+        if waiter.client not in self.alive:
+            return  # who asks is there, which the machine does not know of this question
+        step = self.step()
+        ours = step.downgrade(waiter, fence)
+        text, told = self.ask("downgrade", self.key, waiter.client, waiter.seq, fence)
+        self.check(f"downgrade {waiter} {fence}", int(text), ours, step, told)
+
+    def request(self) -> None:
+        step = self.step()
+        ours = step.request()
+        text, told = self.ask("request", self.key, "nobody", 0)
+        self.check("request", int(text), ours, step, told)
+
+    def break_(self) -> None:
+        _, fence = self.holder()
+        step = self.step()
+        ours = step.break_([fence, 17])
+        text, told = self.ask("break_", self.key, "nobody", f"{{{fence},17}}")
+        self.check(f"break {fence}", int(text), ours, step, told)
+
+    def resize(self) -> None:
+        declared, limit = self.dice.choice([(3, 2), (3, 4), (2, 3), (3, 3)])
+        token = self.dice.choice(["a", "b", f"t{self.seqs}"])
+        step = self.step()
+        ours = step.resize(declared, limit, 60_000, token=token)
+        text, told = self.ask("resize", self.key, "nobody", declared, limit, 60_000, token, 0)
+        self.check(f"resize {declared} {limit} {token}", int(text), ours, step, told)
+
+    def post(self) -> None:
+        count, declared = self.dice.choice([0, 0, 2, 4]), self.dice.choice([0, 0, 4, 3])
+        token, value = self.dice.choice(["", "x", "y"]), self.dice.choice(["", "ü\0", "w"])
+        step = self.step()
+        ours = step.post(count, token=token, declared=declared, value=value, keep=9000)
+        put_up = codec.bytea(value.encode())
+        text, told = self.ask("post", self.key, "nobody", count, token, declared, put_up, 9000, 0)
+        self.check(f"post {count} {token} {declared}", int(text), ours, step, told)
+
+    def read(self) -> None:
+        step = self.step()
+        text, told = self.ask("read", self.key)
+        self.check("read", codec.posted(text), step.read(), step, told)
+
+    def status(self) -> None:
+        step = self.step()
+        ours = step.status("n")
+        text, told = self.ask("status", self.key, True)
+        theirs = codec.status("n", text)
+        self.check("status", theirs, ours, step, told)
+
+    def go_on(self) -> None:
+        """Time passes; somebody comes, or goes."""
+        self.now += self.dice.choice([1, 137, 1000, 400_000, 2_100_000])
+        if self.dice.random() < 0.1:
+            self.now += self.dice.choice([31_000_000, 70_000_000, -500_000])
+        if self.dice.random() < 0.1:
+            self.alive ^= {self.dice.choice(CLIENTS)}
+
+
+def alike(answer: Any) -> Any:
+    """Without what the two need not say alike: floats, and places behind the first."""
+    match answer:
+        case Queued():
+            # Who stands before it, a store need not say.
+            return answer._replace(place=min(answer.place, 2), before=None)
+        case Busy(holder=Party()):
+            return answer._replace(holder=alike(answer.holder))
+        case Party():
+            return replace(answer, remaining=round(answer.remaining, 3))
+        case Status():
+            holders = tuple(map(alike, answer.holders))
+            return replace(answer, closed=round(answer.closed, 3), holders=holders)
+        case _:
+            return answer
+
+
+def by_client(pushes: Any) -> dict[str, list[str]]:
+    """What each is told, in order; but for who is asked, or done with, at once."""
+    found: dict[str, list[str]] = {}
+    for client, push in pushes:
+        found.setdefault(client, []).append(repr(push))
+    return found
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.parametrize("forms", FORMS)
+def test_the_functions_and_the_machine_agree(stage: psycopg.Connection[Any], forms: str) -> None:
+    """Whatever is asked of them, in whatever order, they say and tell the same."""
+    often = ["acquire"] * 6 + ["release"] * 3 + ["go_on"] * 4
+    seldom = ["renew", "downgrade", "request", "break_", "status", "read"]
+    if forms == "once":
+        seldom += ["finish"] * 3
+    if forms in {"permits", "groups"}:
+        seldom += ["post"] * 3 + ["resize"] * 2
+    for seed in range(ROUNDS):
+        both = Both(stage, FORMS[forms], seed + 1000 * [*FORMS].index(forms))
+        for _ in range(40):
+            getattr(both, both.dice.choice(often + seldom))()
+
+
+ROUNDS = int(os.environ.get("ROUNDS", "60"))
+"""Sequences for each kind of lock; by hand 500."""
