@@ -6,19 +6,17 @@ shows this table; the last test keeps the two alike.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import aiolock
+from tests import ablated
 
 PACKAGE = Path(aiolock.__file__).parent
-ROOT = Path(__file__).parent.parent
+ROOT = ablated.ROOT
 LUA = "stores/redis/lua"
 POSTGRES = "stores/postgres"
 
@@ -1394,7 +1392,7 @@ SAFEGUARDS = (
         '            wire.send([("flush", ())], _ignore)\n',
         "            pass\n",
         "test_contract.py::TestPostgres::test_hand_on",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "… what fails in a batch fails alone",
@@ -1402,7 +1400,7 @@ SAFEGUARDS = (
         "            if len(batch) > 1:\n",
         "            if False:\n",
         "test_postgres.py::test_a_batch_with_one_that_fails",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "… what is busy is tried again",
@@ -1434,7 +1432,7 @@ SAFEGUARDS = (
         "            self._ear.drop(Failed(",
         "            str(Failed(",
         "test_postgres.py::test_silence_is_noticed",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "… it hears itself before it is open",
@@ -1450,7 +1448,7 @@ SAFEGUARDS = (
         "                if nothing == _NOTHING:\n",
         "                if False:\n",
         "test_postgres.py::test_a_connection_that_is_reset_while_nobody_looks",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "… a child lets go of its parent's connections",
@@ -1490,7 +1488,7 @@ SAFEGUARDS = (
         "            self.connection = None\n            connection.pgconn.finish()\n",
         "            pass\n",
         "test_postgres.py::test_lost_as_soon_as_it_is_greeted[_pipe]",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "… plans are pinned",
@@ -1708,34 +1706,15 @@ SAFEGUARDS = (
 def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
     """The test that is named passes with the safeguard, elsewhere, and fails without it, here."""
     copy = tmp_path / "aiolock"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copy)
     source = (copy / safeguard.file).read_text("utf-8")
     assert source.count(safeguard.lines) == 1, "the safeguard has moved: bring the table up to date"
     changed = source.replace(safeguard.lines, safeguard.without)
     (copy / safeguard.file).write_text(changed, "utf-8")
-    test = [sys.executable, "-m", "pytest", f"tests/{safeguard.test}", "-q", "-x"]
-    # With no plugin but those it needs: most of its time goes into starting.
-    options = ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
-    options += [f"--timeout={safeguard.seconds}", "--tb=short", "-W", "default"]
-    ran = subprocess.run(
-        [*test, *options, "-o", f"pythonpath={tmp_path} {ROOT}"],
-        cwd=ROOT,
-        # The ablated copy goes before the real one.
-        env={
-            **os.environ,
-            "PYTHONPATH": str(tmp_path),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=55,
-    )
+    code, printed = ablated.run(safeguard.test, tmp_path, seconds=safeguard.seconds, limit=55)
     # Its time may run out while pytest makes its report of how it failed, which ends that as well.
-    out_of_time = ran.returncode == 3 and "from pytest-timeout" in ran.stdout
-    missed = ran.returncode == 1 or out_of_time
-    assert missed, f"nobody misses it:\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+    out_of_time = code == 3 and "from pytest-timeout" in printed
+    assert code == 1 or out_of_time, f"nobody misses it: {code}\n{printed[-4000:]}"
 
 
 def test_the_docs_show_this_table() -> None:

@@ -57,7 +57,7 @@ from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._store import KEPT
 from tests.servers import RedisServer
 
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "50"))
 """Sequences of each kind; ten times as many where the scripts were changed."""
 NAME = "the {name}"
 AN_AGE = 10**14
@@ -857,7 +857,7 @@ def as_granted(text: str) -> str:
     return "x" + text[1:] if decode_any(text)[1].downgrades else text
 
 
-@pytest.mark.timeout(1.2 * EXAMPLES)
+@pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize(
     "those",
     [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],

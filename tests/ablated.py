@@ -1,0 +1,69 @@
+"""A test, run in a new process in which the package is another one.
+
+Importing pytest and the drivers takes most of the time of such a short run. So each process is
+forked from one that has imported those, and nothing of ours.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+IMPORTED = [
+    *("pytest", "pytest_asyncio.plugin", "pytest_timeout", "hypothesis.stateful"),
+    *("anyio", "redis.asyncio", "fakeredis", "psycopg", "pymysql"),
+]
+# With no plugin but those it needs, and with assertions as Python has them: rewriting takes longer
+# than most of the tests.
+OPTIONS = [
+    *("-q", "-x", "--tb=short", "--assert=plain", "-W", "default"),
+    *("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
+]
+
+
+def run(test: str, folder: Path, *, seconds: float, limit: float) -> tuple[int, str]:
+    """Its exit code, and what it printed. The package is ``folder / "aiolock"``.
+
+    The test has so many seconds, the process has until its limit.
+    """
+    printed = folder / "printed"
+    printed.touch()
+    arguments = [f"tests/{test}", *OPTIONS, f"--timeout={seconds}"]
+    process = _forks().Process(target=_run, args=(arguments, str(folder), str(printed)))
+    process.start()
+    process.join(limit)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode, printed.read_text("utf-8", "replace")
+
+
+@cache
+def _forks() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+def _run(arguments: Sequence[str], folder: str, printed: str) -> None:
+    output = os.open(printed, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(ROOT)
+    # The other package goes before the real one, also in the processes that the test starts.
+    sys.path[:0] = [folder, str(ROOT)]
+    os.environ |= {"PYTHONPATH": folder, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    import pytest
+
+    assert "aiolock" not in sys.modules
+    code = pytest.main([*arguments, "-o", f"pythonpath={folder} {ROOT}"])
+    sys.stdout.flush()
+    # Not by way of what the fork has inherited.
+    os._exit(code)
