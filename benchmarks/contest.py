@@ -72,7 +72,7 @@ class Team:
             async with asyncio.timeout(LONGEST):
                 self.record.add(await self._round(server, scenario))
         except (PeerFailed, TimeoutError, OSError) as error:
-            why = str(error) or f"took longer than {LONGEST:.0f} s"
+            why = str(error).partition("\n")[0] or f"took longer than {LONGEST:.0f} s"
             self.record.failures[scenario.name] = why
             await self.stop()
             await self.start()
