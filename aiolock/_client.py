@@ -27,6 +27,7 @@ from aiolock._engine.policy import (
     plain,
     seconds,
 )
+from aiolock._engine.snapshot import snapshot
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election
 from aiolock._locks.event import Event
@@ -47,7 +48,7 @@ from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
 from aiolock.errors import ClientClosed
-from aiolock.store import Rule, Store
+from aiolock.store import Rule, Status, Store
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -127,6 +128,11 @@ class LockClient:
     `open` and `aclose` do the same for a framework's lifespan hooks. Once closed it can be opened
     again, also in another event loop; what it made (locks, decorated functions) works again then.
     """
+
+    KINDS: Final = (
+        *("lock", "semaphore", "election", "once", "periodic", "latch", "event", "barrier"),
+    )
+    """What there is. Each has names of its own; a `RWLock` is a ``lock``."""
 
     def __init__(self, store: Store, *, ttl: Seconds = 30.0) -> None:
         self._engine = Engine(store)
@@ -252,6 +258,50 @@ class LockClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    async def snapshot(self, pattern: str = "*", *, kind: str | None = None) -> list[Status]:
+        """All that somebody holds or waits for under this prefix, by kind and name.
+
+        For people and dashboards, as `Lock.status` is: each status is of one moment, but each of
+        its own. It reads the store page by page, in which nobody waits for more than a few ms;
+        10,000 locks take about a second. `StoreError` when nobody knows.
+
+        :param pattern: of the names: ``*`` stands for any text, ``?`` for one character, and
+            ``[ab]`` for one of these.
+        :param kind: only one of `KINDS`.
+        """
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be a str, not {pattern!r}")
+        if kind is not None:
+            self._check_kind(kind)
+        self._engine.check()
+        return await snapshot(self._engine.store, pattern, kind)
+
+    async def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
+        """The names of what somebody holds or waits for, in their order: see `snapshot`."""
+        found = await self.snapshot(pattern, kind=kind)
+        return sorted({status.name for status in found})
+
+    async def status(self, name: str, *, kind: str = "lock") -> Status:
+        """That of whatever has this name, for who knows no more of it: see `Lock.status`."""
+        return await self._named(name, kind).status()
+
+    async def break_(self, name: str, *, kind: str = "lock", fence: int | None = None) -> bool:
+        """Take whatever has this name from all holders, or from one: see `Lock.break_`."""
+        return await self._named(name, kind).break_(fence)
+
+    async def request_release(self, name: str, *, kind: str = "lock") -> bool:
+        """Ask the holders of whatever has this name to let go: see `Lock.request_release`."""
+        return await self._named(name, kind).request_release()
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in self.KINDS:
+            raise ValueError(f"kind must be one of {', '.join(self.KINDS)}, not {kind!r}")
+
+    def _named(self, name: str, kind: str) -> Lock:
+        """What has this name, only to be looked at."""
+        self._check_kind(kind)
+        return Lock(self._engine, Policy(name, self._ttl, kind=kind))
 
     def lock(
         self,

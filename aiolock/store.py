@@ -289,6 +289,10 @@ class Status:
     limit: int | None = None
     """How many permits the semaphore has, how many count the latch down, or meet at the barrier;
     None for a lock, and once it is forgotten: a minute after the last lease would have ended."""
+    kind: str = ""
+    """What it is: ``lock``, ``semaphore``, ``once``, …; empty where only a store has been asked."""
+    now: float = field(default=0.0, compare=False)
+    """When that was: Unix time in seconds, by the store's clock, as `Party.since` is."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -298,13 +302,21 @@ class Status:
         facts = "" if self.limit is None else f", limit {self.limit}"
         facts += f", closed for {self.closed:.1f} s" if self.closed else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
-        yield f"{self.name!r}{facts}{nobody}"
+        yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()
         yield from (f"  holds: {holder}" for holder in self.holders)
         yield from (f"  waits, place {waiter.place}: {waiter}" for waiter in self.waiters)
 
 
 _SHORT: Final = 6
 """So many characters of a client's id tell it from others, for people."""
+
+
+class Page(NamedTuple):
+    """Some of what there is at a store; see `Store.snapshot`."""
+
+    statuses: Sequence[Status]
+    more: str
+    """Where the next page begins, which only the store can read; empty where this is the last."""
 
 
 class Busy(NamedTuple):
@@ -449,6 +461,16 @@ class Store(Protocol):
         """
         ...
 
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        """The status of some names, from ``start`` on; changes nothing.
+
+        The first page begins at an empty ``start``. A name that somebody holds or waits for, from
+        the first page to the last, is on one of them; one may be on two, and there may be some
+        that nobody holds or waits for any more. Each status is of one moment, but each of its own.
+        A page keeps nobody else from the store for more than a few ms.
+        """
+        ...
+
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
     ) -> asyncio.Future[int]:
@@ -506,6 +528,7 @@ Operation = Literal[
     "pass_on",
     "renew",
     "status",
+    "snapshot",
     "finish",
     "request",
     "downgrade",
@@ -577,6 +600,10 @@ class Relay:
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         """As the other store."""
         return self._call("status", lambda: self._store.status(name, waiters=waiters))
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        """As the other store."""
+        return self._call("snapshot", lambda: self._store.snapshot(start))
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int

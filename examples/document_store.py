@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from typing import Any, Final, TypeVar
 
 import aiolock
-from aiolock.store import Inbox, Renewal
+from aiolock.store import Inbox, Page, Renewal
 from aiolock.stores.authors import (
     UNREADABLE,
     NameState,
@@ -85,6 +86,13 @@ class Documents:
         await self._travels()
         return swapped
 
+    async def keys(self, prefix: str, after: str, most: int) -> list[str]:
+        """The next keys behind that one, in order, of those that begin like that."""
+        await self._travels()
+        found = [key for key in self.kept if key.startswith(prefix) and key > after]
+        await self._travels()
+        return heapq.nsmallest(most, found)
+
     async def clock(self) -> int:
         """One clock for all clients, in microseconds since 1970."""
         await self._travels()
@@ -133,6 +141,8 @@ PATIENCE: Final = 4.0
 """Seconds after which an attempt is given up: who waits for another's attempt first, and then for
 its own, has waited for 8, and 9.5 is the most that is allowed."""
 PAUSE: Final = 0.05
+PAGE: Final = 100
+"""Documents of which a snapshot tells at a time."""
 KEPT: Final = 600.0
 """Seconds for which a document is kept when all in it is over. The first fence after that is the
 clock's, which has long passed the last one; and no copy of a swap arrives as late."""
@@ -273,6 +283,20 @@ class DocumentStore(Operations):
         """The only one that speaks of several names: as many operations, of one document each."""
         each = [super(DocumentStore, self).renew([renewal]) for renewal in renewals]
         return self._start(_flat(each))
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        """What is in the next documents."""
+        return self._start(self._snapshot(start))
+
+    async def _snapshot(self, start: str) -> Page:
+        own = f"{self._prefix}/"
+        try:
+            async with asyncio.timeout(PATIENCE):
+                keys = await self._database.keys(own, start, PAGE)
+        except OSError as error:
+            raise failure("the database does not list its keys", error, refused=True) from error
+        statuses = await asyncio.gather(*[self.status(key.removeprefix(own)) for key in keys])
+        return Page(statuses, keys[-1] if len(keys) == PAGE else "")
 
     def _call(self, operation: Operation) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -194,7 +194,7 @@ async def test_worker_finishes_what_it_has_begun(
             os.kill(busy.pid, signal.SIGTERM)
         await expect(busy, "ada is being set up", "ada is set up")
         assert await busy.wait() == 0
-        assert await lock.status() == aiolock.Status("user:ada", (), ())
+        assert await lock.status() == aiolock.Status("user:ada", (), (), kind="lock")
     assert own_server.call("EXISTS", "signups", "taken") == 0
 
 

@@ -21,6 +21,7 @@ CORE = [
     "aiolock._engine",
     "aiolock._engine.grant",
     "aiolock._engine.policy",
+    "aiolock._engine.snapshot",
     "aiolock._engine.hold",
     "aiolock._engine.entered",
     "aiolock._engine.refusals",

@@ -643,11 +643,13 @@ async def test_what_a_later_version_has_left(
             "INSERT INTO aiolock_inbox (client, name, push) VALUES (%s, 'x', 'new')", me
         )
         own_mariadb.execute(
-            "INSERT INTO aiolock_names (id, name, state) VALUES ('aiolock\0lock:n', 'n', '{')"
+            "INSERT INTO aiolock_names (id, name, state) "
+            " VALUES ('aiolock\0lock:n', 'aiolock\0lock:n', '{')"
         )
         with pytest.raises(aiolock.StoreError):
             await ours.lock("n").acquire()
         lease = await take(ours.lock("x"))
+        assert await ours.names() == ["x"]
         waiting = asyncio.create_task(take(theirs.lock("x")))
         await queued(ours.lock("x"), 1)
         await lease.release()

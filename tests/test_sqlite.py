@@ -415,8 +415,11 @@ async def test_what_a_later_version_has_left(
             idle = '{"holders":[],"queue":[],"forms":[]}'
             database.execute("INSERT INTO names VALUES (x'00', '{}', 0, 0)")
             database.execute("INSERT INTO names VALUES (x'01', ?, 0, 0)", (idle,))
+            later = b"aiolock\0lock:later"
+            database.execute("INSERT INTO names VALUES (?, '{}', 0, ?)", (later, 2**62))
             async with client.lock("x"):
-                pass
+                assert await client.names() == ["x"]
+            database.execute("DELETE FROM names WHERE name = ?", (later,))
             assert database.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
             names = "SELECT name FROM names"
             await until(lambda: database.execute(names).fetchall() == [(b"\0",)])

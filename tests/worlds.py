@@ -37,7 +37,7 @@ class World:
 
     def client(self, **options: Any) -> aiolock.LockClient:
         """Another client, not opened yet."""
-        return aiolock.connect(self._target, prefix=self._prefix, **options)
+        return aiolock.connect(self._target, **{"prefix": self._prefix, **options})
 
     def store(self) -> Store:
         """Another link for a client, not opened yet."""

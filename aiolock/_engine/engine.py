@@ -87,7 +87,7 @@ class Engine:
         """What the store knows of it, under the name that its user gave it."""
         self.check()
         status = await self.runs.status(policy.key, waiters=waiters)
-        return replace(status, name=policy.name)
+        return replace(status, kind=policy.kind, name=policy.name)
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
         """Give up what waits, give back what is held, wait for both, disconnect."""

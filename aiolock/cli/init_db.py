@@ -6,13 +6,10 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
+from aiolock.cli.store import Commands
 from aiolock.errors import StoreError
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
 
 _STORES: Final = {
     "postgresql": "aiolock.stores.postgres",

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import aiolock
-from aiolock.cli import init_db
+from aiolock.cli import init_db, look, run, take_away
 from aiolock.cli.demo import command as demo
 
-COMMANDS: Final = (demo, init_db)
+COMMANDS: Final = (run, look, take_away, init_db, demo)
 """Modules with an `add_command`, whose parser sets ``run`` to the function that carries it out."""
 
 INTERRUPTED: Final = 130
@@ -25,10 +25,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_command(commands)
-    arguments = parser.parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = arguments.run
+    ours = list(sys.argv[1:] if argv is None else argv)
+    behind: list[str] = []
+    if ours[:1] == ["run"] and "--" in ours:
+        # What stands behind it is another program's, as it is: argparse would look into it.
+        at = ours.index("--")
+        ours, behind = ours[:at], ours[at + 1 :]
+    arguments = parser.parse_args(ours)
+    arguments.behind = behind
+    carry_out: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return run(arguments)
+        return carry_out(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -17,6 +17,7 @@ from aiolock.store import (
     WAS_UNKNOWN,
     Answer,
     Form,
+    Page,
     Pass,
     Posted,
     Renewal,
@@ -62,6 +63,10 @@ class Operations(ABC):
     @abstractmethod
     def _call(self, operation: Operation) -> asyncio.Future[Any]:
         """Carry it out, in order."""
+
+    @abstractmethod
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        """See `Store.snapshot`: what is told of each state is `Step.status`."""
 
     def _token(self) -> str:
         """What tells a resize from any other, where one may be carried out twice; else empty."""

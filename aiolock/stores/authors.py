@@ -4,9 +4,10 @@ A store that keeps the state of each name whole, and can change it in one atomic
 the protocol. This module brings together what it does need. In the order of the work:
 
 1. Inherit from `Operations`. It has all methods of `~aiolock.store.Store` that start something, and
-   makes an `Operation` of each call. What is left to write is ``open``, ``aclose`` and
-   ``_call(operation)``, which starts the operation and returns its future. ``_token`` as well,
-   wherever an operation may be carried out twice: two resizes are told apart by it.
+   makes an `Operation` of each call. What is left to write is ``open``, ``aclose``, ``snapshot``,
+   which lists what there is, and ``_call(operation)``, which starts the operation and returns its
+   future. ``_token`` as well, wherever an operation may be carried out twice: two resizes are told
+   apart by it.
 2. To carry out an operation, load what is kept of its ``names``: for each a `NameState` (`decode`)
    and the last fence. Where nothing is kept that is ``NameState()``, and 0.
 3. Then, and not before, read the clock, and ask who lives.

@@ -445,7 +445,7 @@ class Step:
             self._alive(self._waiter(waiter, ticket, place))
             for place, (ticket, waiter) in enumerate(queue, start=1)
         )
-        return Status(name, holders, waiting, closed, state.limit)
+        return Status(name, holders, waiting, closed, state.limit, now=self._now / 1e6)
 
     def reap(self) -> None:
         """Take out the leases that have ended; `acquire` does so by itself."""

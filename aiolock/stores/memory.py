@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from aiolock.store import (
     Form,
     Inbox,
     Late,
+    Page,
     Pass,
     Posted,
     Renewal,
@@ -27,6 +29,9 @@ from aiolock.store import (
 from aiolock.stores.machine import NameState, Step
 
 Value = TypeVar("Value")
+
+_PAGE: Final = 200
+"""Names of which a snapshot tells at a time: everybody waits for so long."""
 
 
 class MemoryServer:
@@ -161,6 +166,11 @@ class MemoryServer:
     def status(self, name: str, *, waiters: bool = True) -> Status:
         return self._sure(name, lambda step: step.status(name, waiters=waiters))
 
+    def snapshot(self, start: str = "") -> Page:
+        names = heapq.nsmallest(_PAGE, (name for name in self.names() if name > start))
+        statuses = [self.status(name) for name in names]
+        return Page(statuses, names[-1] if len(names) == _PAGE else "")
+
     def names(self) -> list[str]:
         """Every name that somebody holds or waits for: none, once all is released."""
         return [name for name, state in self._states.items() if state.holders or state.queue]
@@ -258,6 +268,9 @@ class MemoryStore:
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return self._start(lambda: self.server.status(name, waiters=waiters))
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        return self._start(lambda: self.server.snapshot(start))
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int

@@ -439,6 +439,38 @@ class StoreContract(SharedContract):
             (holder,) = (await ann.store.status(name)).holders
             assert holder.client == bob.client
 
+    # Everything that there is
+
+    async def test_snapshot(self) -> None:
+        """Whatever is held or waited for is on a page, as its status, whatever it is called."""
+        async with self.peers(2) as (ann, bob):
+            stem = fresh_name()
+            odd = ["", ":queue", "{", "}", "%7B", " ", "\n", "é", "🔒", "*", "x" * 400]
+            names = [stem + end for end in odd]
+            for name in names:
+                await ann.take(name)
+            for name in names[:3]:
+                await bob.queue(name)
+            found = await _snapshot(bob, stem)
+            assert found.keys() == set(names)
+            for name in names:
+                assert _who(found[name]) == _who(await bob.store.status(name))
+
+    async def test_snapshot_of_many(self) -> None:
+        """Page by page, however many there are; nobody holds what was released."""
+        async with self.peers(1) as (ann,):
+            stem = fresh_name()
+            names = [f"{stem}{number}" for number in range(500)]
+            grants = await asyncio.gather(*[ann.take(name) for name in names])
+            await asyncio.gather(
+                *[
+                    ann.release(name, grant)
+                    for name, grant in list(zip(names, grants, strict=True))[::2]
+                ]
+            )
+            found = await _snapshot(ann, stem)
+            assert {name for name, status in found.items() if status.holders} == set(names[1::2])
+
     # Leases
 
     async def test_renew(self) -> None:
@@ -1077,3 +1109,20 @@ class StoreContract(SharedContract):
             for future in futures:
                 assert future.get_loop() is asyncio.get_running_loop()
                 await future
+
+
+async def _snapshot(peer: Peer, stem: str) -> dict[str, Status]:
+    """What a store has of the names that begin like that."""
+    found = dict[str, Status]()
+    start = ""
+    while True:
+        page = await peer.store.snapshot(start)
+        found |= {status.name: status for status in page.statuses if status.name.startswith(stem)}
+        start = page.more
+        if not start:
+            return found
+
+
+def _who(status: Status) -> list[tuple[str, int, int, int, bool]]:
+    parties = (*status.holders, *status.waiters)
+    return [(each.client, each.seq, each.place, each.fence, each.alive) for each in parties]

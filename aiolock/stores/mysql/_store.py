@@ -7,11 +7,12 @@ import itertools
 import re
 from typing import Any, Final
 
-from aiolock.store import Inbox
-from aiolock.stores._operations import Operation, Operations
+from aiolock.store import Inbox, Page
+from aiolock.stores._operations import Operation, Operations, Steps
 from aiolock.stores._outcomes import refusal
 from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._settings import Settings
+from aiolock.stores.mysql._transaction import Transaction
 
 _CLIENT: Final = re.compile(r"[\w-]{1,48}", re.ASCII)
 """Part of the names of the server's own locks."""
@@ -53,3 +54,10 @@ class MySQLStore(Operations):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.set_exception(refusal("the store is closed"))
         return future
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        def read(steps: Steps) -> Page:
+            assert isinstance(steps, Transaction)
+            return steps.snapshot(start)
+
+        return self._call(Operation((), read))

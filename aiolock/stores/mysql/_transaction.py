@@ -5,11 +5,13 @@ That is two messages to the server, and one commit for all that is done in betwe
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from aiolock.stores._codec import decode, encode, encode_push
+from aiolock.store import Page
+from aiolock.stores._codec import UNREADABLE, decode, encode, encode_push
 from aiolock.stores._operations import Told
 from aiolock.stores.machine import NOBODY, NameState, Step
 from aiolock.stores.mysql._link import Link
@@ -21,6 +23,8 @@ CLOCK: Final = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)
 within one: the lock has been waited for by then."""
 _LONGEST: Final = 200
 """Bytes of a name that is its own id."""
+_PAGE: Final = 200
+"""Names of which a snapshot tells at a time."""
 _ASKED_AT_ONCE: Final = 100
 """Clients of which it is asked together whether they are there."""
 
@@ -75,6 +79,8 @@ class Transaction:
         self.again = again
         """Whether all of it may have been done already, unheard."""
         self._names = dict[str, Loaded]()
+        self._states: list[NameState] = []
+        """Those that were looked at."""
         self._presence = dict[str, Presence]()
         self.now = 0
         """The server's clock, in µs, when all was locked."""
@@ -127,11 +133,32 @@ class Transaction:
         if loaded.state is None:
             text = loaded.before.decode()
             loaded.state = decode(text) if text else NameState()
+            self._states.append(loaded.state)
         step = Step(loaded.state, self.now, self.listens, loaded.fence, self._says)
         answer = operation(step)
         loaded.fence = step.fence
         self.pushes += [Told(name, push) for push in step.pushes]
         return answer
+
+    def snapshot(self, start: str) -> Page:
+        """The status of some names, none of which is locked; see `Store.snapshot`."""
+        own = self._prefix.encode() + b"\0"
+        (rows,) = self._link.run(
+            "SELECT id, name, state FROM aiolock_names"
+            f" WHERE id > {blob(bytes.fromhex(start))} AND state <> ''"
+            f" AND LEFT(name, {len(own)}) = {blob(own)} ORDER BY id LIMIT {_PAGE}"
+        )
+        found = dict[str, NameState]()
+        for _, name, text in rows:
+            # What a later version has written is no reason to show nothing.
+            with contextlib.suppress(*UNREADABLE):
+                found[name[len(own) :].decode()] = decode(text.decode())
+        self._states += found.values()
+        statuses = [
+            Step(state, self.now, self.listens, 0, self._says).status(name)
+            for name, state in found.items()
+        ]
+        return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
 
     def listens(self, client: str) -> bool:
         """Whether it does, as far as this transaction is concerned."""
@@ -162,10 +189,9 @@ class Transaction:
     def _clients(self) -> dict[str, None]:
         """Those who hold or wait."""
         found = dict[str, None]()
-        for loaded in self._names.values():
-            if loaded.state is not None:
-                found |= dict.fromkeys(holder.client for holder in loaded.state.holders.values())
-                found |= dict.fromkeys(waiter.client for _, waiter in loaded.state.queue)
+        for state in self._states:
+            found |= dict.fromkeys(holder.client for holder in state.holders.values())
+            found |= dict.fromkeys(waiter.client for _, waiter in state.queue)
         found.pop(NOBODY, None)
         return found
 

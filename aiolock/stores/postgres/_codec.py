@@ -17,6 +17,7 @@ from aiolock.store import (
     Granted,
     Inbox,
     Late,
+    Page,
     Party,
     Posted,
     Queued,
@@ -200,12 +201,29 @@ def posted(text: str) -> Posted:
 def status(name: str, text: str) -> Status:
     """What `status` says."""
     data: dict[str, Any] = json.loads(text)
-    now = data["now"]
-    known = {client: rest for client, *rest in data["clients"] or ()}
+    (row,) = data["names"]
+    return _status(name, row, _Known(data))
 
-    def party(each: list[Any], *, place: int = 0) -> Party:
+
+def page(text: str, most: int) -> Page:
+    """What `snapshot` says, where it was asked for as many as that."""
+    data: dict[str, Any] = json.loads(text)
+    known = _Known(data)
+    found = [(bytes.fromhex(row[0]), row) for row in data["names"] or ()]
+    statuses = [_status(key.decode().partition("\0")[2], row, known) for key, row in found]
+    return Page(statuses, found[-1][0].hex() if len(found) == most else "")
+
+
+class _Known:
+    """When that was, and what is known of the clients that are named there."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.now: int = data["now"]
+        self._clients = {client: rest for client, *rest in data["clients"] or ()}
+
+    def party(self, each: list[Any], *, place: int = 0) -> Party:
         client, seq, shared, permits, since, *ends = each
-        host, pid, alive = known[client]
+        host, pid, alive = self._clients[client]
         return Party(
             client=client,
             host=host or "",
@@ -213,18 +231,21 @@ def status(name: str, text: str) -> Status:
             since=since / 1e6,
             place=place,
             fence=0 if place else since,
-            remaining=0.0 if place else (ends[0] - now / 1000) / 1000,
+            remaining=0.0 if place else (ends[0] - self.now / 1000) / 1000,
             shared=shared,
             permits=permits,
             seq=seq,
             alive=alive,
         )
 
-    closed = data["closed"]
+
+def _status(name: str, row: list[Any], known: _Known) -> Status:
+    _, permits, closed, holders, waiters = row
     return Status(
         name,
-        tuple(party(each) for each in data["holders"] or ()),
-        tuple(party(each, place=place) for place, each in enumerate(data["waiters"] or (), 1)),
-        max(0.0, (closed - now / 1000) / 1000) if closed else 0.0,
-        data["permits"],
+        tuple(known.party(each) for each in holders or ()),
+        tuple(known.party(each, place=place) for place, each in enumerate(waiters or (), 1)),
+        max(0.0, (closed - known.now / 1000) / 1000) if closed else 0.0,
+        permits,
+        now=known.now / 1e6,
     )

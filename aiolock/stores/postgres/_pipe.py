@@ -80,7 +80,7 @@ class _Command:
 
 _TELLS: Final = frozenset({"release", "finish", "break_", "downgrade", "resize", "post", "request"})
 """Behind these comes a flush: what they tell other clients is sent in a transaction of its own."""
-_ALONE: Final = frozenset({"renew", "status", "sweep", "beat"})
+_ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat"})
 """They are about several names, or may last."""
 
 

@@ -18,6 +18,7 @@ from aiolock.store import (
     Answer,
     Form,
     Inbox,
+    Page,
     Pass,
     Posted,
     Renewal,
@@ -39,6 +40,8 @@ HEARTBEAT_TIMEOUT: Final = 4.0
 """Seconds for the word that tries them to arrive."""
 _SWEEP: Final = 60.0
 """Seconds after which a client forgets some of what nobody needs any more."""
+_PAGE: Final = 200
+"""Names of which a snapshot tells at a time."""
 _SWEPT: Final = b"100"
 """Names that are looked at then."""
 
@@ -231,6 +234,12 @@ class PostgresStore:
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         arguments = (self._key(name), number(waiters))
         return self._call("status", name, arguments, lambda text, _: codec.status(name, text))
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        own = codec.key(self._prefix, "")
+        behind = bytes.fromhex(start) or own
+        arguments = (codec.bytea(own), codec.bytea(behind), number(_PAGE))
+        return self._call("snapshot", "", arguments, lambda text, _: codec.page(text, _PAGE))
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int

@@ -34,6 +34,7 @@ FUNCTIONS: Final = {
     "post": 8,
     "read": 1,
     "status": 2,
+    "snapshot": 3,
     "clock": 0,
     "beat": 1,
     "bye": 1,

@@ -823,31 +823,61 @@ BEGIN
     RETURN concat_ws(' ', coalesce(m.count, 0), encode(coalesce(m.value, ''), 'hex'));
 END $$;
 
-CREATE OR REPLACE FUNCTION aiolock.status(n bytea, queue boolean) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- The status of these names, in their order; without `queue` nobody who waits.
+CREATE OR REPLACE FUNCTION aiolock._statuses(ns bytea[], queue boolean) RETURNS text
+LANGUAGE plpgsql AS $$
 DECLARE
     us bigint := aiolock._clock();
 BEGIN
     RETURN json_build_object(
         'now', us,
-        'permits', (SELECT permits FROM aiolock.names
-            WHERE name = n AND NOT keep_until BETWEEN 1 AND us / 1000),
-        'closed', (SELECT max(ends) FROM aiolock.grants
-            WHERE name = n AND client = '-' AND ends > us / 1000),
-        'holders', (SELECT json_agg(json_build_array(g.client, g.seq, g.shared,
-                CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, g.fence, g.ends)
-                ORDER BY g.fence) FROM aiolock.grants g
-            WHERE g.name = n AND g.client <> '-' AND g.ends > us / 1000),
-        'waiters', (SELECT json_agg(json_build_array(w.client, w.seq, w.shares,
-                CASE WHEN w.rule = '*' THEN w.number ELSE 0 END,
-                w.ticket - w.priority * 100000000000000) ORDER BY w.ticket, w.client, w.seq)
-            FROM aiolock.waiters w WHERE queue AND w.name = n),
         'clients', (SELECT json_agg(json_build_array(c.client, x.host, x.pid,
                 aiolock._listens(c.client)))
-            FROM (SELECT client FROM aiolock.grants WHERE name = n
-                UNION SELECT client FROM aiolock.waiters WHERE queue AND name = n) c
-            LEFT JOIN aiolock.clients x ON x.id = c.client)
+            FROM (SELECT client FROM aiolock.grants WHERE name = ANY (ns)
+                UNION SELECT client FROM aiolock.waiters WHERE queue AND name = ANY (ns)) c
+            LEFT JOIN aiolock.clients x ON x.id = c.client),
+        'names', (SELECT json_agg(json_build_array(
+            encode(n, 'hex'),
+            (SELECT permits FROM aiolock.names
+                WHERE name = n AND NOT keep_until BETWEEN 1 AND us / 1000),
+            (SELECT max(ends) FROM aiolock.grants
+                WHERE name = n AND client = '-' AND ends > us / 1000),
+            (SELECT json_agg(json_build_array(g.client, g.seq, g.shared,
+                    CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, g.fence, g.ends)
+                    ORDER BY g.fence) FROM aiolock.grants g
+                WHERE g.name = n AND g.client <> '-' AND g.ends > us / 1000),
+            (SELECT json_agg(json_build_array(w.client, w.seq, w.shares,
+                    CASE WHEN w.rule = '*' THEN w.number ELSE 0 END,
+                    w.ticket - w.priority * 100000000000000) ORDER BY w.ticket, w.client, w.seq)
+                FROM aiolock.waiters w WHERE queue AND w.name = n)
+            ) ORDER BY place) FROM unnest(ns) WITH ORDINALITY AS x (n, place))
     )::text;
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock.status(n bytea, queue boolean) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN aiolock._statuses(ARRAY[n], queue);
+END $$;
+
+-- The status of the next names behind `start`, as many as `most`, of those that begin with `prefix`.
+CREATE OR REPLACE FUNCTION aiolock.snapshot(prefix bytea, start bytea, most integer) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    n bytea := start;
+    ns bytea[] := '{}';
+BEGIN
+    FOR i IN 1 .. most LOOP
+        -- The next one of each is a look into an index, however many they are.
+        SELECT x.name INTO n FROM (
+            (SELECT name FROM aiolock.grants WHERE name > n ORDER BY name LIMIT 1)
+            UNION ALL
+            (SELECT name FROM aiolock.waiters WHERE name > n ORDER BY name LIMIT 1)
+        ) x ORDER BY 1 LIMIT 1;
+        EXIT WHEN n IS NULL OR substr(n, 1, length(prefix)) <> prefix;
+        ns := ns || n;
+    END LOOP;
+    RETURN aiolock._statuses(ns, true);
 END $$;
 
 

@@ -142,6 +142,10 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
 _NO_CLUSTER: Final = "Redis Cluster is not supported yet, use a server with cluster-enabled no"
 
 _ANSWERS: Final[dict[str, tuple[str, str]]] = {
+    "NOSCAN": (
+        "does not let this user look for keys, as snapshot() and names() do",
+        "grant the user: +scan",
+    ),
     "READONLY": (
         "is a replica",
         "connect to its master, or through Sentinel, which knows who that is",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from aiolock.stores.redis._scripts import bulk
@@ -36,9 +37,14 @@ class Names:
         """Where a value is put up (see `Store.post`)."""
         return f"{self._prefix}:{{{escape(name)}}}:value"
 
-    def name(self, holders: str) -> str:
-        """The name whose holders key this is; a push carries the key, which its script has."""
-        escaped = holders[len(self._prefix) + 2 : -len("}:holders")]
+    @property
+    def pattern(self) -> str:
+        """What all keys of names match; ``[`` and the like stand for themselves in a prefix."""
+        return re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + ":{*}:*"
+
+    def name(self, key: str) -> str:
+        """The name of which this is a key; a push carries that of its holders."""
+        escaped = key[len(self._prefix) + 2 : key.rindex("}")]
         return unescape(escaped) if "%" in escaped else escaped
 
     def client(self, client: str) -> str:

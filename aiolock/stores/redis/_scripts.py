@@ -214,7 +214,8 @@ def status(name: str, reply: Any) -> Status:
         for place, (waiter, ticket) in enumerate(_pairs(queued), start=1)
     )
     holders.sort(key=lambda party: party.fence)
-    return Status(name, tuple(holders), waiters, closed, None if limit < 0 else limit)
+    known_limit = None if limit < 0 else limit
+    return Status(name, tuple(holders), waiters, closed, known_limit, now=now / 1e6)
 
 
 def _party(
@@ -250,6 +251,18 @@ def _since(text: str, ticket: int) -> int:
 
 def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:
     return zip(flat[::2], flat[1::2], strict=True)
+
+
+class Listed(NamedTuple):
+    """Where a page of keys ends, ``0`` if it is the last, and the keys."""
+
+    cursor: str
+    keys: list[str]
+
+
+def _listed(reply: Any) -> Listed:
+    cursor, keys = reply
+    return Listed(cursor.decode(), [key.decode() for key in keys])
 
 
 def _as_is(reply: Any) -> Any:
@@ -295,4 +308,5 @@ RESIZE: Final = Script("resize", int)
 POST: Final = Script("post", int)
 READ: Final = Script("read", _posted)
 STATUS: Final = Script("status", _as_is)
+LIST: Final = Script("list", _listed)
 PRESENCE: Final = Script("presence", _present)

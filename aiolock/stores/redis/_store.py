@@ -21,6 +21,7 @@ from aiolock.store import (
     Answer,
     Form,
     Inbox,
+    Page,
     Pass,
     Posted,
     Renewal,
@@ -57,6 +58,8 @@ KEPT: Final = 60_000
 """Milliseconds for which the holders are kept behind the end of a lease: `KEPT` of the scripts."""
 _NEWCOMER: Final = bulk(0)
 """A ticket that is none."""
+_PAGE: Final = 1000
+"""Keys that the server looks at for each page of a snapshot: less than a millisecond."""
 _CLOSES: Final = bulk(1)
 _CLOSES_NOTHING: Final = bulk(0)
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
@@ -252,6 +255,9 @@ class RedisStore:
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._status(name, waiters=waiters))
 
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        return asyncio.ensure_future(self._snapshot(start))
+
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
     ) -> asyncio.Future[int]:
@@ -300,6 +306,13 @@ class RedisStore:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
         arguments = keys + self._channels + bulk(int(waiters))
         return scripts.status(name, await self._pipe.call(scripts.STATUS, 5, arguments))
+
+    async def _snapshot(self, start: str) -> Page:
+        arguments = b"".join(map(bulk, (0, start or 0, self._names.pattern, _PAGE)))
+        cursor, keys = await self._pipe.call(scripts.LIST, 4, arguments)
+        names = dict.fromkeys(self._names.name(key) for key in keys)
+        statuses = await asyncio.gather(*[self._status(name, waiters=True) for name in names])
+        return Page(statuses, "" if cursor == "0" else cursor)
 
     # Opening, and keeping both connections alive
 

@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from aiolock.store import Inbox
-from aiolock.stores._operations import Operation, Operations
+from aiolock.store import Inbox, Page
+from aiolock.stores._operations import Operation, Operations, Steps
 from aiolock.stores._outcomes import refusal
 from aiolock.stores.sqlite._session import Session
+from aiolock.stores.sqlite._transaction import Transaction
 
 
 class SQLiteStore(Operations):
@@ -40,3 +41,10 @@ class SQLiteStore(Operations):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.set_exception(refusal("the store is closed"))
         return future
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        def read(steps: Steps) -> Page:
+            assert isinstance(steps, Transaction)
+            return steps.snapshot(start)
+
+        return self._call(Operation((), read))

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from aiolock.store import Page, Status
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
 from aiolock.stores._operations import Told
 from aiolock.stores.machine import NameState, Step
@@ -19,6 +20,8 @@ Value = TypeVar("Value")
 
 _KEPT: Final = 600_000_000
 """Microseconds for which a name is kept that nobody asks for, once all is over that was known."""
+_PAGE: Final = 200
+"""Names of which a snapshot tells at a time: so long the other processes wait."""
 _SWEPT: Final = 100
 """Names that are looked at together, to see whether they can be forgotten."""
 
@@ -60,6 +63,22 @@ class Transaction:
         self._fence = step.fence
         self.pushes += [Told(name, push) for push in step.pushes]
         return answer
+
+    def snapshot(self, start: str) -> Page:
+        """The status of some names; see `Store.snapshot`."""
+        first = bytes.fromhex(start) or self._key("")
+        rows = self._database.execute(
+            "SELECT name, state FROM names WHERE name > ? AND name < ? ORDER BY name LIMIT ?",
+            (first, self._prefix.encode() + b"\1", _PAGE),
+        ).fetchall()
+        statuses: list[Status] = []
+        for key, text in rows:
+            name = key.decode().partition("\0")[2]
+            # What a later version has written is no reason to show nothing.
+            with contextlib.suppress(*UNREADABLE):
+                step = Step(decode(text), self._now(), self.listens, self._fence, self._says)
+                statuses.append(step.status(name))
+        return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
 
     def save(self) -> None:
         """Write down what has changed."""

@@ -1,0 +1,26 @@
+"""Everything that somebody holds or waits for at a store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from aiolock.store import Status, Store
+
+
+async def snapshot(store: Store, pattern: str, kind: str | None) -> list[Status]:
+    """The statuses of what is held or waited for, of these names and this kind; in their order."""
+    found = dict[tuple[str, str], Status]()
+    start = ""
+    while True:
+        page = await store.snapshot(start)
+        for status in page.statuses:
+            # The kind ends with the first colon; see `Policy.key`.
+            its_kind, _, name = status.name.partition(":")
+            if not (status.holders or status.waiters):
+                continue  # what is closed, or remembered, is nobody's
+            if kind in (None, its_kind) and fnmatchcase(name, pattern):
+                found[its_kind, name] = replace(status, kind=its_kind, name=name)
+        start = page.more
+        if not start:
+            return [found[key] for key in sorted(found)]

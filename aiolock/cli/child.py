@@ -1,0 +1,131 @@
+"""A program that is run for as long as a lease is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import anyio
+
+from aiolock.cli.signals import ENDING, SIGNALS
+
+_PASSED_ON: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Beside those that end this process."""
+_BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
+_ON_LINUX: Final = sys.platform == "linux"
+_PDEATHSIG: Final = 1
+"""Of prctl(2)."""
+
+
+class Child:
+    """One run of it. It has what it needs of ours: the terminal, standard input and output.
+
+    Where there is a terminal it is in our process group, or it could not read from that. Elsewhere
+    it has a group of its own, so that what it has started ends with it.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], *, grace: float) -> None:
+        """``grace``: seconds from SIGTERM to SIGKILL."""
+        self._argv = argv
+        self._env = env
+        self._grace = grace
+        self._interactive = _has_terminal()
+        self._process: asyncio.subprocess.Process | None = None
+        self._too_early: list[int] = []
+        """Signals that came before there was anybody to pass them on to."""
+        self.told_to_end: int | None = None
+        """The signal that was to end it, if there was one."""
+
+    async def run(self) -> int:
+        """Run it; its exit code, or 128 and the signal that ended it. `OSError` if it cannot be.
+
+        Cancelled, it gets SIGTERM, and later SIGKILL, and has ended when this raises.
+        """
+        loop = asyncio.get_running_loop()
+        for number in _PASSED_ON:
+            loop.add_signal_handler(number, self._pass_on, number)
+        if _ON_LINUX:
+            loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
+        try:
+            with SIGNALS.received_by(self._pass_on):
+                return await self._run()
+        finally:
+            for number in (*_PASSED_ON, signal.SIGCHLD):
+                loop.remove_signal_handler(number)
+
+    async def _run(self) -> int:
+        starting = asyncio.create_task(
+            asyncio.create_subprocess_exec(
+                *self._argv,
+                env=self._env,
+                process_group=None if self._interactive else 0,
+                preexec_fn=_end_with_us if _ON_LINUX else None,
+            )
+        )
+        try:
+            code = await self._started(await asyncio.shield(starting)).wait()
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([starting])
+                if starting.exception() is None:
+                    await self._end(self._started(starting.result()))
+            raise
+        return code if code >= 0 else 128 - code
+
+    def _started(self, process: asyncio.subprocess.Process) -> asyncio.subprocess.Process:
+        self._process = process
+        while self._too_early:
+            self._send(self._too_early.pop(0))
+        return process
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        self._send(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                await process.wait()
+        self._send(signal.SIGKILL)  # also what it has left behind in its group
+        await process.wait()
+
+    def _pass_on(self, number: int) -> None:
+        if self._interactive and number in _BY_TERMINAL:
+            return  # the terminal sends these to all of the group
+        if number in ENDING:
+            self.told_to_end = number
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        if self._process is None:
+            self._too_early.append(number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._interactive:
+                self._process.send_signal(number)
+            else:
+                os.killpg(self._process.pid, number)
+
+    def _reap_orphans(self) -> None:
+        """Where we are the first process of a container, whatever has lost its parent is ours."""
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if self._process is None or found.si_pid == self._process.pid:
+                    return  # the event loop waits for that
+                os.waitpid(found.si_pid, os.WNOHANG)
+
+
+def _has_terminal() -> bool:
+    """Whether somebody at a terminal has started this in the foreground."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _end_with_us() -> None:
+    """In the child, before it begins: end when this process is killed, for nobody renews then."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,178 @@
+"""``aiolock run``: a command under a lock, on one of however many machines."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import aiolock
+from aiolock.cli.signals import Ended
+from aiolock.cli.store import BUSY, LOST, WRONG_USE, Commands, add_store_options, with_store
+
+_LONGEST_PAUSE = 30.0
+"""Seconds between tries to take part while the store cannot be reached."""
+
+
+def add_command(commands: Commands) -> None:
+    """Add ``run`` to the command line."""
+    parser = commands.add_parser(
+        "run",
+        help="run a command under a lock",
+        usage="aiolock run [OPTION…] NAME -- COMMAND [ARGUMENT…]",
+        description="Run a command while this holds the lock, which it renews. The command finds"
+        " the name in AIOLOCK_NAME, and the fencing token in AIOLOCK_FENCE. When the lock is lost"
+        " it gets SIGTERM, and SIGKILL if that does not end it. Signals are passed on to it.",
+        epilog=f"exit code: the command's own (128 + N if signal N ended it); {BUSY} if the lock is"
+        f" held by somebody else, {LOST} if it was lost, 69 if the store cannot be reached",
+    )
+    add_store_options(parser)
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument(
+        "-n", "--no-wait", action="store_true", help="do not wait for whoever holds it"
+    )
+    waiting.add_argument(
+        "-t", "--timeout", type=float, metavar="S", help="wait for so many seconds at most"
+    )
+    parser.add_argument(
+        "--ttl",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds for which this blocks the others when its machine dies (default: 30)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds from SIGTERM to SIGKILL when the lock was lost (default: 5)",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--limit", type=int, metavar="N", help="so many may run at once")
+    what.add_argument(
+        "--every",
+        type=float,
+        metavar="S",
+        help="for ever: one run in each period of so many seconds, by one of all that say so",
+    )
+    what.add_argument(
+        "--once",
+        type=float,
+        metavar="S",
+        help="unless it was done in the last so many seconds (exit code 0: then it is)",
+    )
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("argv", nargs="*", metavar="COMMAND")
+    parser.set_defaults(run=run, command="run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry it out; the exit code."""
+    arguments.argv += arguments.behind
+    if not arguments.argv:
+        print("aiolock run: which command? aiolock run NAME -- COMMAND", file=sys.stderr)
+        return WRONG_USE
+    return with_store(_run)(arguments)
+
+
+async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
+    if os.name != "posix":
+        raise ValueError("commands are run on POSIX systems only")
+    if arguments.every is not None:
+        if arguments.no_wait or arguments.timeout is not None:
+            raise ValueError("--every waits for its turn, so it takes no -n and no -t")
+        await _take_part(client, arguments)
+    try:
+        if arguments.once is not None:
+            return await _once(client, arguments)
+        async with _acquisition(client, arguments) as lease:
+            return await _under(lease, arguments)
+    except FileNotFoundError as error:
+        print(f"aiolock run: {error.filename}: there is no such command", file=sys.stderr)
+        return 127
+    except PermissionError as error:
+        print(f"aiolock run: {error.filename}: this cannot be run", file=sys.stderr)
+        return 126
+
+
+def _acquisition(
+    client: aiolock.LockClient, arguments: argparse.Namespace
+) -> aiolock.Acquisition[aiolock.Lease | None]:
+    name, ttl = arguments.name, arguments.ttl
+    limit: int | None = arguments.limit
+    if limit is None:
+        lock = client.lock(name, ttl=ttl)
+        if arguments.no_wait:
+            return lock.acquire(blocking=False)
+        return lock.acquire(timeout=arguments.timeout)
+    semaphore = client.semaphore(name, limit, ttl=ttl)
+    if arguments.no_wait:
+        return semaphore.acquire(blocking=False)
+    return semaphore.acquire(timeout=arguments.timeout)
+
+
+async def _once(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
+    """Unless it is done; a command that fails has not done it."""
+    once = client.once(
+        arguments.name,
+        remember=arguments.once,
+        ttl=arguments.ttl,
+        timeout=0 if arguments.no_wait else arguments.timeout,
+    )
+    try:
+        async with once as lease:
+            if lease is None:
+                print(f"aiolock run: {arguments.name!r} is done already", file=sys.stderr)
+                return 0
+            await _do(lease, arguments)
+            return 0
+    except _NotDoneError as failed:
+        return failed.code
+
+
+class _NotDoneError(Exception):
+    """The command has failed, so that the next may try."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+async def _do(lease: aiolock.Lease, arguments: argparse.Namespace) -> None:
+    if code := await _under(lease, arguments):
+        raise _NotDoneError(code)
+
+
+async def _take_part(client: aiolock.LockClient, arguments: argparse.Namespace) -> NoReturn:
+    """A run in each period that is ours, until a signal ends it."""
+    periodic = client.periodic(arguments.name, every=arguments.every, ttl=arguments.ttl)
+    pause = 1.0
+    while True:
+        try:
+            async with periodic as lease:
+                pause = 1.0
+                if code := await _under(lease, arguments):
+                    print(f"aiolock run: the command ended with {code}", file=sys.stderr)
+        except aiolock.LeaseLost as error:
+            print(f"aiolock run: {error}; the command was ended", file=sys.stderr)
+        except aiolock.StoreError as error:
+            print(f"aiolock run: {error}; tried again in {pause:g} s", file=sys.stderr)
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+
+
+async def _under(lease: aiolock.Lease, arguments: argparse.Namespace) -> int:
+    """Run the command while the lease is ours; its exit code."""
+    # Not where the commands are put together: Windows has not all that it needs.
+    from aiolock.cli.child import Child
+
+    argv: Sequence[str] = arguments.argv
+    env = os.environ | {"AIOLOCK_NAME": arguments.name, "AIOLOCK_FENCE": str(lease.fence)}
+    child = Child(argv, env, grace=arguments.grace)
+    code = await child.run()
+    if arguments.every is not None and child.told_to_end is not None:
+        raise Ended(child.told_to_end)
+    return code

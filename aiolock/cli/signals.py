@@ -1,0 +1,70 @@
+"""Signals: they end a command of ours, or are passed on to the program that it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+ENDING: Final = tuple(
+    signal.Signals[name]
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if name in signal.Signals.__members__  # Windows has not all of them
+)
+
+
+class Ended(Exception):
+    """By a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Signals:
+    """Those that this process gets while a command is carried out."""
+
+    def __init__(self) -> None:
+        self._receiver: Callable[[int], None] | None = None
+
+    @contextlib.contextmanager
+    def end_this_task(self) -> Generator[None]:
+        """They cancel the current task, and are then an `Ended`."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        came: list[int] = []
+
+        def receive(number: int) -> None:
+            if self._receiver is not None:
+                self._receiver(number)
+                return
+            came.append(number)
+            _end(task)
+
+        with contextlib.suppress(NotImplementedError):  # there are none on Windows
+            for number in ENDING:
+                loop.add_signal_handler(number, receive, number)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if came:
+                raise Ended(came[0]) from None
+            raise
+
+    @contextlib.contextmanager
+    def received_by(self, receiver: Callable[[int], None]) -> Generator[None]:
+        """They go there meanwhile."""
+        self._receiver = receiver
+        try:
+            yield
+        finally:
+            self._receiver = None
+
+
+def _end(task: asyncio.Task[Any] | None) -> None:
+    if task is not None:
+        task.cancel()
+
+
+SIGNALS: Final = Signals()
+"""A process has one set of them."""

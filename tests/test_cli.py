@@ -1,0 +1,365 @@
+"""The commands for operators, run as they run them: ls, show, break, ask, run."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock.cli.child import Child
+from tests.servers import RedisServer, hold_port
+from tests.worlds import asking
+
+WITHIN = 10.0
+"""Seconds for a program to start, or to end, on a busy machine."""
+
+
+class Cli:
+    """The command line, against one store."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.env = {"AIOLOCK_URL": url, "AIOLOCK_PREFIX": prefix}
+
+    @asynccontextmanager
+    async def started(
+        self, *args: str, **options: Any
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A command that is under way; killed in the end."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-W", "error", "-m", "aiolock", *args),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | self.env,
+            **options,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            # Not until its output ends: what it has left behind may have that open.
+            process._transport.close()  # type: ignore[attr-defined]
+
+    async def __call__(self, *args: str) -> tuple[int, str, str]:
+        """Its exit code, and what it printed."""
+        async with self.started(*args) as process:
+            return await end_of(process)
+
+
+async def end_of(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    """The exit code of a command, and what it has printed since."""
+    output, errors = await asyncio.wait_for(process.communicate(), WITHIN)
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def line_of(process: asyncio.subprocess.Process) -> str:
+    """The next line that it prints."""
+    assert process.stdout is not None
+    return (await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode().rstrip("\n")
+
+
+@pytest.fixture
+def cli(redis_server: RedisServer, prefix: str) -> Cli:
+    """The command line, against the shared server."""
+    return Cli(redis_server.url, prefix)
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockClient]:
+    """A program that uses the same locks."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        yield client
+
+
+def sh(script: str) -> tuple[str, ...]:
+    """A command of the shell's."""
+    return ("--", "sh", "-c", script)
+
+
+async def gone(pid: int) -> None:
+    """Wait for the end of a process."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            if not _runs(pid):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def waited_for(client: aiolock.LockClient, name: str) -> None:
+    """Wait until somebody waits for it."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            if (await client.status(name)).waiters:
+                return
+            await asyncio.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# --- ls, show
+
+
+async def test_ls(cli: Cli, client: aiolock.LockClient) -> None:
+    """A line for each, with its kind, its holder and how many wait."""
+    async with client.lock("order:42"), client.semaphore("api", 2), client.lock("two\nlines"):
+        waiting = asking(client.lock("order:42"))
+        await waited_for(client, "order:42")
+        code, output, errors = await cli("ls")
+        head, *lines = output.splitlines()
+        assert (code, errors) == (0, "")
+        assert head.split() == ["KIND", "NAME", "HELD", "BY", "FOR", "LEASE", "WAITING", "LONGEST"]
+        assert [line.split()[:2] for line in lines] == [
+            ["lock", "order:42"],
+            ["lock", "two\\nlines"],
+            ["semaphore", "api"],
+        ]
+        assert f":{os.getpid()} " in lines[0]
+        assert lines[0].split()[-3] == "1"
+        _, by_queue, _ = await cli("ls", "--sort", "waiting", "--kind", "lock", "*:*")
+        assert [line.split()[1] for line in by_queue.splitlines()[1:]] == ["order:42"]
+        _, data, _ = await cli("ls", "--json")
+        assert [(each["kind"], each["name"]) for each in json.loads(data)] == [
+            ("lock", "order:42"),
+            ("lock", "two\nlines"),
+            ("semaphore", "api"),
+        ]
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_show(cli: Cli, client: aiolock.LockClient) -> None:
+    """One of them, with everybody; and that nobody has it."""
+    async with client.semaphore("api", 2) as lease:
+        code, output, _ = await cli("show", "--kind", "semaphore", "api")
+        assert code == 0
+        assert output.startswith("semaphore 'api', limit 2\n  holds: ")
+        assert f"fence {lease.fence}" in output
+        _, data, _ = await cli("show", "--kind", "semaphore", "--json", "api")
+        assert json.loads(data)["holders"][0]["pid"] == os.getpid()
+    assert await cli("show", "api") == (1, "lock 'api': nobody holds it or waits\n", "")
+
+
+# --- break, ask
+
+
+async def test_break(cli: Cli, client: aiolock.LockClient) -> None:
+    """Taken from one holder or from all; never where nobody was asked whether to."""
+    api = client.semaphore("api", 3)
+    leases = [await api.acquire() for _ in range(3)]
+    code, _, errors = await cli("break", "--kind", "semaphore", "api")
+    assert (code, errors) == (2, "aiolock break: nobody can be asked here: say --yes\n")
+    fence = str(leases[1].fence)
+    code, output, _ = await cli("break", "--kind", "semaphore", "--yes", "--fence", fence, "api")
+    assert (code, output) == (0, "'api' was taken away\n")
+    await asyncio.wait_for(leases[1].lost.wait(), WITHIN)
+    assert not leases[0].lost.is_set()
+    assert (await cli("break", "--kind", "semaphore", "--yes", "api"))[0] == 0
+    for lease in leases:
+        await asyncio.wait_for(lease.lost.wait(), WITHIN)
+    assert await cli("break", "--yes", "api") == (1, "nobody held it\n", "")
+
+
+async def test_ask(cli: Cli, client: aiolock.LockClient) -> None:
+    """The holder is told, and that is all."""
+    async with client.lock("a") as lease:
+        assert (await cli("ask", "a"))[0] == 0
+        await asyncio.wait_for(lease.requested.wait(), WITHIN)
+    assert await cli("ask", "a") == (1, "nobody holds it\n", "")
+
+
+# --- run
+
+
+async def test_run(cli: Cli, client: aiolock.LockClient) -> None:
+    """The command runs under the lock, is told of it, and its exit code is ours."""
+    script = 'echo "$AIOLOCK_NAME $AIOLOCK_FENCE"; cat; exit 7'
+    async with cli.started("run", "job", *sh(script)) as it:
+        name, fence = (await line_of(it)).split()
+        assert (await end_of(it))[0] == 7
+    assert name == "job"
+    async with client.lock("job") as lease:
+        assert int(fence) < lease.fence
+
+
+async def test_run_is_exclusive(cli: Cli, client: aiolock.LockClient) -> None:
+    """While it runs nobody else has the lock; -n and -t say for how long to wait for it."""
+    async with client.lock("job"):
+        code, output, errors = await cli("run", "-n", "job", *sh("echo ran"))
+        assert (code, output) == (75, "")
+        assert "aiolock run: the lock 'job'" in errors
+        assert f"process {os.getpid()} of" in errors, "it says who holds it"
+        assert (await cli("run", "-t", "0.1", "job", *sh("echo ran")))[:2] == (75, "")
+    async with cli.started("run", "job", *sh("echo in; sleep 30")) as it:
+        assert await line_of(it) == "in"
+        assert await client.lock("job").acquire(blocking=False) is None
+
+
+async def test_run_leaves_arguments_alone(cli: Cli) -> None:
+    """What stands behind the first -- is the command's, as it is."""
+    command = ("--", "printf", "%s,", "--", "-n", "--ttl", "a b")
+    assert (await cli("run", "job", *command))[:2] == (0, "--,-n,--ttl,a b,")
+
+
+async def test_run_with_a_limit(cli: Cli, client: aiolock.LockClient) -> None:
+    """So many at once."""
+    async with client.semaphore("job", 2):
+        assert (await cli("run", "-n", "--limit", "2", "job", *sh("echo ran")))[:2] == (0, "ran\n")
+        async with client.semaphore("job", 2):
+            assert (await cli("run", "-n", "--limit", "2", "job", *sh("echo ran")))[0] == 75
+
+
+async def test_run_once(cli: Cli) -> None:
+    """What has been done is not done again; what has failed is."""
+    assert (await cli("run", "--once", "60", "job", *sh("exit 3")))[0] == 3
+    assert (await cli("run", "--once", "60", "job", *sh("echo ran")))[:2] == (0, "ran\n")
+    code, output, errors = await cli("run", "--once", "60", "job", *sh("echo ran"))
+    assert (code, output, errors) == (0, "", "aiolock run: 'job' is done already\n")
+
+
+async def test_run_every(cli: Cli) -> None:
+    """One run in each period, in turn; SIGTERM ends whoever waits, or runs."""
+    command = ("run", "--every", "0.5", "job", *sh('echo "$AIOLOCK_FENCE"'))
+    async with cli.started(*command) as one, cli.started(*command) as other:
+        fences = [int(await line_of(each)) for each in (one, other, one, other)]
+        assert fences[2] > fences[0]
+        assert fences[3] > fences[1]
+        assert abs(fences[2] - fences[1]) > 250_000 or abs(fences[1] - fences[0]) > 250_000
+        for each in (one, other):
+            each.terminate()
+            assert (await end_of(each))[0] == 128 + signal.SIGTERM
+
+
+async def test_run_that_loses_the_lock(cli: Cli, client: aiolock.LockClient) -> None:
+    """The command, and what it has started, gets SIGTERM, and SIGKILL if that ends nothing."""
+    polite = "trap 'echo ended; exit 0' TERM; echo $$; sleep 60 & wait"
+    stubborn = "trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.1; done"
+    for script, says in ((polite, "ended\n"), (stubborn, "")):
+        async with cli.started("run", "--grace", "0.3", "job", *sh(script)) as it:
+            pid = int(await line_of(it))
+            assert await client.break_("job")
+            code, output, errors = await end_of(it)
+            assert (code, output) == (76, says)
+            assert "was lost: somebody broke it" in errors
+            await gone(pid)
+
+
+async def test_run_passes_signals_on(cli: Cli, client: aiolock.LockClient) -> None:
+    """The command gets them, and decides; the lock is given back when it has ended."""
+    for name in ("TERM", "INT", "HUP", "USR1", "QUIT"):
+        number = signal.Signals[f"SIG{name}"]
+        script = f"trap 'echo got {name}; exit 9' {name}; echo in; while :; do sleep 0.05; done"
+        async with cli.started("run", "job", *sh(script)) as it:
+            assert await line_of(it) == "in"
+            it.send_signal(number)
+            assert (await end_of(it))[:2] == (9, f"got {name}\n")
+        async with client.lock("job", timeout=1):
+            pass
+
+
+async def test_a_signal_that_comes_early() -> None:
+    """One that comes while the program is being started is passed on as soon as it runs."""
+    child = Child(("sh", "-c", "sleep 60"), os.environ, grace=1)
+    running = asyncio.create_task(child.run())
+    await asyncio.sleep(0)
+    child._pass_on(signal.SIGTERM)
+    assert await asyncio.wait_for(running, WITHIN) == 128 + signal.SIGTERM
+
+
+async def test_run_is_ended_while_it_waits(cli: Cli, client: aiolock.LockClient) -> None:
+    """By a signal: it leaves the queue."""
+    async with client.lock("job"):
+        async with cli.started("run", "job", *sh("echo ran")) as it:
+            await waited_for(client, "job")
+            it.send_signal(signal.SIGINT)
+            assert await end_of(it) == (128 + signal.SIGINT, "", "")
+        assert not (await client.status("job")).waiters
+
+
+async def test_a_command_ended_by_a_signal(cli: Cli) -> None:
+    """Its exit code is that of a shell."""
+    assert (await cli("run", "job", *sh("kill -KILL $$")))[0] == 128 + signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a child is told of its parent's end on Linux")
+async def test_run_that_is_killed(cli: Cli) -> None:
+    """Nobody renews any more: the command ends, too."""
+    async with cli.started("run", "job", *sh("echo $$; exec sleep 60")) as it:
+        pid = int(await line_of(it))
+        it.kill()
+        await gone(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
+async def test_run_reaps_what_others_leave(cli: Cli) -> None:
+    """As the first process of a container it is the parent of all who have lost theirs."""
+    script = "(sh -c 'echo $$' &) ; sleep 0.5; ps -o stat= --ppid $PPID | grep -c Z; true"
+
+    def adopt() -> None:
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+    async with cli.started("run", "job", *sh(script), preexec_fn=adopt) as it:
+        _, output, _ = await end_of(it)
+    orphan, zombies = output.split()
+    assert int(orphan) > 0
+    assert zombies == "0"
+
+
+async def test_what_cannot_be_run(cli: Cli) -> None:
+    """As a shell says it; and the lock is free again."""
+    code, _, errors = await cli("run", "job", "--", "/no/such/command")
+    assert (code, errors) == (127, "aiolock run: /no/such/command: there is no such command\n")
+    code, _, errors = await cli("run", "job", "--", "/")
+    assert (code, errors) == (126, "aiolock run: /: this cannot be run\n")
+    assert (await cli("show", "job"))[0] == 1
+
+
+# --- What goes wrong
+
+
+async def test_no_store() -> None:
+    """One line, and an exit code of its own."""
+    with hold_port() as held:
+        port = held.getsockname()[1]
+        code, output, errors = await Cli(f"redis://127.0.0.1:{port}", "p")("ls")
+    assert (code, output) == (69, "")
+    assert errors.startswith(f"aiolock ls: Redis at 127.0.0.1:{port} ")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("ls", "--url", ""), "which store? Say --url, or set AIOLOCK_URL"),
+        (("ls", "--url", "ftp://here"), "the URL of a lock store begins with one of"),
+        (("show", ""), "name"),
+        (("run", "--ttl", "0", "job", "--", "true"), "ttl"),
+        (("run", "--limit", "0", "job", "--", "true"), "limit"),
+        (("run", "--every", "60", "-n", "job", "--", "true"), "--every waits for its turn"),
+        (("run", "-n", "-t", "1", "job", "--", "true"), "not allowed with argument"),
+        (("run", "job"), "COMMAND"),
+    ],
+)
+async def test_wrong_use(cli: Cli, args: tuple[str, ...], says: str) -> None:
+    """Exit code 2, and what is wrong."""
+    code, output, errors = await cli(*args)
+    assert (code, output) == (2, "")
+    assert says in errors
+    assert "Traceback" not in errors

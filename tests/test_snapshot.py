@@ -1,0 +1,149 @@
+"""Everything that is held or waited for, and what has a name, whatever it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import aiolock
+from aiolock import ClientClosed
+from aiolock.stores.memory import MemoryServer
+from aiolock.stores.redis._errors import ACL_RULE
+from tests.servers import RedisServer
+from tests.worlds import World, asking, queued
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[aiolock.LockClient]:
+    """An open client: "we"."""
+    async with world.client() as client:
+        yield client
+
+
+@pytest.fixture
+async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
+    """Another open client of the same store: "they"."""
+    async with world.client() as client:
+        yield client
+
+
+async def test_snapshot(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """Each as its own status, of every kind, by kind and name."""
+    async with (
+        client.lock("order:42"),
+        client.semaphore("order:42", 2),
+        client.rwlock("page").read(),
+        other.rwlock("page").read(),
+        client.once("user:1", remember=60),
+        client.election("primary").campaign("here"),
+        client.periodic("report", every=3600),
+    ):
+        waits = asking(other.lock("order:42"))
+        meets = asyncio.create_task(other.latch("ready", 1).wait())
+        await queued(client.lock("order:42"), 1)
+        await queued(client.latch("ready", 1), 1)
+        found = await other.snapshot()
+        assert [(status.kind, status.name) for status in found] == [
+            ("election", "primary"),
+            ("latch", "ready"),
+            ("lock", "order:42"),
+            ("lock", "page"),
+            ("once", "user:1"),
+            ("periodic", "report"),
+            ("semaphore", "order:42"),
+        ]
+        for status in found:
+            alone = await client.status(status.name, kind=status.kind)
+            assert [(party.client, party.seq) for party in (*status.holders, *status.waiters)] == [
+                (party.client, party.seq) for party in (*alone.holders, *alone.waiters)
+            ]
+            assert all(status.now >= party.since > 0 for party in status.holders)
+        assert [status.name for status in await client.snapshot("*:*")] == [
+            *("order:42", "user:1", "order:42"),
+        ]
+        assert await client.names("*r*", kind="lock") == ["order:42"]
+        assert await client.names("[op]*") == ["order:42", "page", "primary"]
+        assert await client.names("order") == []
+        await client.latch("ready", 1).count_down()
+        await meets
+        waits.cancel()
+        await asyncio.wait([waits])
+
+
+async def test_what_is_over_is_not_shown(client: aiolock.LockClient) -> None:
+    """Neither what was released, nor what is only closed, or remembered."""
+    async with client.lock("released"):
+        pass
+    async with client.lock("closed", min_hold=60):
+        pass
+    async with client.once("done", remember=60):
+        pass
+    await client.event("set").set()
+    assert await client.snapshot() == []
+
+
+async def test_another_prefix_is_not_shown(world: World) -> None:
+    """Nor one that begins alike, or has what would be a pattern in it."""
+    if world.kind == "memory":
+        return  # a server of it is one prefix
+    async with (
+        world.client(prefix="a[b]*") as ours,
+        world.client(prefix="a[b]*c") as longer,
+        world.client(prefix="abc") as like,
+        ours.lock("x"),
+        longer.lock("y"),
+        like.lock("z"),
+    ):
+        assert await ours.names() == ["x"]
+        assert await longer.names() == ["y"]
+        assert await like.names() == ["z"]
+
+
+async def test_by_name_and_kind(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """Looked at, asked for and taken away by who knows no more of it."""
+    async with client.semaphore("api", 2) as lease:
+        status = await other.status("api", kind="semaphore")
+        assert (status.kind, status.name, status.limit) == ("semaphore", "api", 2)
+        assert await other.request_release("api", kind="semaphore")
+        await asyncio.wait_for(lease.requested.wait(), 10)
+        assert not await other.request_release("api")
+        assert not await other.break_("api")
+        second = await client.semaphore("api", 2).acquire()
+        assert await other.break_("api", kind="semaphore", fence=second.fence)
+        await asyncio.wait_for(second.lost.wait(), 10)
+        assert not lease.lost.is_set()
+
+
+async def test_many(client: aiolock.LockClient) -> None:
+    """More than one page of them."""
+    leases = [await client.lock(f"order:{n}").acquire() for n in range(450)]
+    assert len(await client.names("order:*")) == len(leases)
+    await asyncio.gather(*[lease.release() for lease in leases])
+
+
+async def test_wrong_arguments() -> None:
+    """A clear error, before anything else."""
+    client = aiolock.connect(MemoryServer())
+    with pytest.raises(TypeError, match="pattern must be a str"):
+        await client.snapshot(3)  # type: ignore[arg-type]
+    for ask in (client.snapshot("*", kind="locks"), client.status("a", kind="locks")):
+        with pytest.raises(ValueError, match=r"kind must be one of lock, semaphore, .*'locks'"):
+            await ask
+    with pytest.raises(ClientClosed):
+        await client.snapshot()
+
+
+async def test_without_the_right_to_scan(redis_server: RedisServer, prefix: str) -> None:
+    """It says which one; everything else works."""
+    user = f"{prefix}-user"
+    rule = ACL_RULE.format(prefix=prefix).split()
+    redis_server.call("ACL", "SETUSER", user, "on", ">pw", *rule)
+    url = f"redis://{user}:pw@127.0.0.1:{redis_server.port}"
+    async with aiolock.connect(url, prefix=prefix) as client, client.lock("a"):
+        with pytest.raises(aiolock.StoreError, match=r"grant the user: \+scan"):
+            await client.names()
+        redis_server.call("ACL", "SETUSER", user, "+scan")
+        assert await client.names() == ["a"]
+    redis_server.call("ACL", "DELUSER", user)
