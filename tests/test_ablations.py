@@ -1740,7 +1740,7 @@ SAFEGUARDS = (
     Safeguard(
         "a program ends with what has started it",
         "cli/child.py",
-        "ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)",
+        "_PRCTL(_PDEATHSIG, int(signal.SIGTERM))",
         "pass",
         "test_cli.py::test_run_that_is_killed",
         seconds=30,
@@ -1752,6 +1752,14 @@ SAFEGUARDS = (
         "self._process.send_signal(number)",
         "test_cli.py::test_run_that_loses_the_lock",
         seconds=30,
+    ),
+    Safeguard(
+        "a signal that is ignored stays so",
+        "cli/signals.py",
+        "                if not is_ignored(number):\n",
+        "                if True:\n",
+        "test_cli.py::test_run_under_nohup",
+        seconds=10,
     ),
     Safeguard(
         "orphans are reaped",

@@ -6,9 +6,10 @@ import asyncio
 import ctypes
 import json
 import os
+import pty
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ class Cli:
         self, *args: str, **options: Any
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         """A command that is under way; killed in the end."""
+        options.setdefault("stdin", asyncio.subprocess.DEVNULL)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-W", "error", "-m", "aiolock", *args),
-            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=os.environ | self.env,
@@ -51,6 +52,11 @@ class Cli:
             await process.wait()
             # Not until its output ends: what it has left behind may have that open.
             process._transport.close()  # type: ignore[attr-defined]
+
+    async def run_with(self, before: Callable[[], None], *args: str) -> tuple[int, str, str]:
+        """The same, where that is done in its process first."""
+        async with self.started(*args, preexec_fn=before) as process:
+            return await end_of(process)
 
     async def __call__(self, *args: str) -> tuple[int, str, str]:
         """Its exit code, and what it printed."""
@@ -177,6 +183,27 @@ async def test_break(cli: Cli, client: aiolock.LockClient) -> None:
     assert await cli("break", "--yes", "api") == (1, "nobody held it\n", "")
 
 
+async def test_break_asks(cli: Cli, client: aiolock.LockClient) -> None:
+    """At a terminal it shows who holds it, and asks; Ctrl-C ends it there."""
+    lease = await client.lock("a").acquire()
+    for typed, code in ((b"n\n", 1), (b"\n", 1), (b"", 130), (b"y\n", 0)):
+        terminal, its_end = pty.openpty()
+        async with cli.started("break", "a", stdin=its_end) as it:
+            assert await line_of(it) == "lock 'a'"
+            assert f"fence {lease.fence}" in await line_of(it)
+            assert it.stdout is not None
+            await asyncio.wait_for(it.stdout.readuntil(b"[y/N] "), WITHIN)
+            assert not lease.lost.is_set()
+            if typed:
+                os.write(terminal, typed)
+            else:
+                it.send_signal(signal.SIGINT)
+            assert (await end_of(it))[0] == code
+        os.close(terminal)
+        os.close(its_end)
+    await asyncio.wait_for(lease.lost.wait(), WITHIN)
+
+
 async def test_ask(cli: Cli, client: aiolock.LockClient) -> None:
     """The holder is told, and that is all."""
     async with client.lock("a") as lease:
@@ -274,6 +301,16 @@ async def test_run_passes_signals_on(cli: Cli, client: aiolock.LockClient) -> No
             pass
 
 
+async def test_run_under_nohup(cli: Cli) -> None:
+    """What is ignored stays so, for the command as well."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    script = "echo in; kill -HUP $$; kill -HUP $PPID; sleep 0.2; echo out"
+    assert (await cli.run_with(ignore, "run", "job", *sh(script)))[:2] == (0, "in\nout\n")
+
+
 async def test_a_signal_that_comes_early() -> None:
     """One that comes while the program is being started is passed on as soon as it runs."""
     child = Child(("sh", "-c", "sleep 60"), os.environ, grace=1)
@@ -315,8 +352,7 @@ async def test_run_reaps_what_others_leave(cli: Cli) -> None:
     def adopt() -> None:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
-    async with cli.started("run", "job", *sh(script), preexec_fn=adopt) as it:
-        _, output, _ = await end_of(it)
+    _, output, _ = await cli.run_with(adopt, "run", "job", *sh(script))
     orphan, zombies = output.split()
     assert int(orphan) > 0
     assert zombies == "0"

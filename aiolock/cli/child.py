@@ -13,12 +13,14 @@ from typing import Final
 
 import anyio
 
-from aiolock.cli.signals import ENDING, SIGNALS
+from aiolock.cli.signals import ENDING, SIGNALS, is_ignored
 
 _PASSED_ON: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Beside those that end this process."""
 _BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 _ON_LINUX: Final = sys.platform == "linux"
+# Looked up here: in a child that was forked from several threads, as little as can be is done.
+_PRCTL: Final = ctypes.CDLL(None).prctl if _ON_LINUX else None
 _PDEATHSIG: Final = 1
 """Of prctl(2)."""
 
@@ -48,7 +50,8 @@ class Child:
         Cancelled, it gets SIGTERM, and later SIGKILL, and has ended when this raises.
         """
         loop = asyncio.get_running_loop()
-        for number in _PASSED_ON:
+        passed_on = [number for number in _PASSED_ON if not is_ignored(number)]
+        for number in passed_on:
             loop.add_signal_handler(number, self._pass_on, number)
         if _ON_LINUX:
             loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
@@ -56,7 +59,7 @@ class Child:
             with SIGNALS.received_by(self._pass_on):
                 return await self._run()
         finally:
-            for number in (*_PASSED_ON, signal.SIGCHLD):
+            for number in (*passed_on, signal.SIGCHLD):
                 loop.remove_signal_handler(number)
 
     async def _run(self) -> int:
@@ -128,4 +131,5 @@ def _has_terminal() -> bool:
 
 def _end_with_us() -> None:
     """In the child, before it begins: end when this process is killed, for nobody renews then."""
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
+    assert _PRCTL is not None
+    _PRCTL(_PDEATHSIG, int(signal.SIGTERM))

@@ -82,11 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
     if os.name != "posix":
         raise ValueError("commands are run on POSIX systems only")
-    if arguments.every is not None:
-        if arguments.no_wait or arguments.timeout is not None:
-            raise ValueError("--every waits for its turn, so it takes no -n and no -t")
-        await _take_part(client, arguments)
+    if arguments.every is not None and (arguments.no_wait or arguments.timeout is not None):
+        raise ValueError("--every waits for its turn, so it takes no -n and no -t")
     try:
+        if arguments.every is not None:
+            await _take_part(client, arguments)
         if arguments.once is not None:
             return await _once(client, arguments)
         async with _acquisition(client, arguments) as lease:

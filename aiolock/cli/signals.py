@@ -43,7 +43,8 @@ class Signals:
 
         with contextlib.suppress(NotImplementedError):  # there are none on Windows
             for number in ENDING:
-                loop.add_signal_handler(number, receive, number)
+                if not is_ignored(number):
+                    loop.add_signal_handler(number, receive, number)
         try:
             yield
         except asyncio.CancelledError:
@@ -59,6 +60,11 @@ class Signals:
             yield
         finally:
             self._receiver = None
+
+
+def is_ignored(number: signal.Signals) -> bool:
+    """Whether who started us wants that: nohup, or a shell that runs us in the background."""
+    return signal.getsignal(number) is signal.SIG_IGN
 
 
 def _end(task: asyncio.Task[Any] | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 
 import aiolock
@@ -32,7 +31,7 @@ def add_command(commands: Commands) -> None:
         "--fence", type=int, metavar="N", help="only from the holder with this fencing token"
     )
     breaking.add_argument("--yes", action="store_true", help="do not ask whether to")
-    breaking.set_defaults(run=with_store(_break), command="break")
+    breaking.set_defaults(run=run, command="break")
 
     asking = commands.add_parser(
         "ask",
@@ -45,31 +44,39 @@ def add_command(commands: Commands) -> None:
     asking.set_defaults(run=with_store(_ask), command="ask")
 
 
-async def _break(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    name: str = arguments.name
-    kind: str = arguments.kind
-    fence: int | None = arguments.fence
+def run(arguments: argparse.Namespace) -> int:
+    """Break it, unless whoever is asked does not want to; the exit code."""
+    arguments.fences = None
     if not arguments.yes:
         if not sys.stdin.isatty():
             print("aiolock break: nobody can be asked here: say --yes", file=sys.stderr)
             return WRONG_USE
-        status = await client.status(name, kind=kind)
-        print(status)
-        if not status.holders:
+        if code := with_store(_look)(arguments):
+            return code
+        # With no event loop, so that Ctrl-C ends it.
+        print("Take it away? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return NOBODY
-        # What is shown is what is broken, and nobody who has come since.
-        fences = [party.fence for party in status.holders]
-        from_whom = "from all who hold it" if fence is None else f"from the holder of {fence}"
-        answer = await asyncio.to_thread(input, f"Take it {from_whom}? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
-            return NOBODY
-        taken = False
-        for each in fences:
-            if fence in (None, each):
-                taken |= await client.break_(name, kind=kind, fence=each)
-    else:
-        taken = await client.break_(name, kind=kind, fence=fence)
-    print(f"{name!r} was taken away" if taken else "nobody held it")
+    return with_store(_break)(arguments)
+
+
+async def _look(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
+    """Show who holds it. What is shown is what will be broken, and nobody who comes later."""
+    status = await client.status(arguments.name, kind=arguments.kind)
+    print(status)
+    held = [party.fence for party in status.holders]
+    arguments.fences = [each for each in held if arguments.fence in (None, each)]
+    if held and not arguments.fences:
+        print(f"nobody holds it with the fence {arguments.fence}")
+    return 0 if arguments.fences else NOBODY
+
+
+async def _break(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
+    fences: list[int | None] = arguments.fences or [arguments.fence]
+    taken = False
+    for fence in fences:
+        taken |= await client.break_(arguments.name, kind=arguments.kind, fence=fence)
+    print(f"{arguments.name!r} was taken away" if taken else "nobody held it")
     return 0 if taken else NOBODY
 
 
