@@ -212,6 +212,35 @@ async def test_ask(cli: Cli, client: aiolock.LockClient) -> None:
     assert await cli("ask", "a") == (1, "nobody holds it\n", "")
 
 
+# --- check
+
+
+async def test_check(cli: Cli, redis_server: RedisServer) -> None:
+    """What was tried, and how long it took; too slow is an exit code of its own."""
+    code, output, errors = await cli("check")
+    assert (code, errors) == (0, "")
+    *lines, last = output.splitlines()
+    assert [line.rpartition("ms")[0].rsplit(maxsplit=1)[0].strip() for line in lines] == [
+        *("open", "acquire and release", "hand over"),
+    ]
+    assert last == "ok"
+    code, output, _ = await cli("check", "--max-ms", "0.0001", "--json")
+    found = json.loads(output)
+    assert code == 1
+    assert found["slow"] == ["acquire and release", "hand over"]
+    assert found["warnings"] == []
+    assert not redis_server.call("KEYS", f"{cli.env['AIOLOCK_PREFIX']}:*:holders")
+
+
+async def test_check_warns(own_server: RedisServer, prefix: str) -> None:
+    """Of what makes a store less safe than it could be."""
+    own_server.call("CONFIG", "SET", "maxmemory", "100mb")
+    own_server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    code, output, errors = await Cli(own_server.url, prefix)("check")
+    assert (code, errors) == (0, "")
+    assert output.count("warning: maxmemory-policy is allkeys-lru") == 1
+
+
 # --- run
 
 
@@ -375,6 +404,7 @@ async def test_no_store() -> None:
     with hold_port() as held:
         port = held.getsockname()[1]
         code, output, errors = await Cli(f"redis://127.0.0.1:{port}", "p")("ls")
+        assert (await Cli(f"redis://127.0.0.1:{port}", "p")("check"))[0] == 69
     assert (code, output) == (69, "")
     assert errors.startswith(f"aiolock ls: Redis at 127.0.0.1:{port} ")
     assert errors.count("\n") == 1

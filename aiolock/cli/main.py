@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import aiolock
-from aiolock.cli import init_db, look, run, take_away
+from aiolock.cli import check, init_db, look, run, take_away
 from aiolock.cli.demo import command as demo
 
-COMMANDS: Final = (run, look, take_away, init_db, demo)
+COMMANDS: Final = (run, look, take_away, check, init_db, demo)
 """Modules with an `add_command`, whose parser sets ``run`` to the function that carries it out."""
 
 INTERRUPTED: Final = 130

@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeAlias
 
 import aiolock
 from aiolock.cli.signals import SIGNALS, Ended
@@ -49,30 +49,39 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def with_store(work: Work) -> Callable[[argparse.Namespace], int]:
-    """A command that does this with an open client, and says in one line what goes wrong."""
+    """A command that does this with an open client."""
 
-    def run(arguments: argparse.Namespace) -> int:
-        try:
-            return asyncio.run(_with_client(work, arguments))
-        except aiolock.StoreError as error:
-            code, why = NO_STORE, str(error)
-        except (aiolock.AcquireTimeout, aiolock.QueueFull) as error:
-            code, why = BUSY, str(error)
-        except aiolock.LeaseLost as error:
-            code, why = LOST, str(error)
-        except (ValueError, TypeError, ImportError, OSError) as error:
-            code, why = WRONG_USE, str(error)
-        except Ended as ended:
-            return 128 + ended.number
-        print(f"aiolock {arguments.command}: {why}", file=sys.stderr)
-        return code
+    async def carry_out(arguments: argparse.Namespace) -> int:
+        check_url(arguments)
+        with SIGNALS.end_this_task():
+            async with aiolock.connect(arguments.url, prefix=arguments.prefix) as client:
+                return await work(client, arguments)
 
-    return run
+    return lambda arguments: ending(carry_out, arguments)
 
 
-async def _with_client(work: Work, arguments: argparse.Namespace) -> int:
+def check_url(arguments: argparse.Namespace) -> None:
+    """`ValueError` where nobody has said which store."""
     if not arguments.url:
         raise ValueError("which store? Say --url, or set AIOLOCK_URL")
-    with SIGNALS.end_this_task():
-        async with aiolock.connect(arguments.url, prefix=arguments.prefix) as client:
-            return await work(client, arguments)
+
+
+def ending(
+    carry_out: Callable[[argparse.Namespace], Coroutine[Any, Any, int]],
+    arguments: argparse.Namespace,
+) -> int:
+    """Carry it out; the exit code. What goes wrong is said in one line."""
+    try:
+        return asyncio.run(carry_out(arguments))
+    except aiolock.StoreError as error:
+        code, why = NO_STORE, str(error)
+    except (aiolock.AcquireTimeout, aiolock.QueueFull) as error:
+        code, why = BUSY, str(error)
+    except aiolock.LeaseLost as error:
+        code, why = LOST, str(error)
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        code, why = WRONG_USE, str(error)
+    except Ended as ended:
+        return 128 + ended.number
+    print(f"aiolock {arguments.command}: {why}", file=sys.stderr)
+    return code

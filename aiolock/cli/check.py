@@ -1,0 +1,134 @@
+"""``aiolock check``: whether the locks of a store can be used, and how fast."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import aiolock
+from aiolock.cli.signals import SIGNALS
+from aiolock.cli.store import Commands, add_store_options, check_url, ending
+
+SLOW: Final = 1
+_LIMITED: Final = ("acquire and release", "hand over")
+_TIMES: Final = 15
+"""So often each is measured; the median counts."""
+
+
+def add_command(commands: Commands) -> None:
+    """Add ``check`` to the command line."""
+    parser = commands.add_parser(
+        "check",
+        help="whether the locks of a store can be used, and how fast",
+        description="Opens two clients, which tries the connection, the rights and the pushes; then"
+        " acquires and releases a lock of its own, and hands it from one to the other.",
+        epilog="exit code: 0 if all of it works, 1 if it takes longer than --max-ms, 69 if it does"
+        " not work",
+    )
+    add_store_options(parser)
+    parser.add_argument(
+        "--max-ms",
+        type=float,
+        metavar="MS",
+        help="the longest that a lock may take to be acquired and released, or handed over",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=run, command="check")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry it out; the exit code."""
+    return ending(_check, arguments)
+
+
+async def _check(arguments: argparse.Namespace) -> int:
+    check_url(arguments)
+    warnings = _Warnings()
+    log = logging.getLogger("aiolock")
+    log.addHandler(warnings)
+    log.propagate = False  # they are shown with the rest
+    try:
+        with SIGNALS.end_this_task():
+            found = await _measured(arguments)
+    finally:
+        log.removeHandler(warnings)
+        log.propagate = True
+    limit: float | None = arguments.max_ms
+    slow = [] if limit is None else [what for what in _LIMITED if found[what] > limit]
+    if arguments.json:
+        print(json.dumps({"ms": found, "slow": slow, "warnings": warnings.texts}, indent=2))
+    else:
+        for what, ms in found.items():
+            print(f"{what:<20} {ms:9.2f} ms" + ("  too slow" if what in slow else ""))
+        for text in warnings.texts:
+            print(f"warning: {text}")
+        print("slow" if slow else "ok")
+    sys.stdout.flush()
+    return SLOW if slow else 0
+
+
+async def _measured(arguments: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds for each of what is tried."""
+    name = f"aiolock check {secrets.token_hex(8)}"  # nobody else's
+    began = time.perf_counter()
+    async with (
+        aiolock.connect(arguments.url, prefix=arguments.prefix, ttl=10) as ours,
+        aiolock.connect(arguments.url, prefix=arguments.prefix, ttl=10) as theirs,
+    ):
+        opened = time.perf_counter() - began
+
+        async def alone() -> float:
+            begin = time.perf_counter()
+            async with ours.lock(name, timeout=10):
+                pass
+            return time.perf_counter() - begin
+
+        async def handed_over() -> float:
+            async with asyncio.TaskGroup() as tasks, ours.lock(name, timeout=10):
+                waiting = tasks.create_task(_enter(theirs.lock(name, timeout=10)))
+                await _waited_for(ours, name)
+                begin = time.perf_counter()
+            return waiting.result() - begin
+
+        figures = await _median(alone), await _median(handed_over)
+        return {"open": 1000 * opened, **dict(zip(_LIMITED, figures, strict=True))}
+
+
+async def _enter(lock: aiolock.Lock) -> float:
+    """When it was entered."""
+    async with lock:
+        return time.perf_counter()
+
+
+async def _waited_for(client: aiolock.LockClient, name: str) -> None:
+    """Return when somebody waits."""
+    while True:
+        if (await client.status(name)).waiters:
+            return
+        await asyncio.sleep(0.001)
+
+
+async def _median(measure: Callable[[], Awaitable[float]]) -> float:
+    return 1000 * statistics.median([await measure() for _ in range(_TIMES)])
+
+
+class _Warnings(logging.Handler):
+    """What aiolock says in its log meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        text = record.getMessage().removeprefix("aiolock: ")
+        if text not in self.texts:  # both clients see the same
+            self.texts.append(text)
