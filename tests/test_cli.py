@@ -33,15 +33,23 @@ class Cli:
 
     @asynccontextmanager
     async def started(
-        self, *args: str, **options: Any
+        self, *args: str, before: Callable[[], object] = int, **options: Any
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A command that is under way; killed in the end."""
+        """A command that is under way; killed in the end. In its process that is done before."""
+
+        def prepare() -> None:
+            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+                # Whoever runs the tests in the background may have them ignored.
+                signal.signal(number, signal.SIG_DFL)
+            before()
+
         options.setdefault("stdin", asyncio.subprocess.DEVNULL)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-W", "error", "-m", "aiolock", *args),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=os.environ | self.env,
+            preexec_fn=prepare,
             **options,
         )
         try:
@@ -55,7 +63,7 @@ class Cli:
 
     async def run_with(self, before: Callable[[], None], *args: str) -> tuple[int, str, str]:
         """The same, where that is done in its process first."""
-        async with self.started(*args, preexec_fn=before) as process:
+        async with self.started(*args, before=before) as process:
             return await end_of(process)
 
     async def __call__(self, *args: str) -> tuple[int, str, str]:
