@@ -367,12 +367,12 @@ async def test_a_server_that_does_not_answer(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in time, that says where; and the next one is served when it goes on."""
-    monkeypatch.setattr(_session, "_LONGEST", 0.5)
     monkeypatch.setattr(_session, "_WATCH", 0.1)
-    monkeypatch.setattr(_database, "_PATIENCE", 0.3)
     async with aiolock.connect(own_mariadb.url("app")) as client:
         where = f"127.0.0.1:{own_mariadb.port}"
-        with own_mariadb.stopped():
+        with own_mariadb.stopped(), monkeypatch.context() as patched:
+            patched.setattr(_session, "_LONGEST", 0.5)
+            patched.setattr(_database, "_PATIENCE", 0.3)
             began = time.monotonic()
             with pytest.raises(aiolock.StoreError, match=where):
                 await client.lock("x").acquire()
@@ -385,9 +385,9 @@ async def test_an_opening_that_gets_no_answer(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that greets nobody is an error in time, or a cancellation at once."""
-    monkeypatch.setattr(_session, "_GIVES_UP", 0.5)
-    with own_mariadb.stopped():
-        client = aiolock.connect(own_mariadb.url("app"))
+    client = aiolock.connect(own_mariadb.url("app"))
+    with own_mariadb.stopped(), monkeypatch.context() as patched:
+        patched.setattr(_session, "_GIVES_UP", 0.5)
         async with asyncio.timeout(3):
             with pytest.raises(aiolock.StoreError):
                 await client.open()
@@ -402,7 +402,6 @@ async def test_a_thread_that_is_held_up(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever that is, a network without names, say: nobody waits for longer than so."""
-    monkeypatch.setattr(_session, "_GIVES_UP", 0.5)
     monkeypatch.setattr(_session, "_WATCH", 0.1)
     go_on = threading.Event()
     run_until = Link.run_until
@@ -415,6 +414,7 @@ async def test_a_thread_that_is_held_up(
     client = aiolock.connect(own_mariadb.url("app"))
     await client.open()
     store = store_of(client)
+    monkeypatch.setattr(_session, "_GIVES_UP", 0.5)  # not before: opening may take as long
     monkeypatch.setattr(Link, "run_until", held_up)
     try:
         async with asyncio.timeout(3):

@@ -237,12 +237,13 @@ async def test_a_server_that_does_not_answer(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in time, that says where; and the next one is served when it goes on."""
-    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.4)
-    monkeypatch.setattr(_pipe, "COMMAND_TIMEOUT", 1.0)
     async with aiolock.connect(own_postgres.url("app")) as client:
         where = f"127.0.0.1:{own_postgres.port}"
-        with own_postgres.stopped(), pytest.raises(aiolock.StoreError, match=where):
-            await client.lock("x").acquire()
+        with own_postgres.stopped(), monkeypatch.context() as patched:
+            patched.setattr(_pipe, "REPLY_TIMEOUT", 0.4)
+            patched.setattr(_pipe, "COMMAND_TIMEOUT", 1.0)
+            with pytest.raises(aiolock.StoreError, match=where):
+                await client.lock("x").acquire()
         async with client.lock("x"):
             assert await client.lock("x").locked()
 
@@ -252,8 +253,8 @@ async def test_silence_is_noticed(
 ) -> None:
     """Nothing comes where it listens, though it is connected: it listens on another connection."""
     monkeypatch.setattr(_store, "HEARTBEAT", 0.2)
-    monkeypatch.setattr(_store, "HEARTBEAT_TIMEOUT", 0.4)
     async with aiolock.connect(postgres_server.url("app")) as client:
+        monkeypatch.setattr(_store, "HEARTBEAT_TIMEOUT", 0.4)  # not before: opening has as long
         ear = store_of(client)._ear
         before = ear._connection
         assert before is not None
