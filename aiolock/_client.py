@@ -263,7 +263,7 @@ class LockClient:
         """All that somebody holds or waits for under this prefix, by kind and name.
 
         For people and dashboards, as `Lock.status` is: each status is of one moment, but each of
-        its own. It reads the store page by page, in which nobody waits for more than a few ms;
+        its own. It reads the store page by page, so that others wait for some ms at most;
         10,000 locks take about a second. `StoreError` when nobody knows.
 
         :param pattern: of the names: ``*`` stands for any text, ``?`` for one character, and
@@ -275,7 +275,7 @@ class LockClient:
         if kind is not None:
             self._check_kind(kind)
         self._engine.check()
-        return await snapshot(self._engine.store, pattern, kind)
+        return await snapshot(self._engine.runs, pattern, kind)
 
     async def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
         """The names of what somebody holds or waits for, in their order: see `snapshot`."""

@@ -1729,6 +1729,28 @@ SAFEGUARDS = (
         "test_snapshot.py::test_another_prefix_is_not_shown[mysql]",
         seconds=10,
     ),
+    Safeguard(
+        "a snapshot comes after what is to be reported",
+        "_engine/runs.py",
+        "            for name in list(self._runs):\n                self.report(name)\n",
+        "            pass\n",
+        "test_snapshot.py::test_what_was_handed_on_is_shown[redis]",
+    ),
+    Safeguard(
+        "… and after what its own transaction has done",
+        "stores/sqlite/_transaction.py",
+        "        self.save()  # what was done before",
+        "        # what was done before",
+        "test_snapshot.py::test_what_was_handed_on_is_shown[sqlite]",
+    ),
+    Safeguard(
+        "… in MySQL, too",
+        "stores/mysql/_transaction.py",
+        "            self._link.run(*changes)\n",
+        "            pass\n",
+        "test_snapshot.py::test_what_was_handed_on_is_shown[mysql]",
+        seconds=10,
+    ),
     # A command under a lock
     Safeguard(
         "a signal waits for the program to which it is passed on",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import redis
 
 import aiolock
 from aiolock import ClientClosed
@@ -72,6 +73,23 @@ async def test_snapshot(client: aiolock.LockClient, other: aiolock.LockClient) -
         await asyncio.wait([waits])
 
 
+async def test_what_was_handed_on_is_shown(client: aiolock.LockClient) -> None:
+    """Also where the store has not heard of it: the tasks of a process hand on by themselves."""
+    lock = client.lock("a", confirm=False)
+    first = await lock.acquire()
+    waits = [asking(lock) for _ in range(3)]
+    await queued(lock, 3)
+    releasing = asyncio.create_task(first.release())
+    shown = asyncio.create_task(client.snapshot())  # in the turn in which it is handed on
+    await releasing
+    lease = await waits[0]
+    (status,) = await shown
+    assert [holder.fence for holder in status.holders] == [lease.fence]
+    assert await lease.release()
+    for task in waits[1:]:
+        await (await task).release()
+
+
 async def test_what_is_over_is_not_shown(client: aiolock.LockClient) -> None:
     """Neither what was released, nor what is only closed, or remembered."""
     async with client.lock("released"):
@@ -133,6 +151,16 @@ async def test_wrong_arguments() -> None:
             await ask
     with pytest.raises(ClientClosed):
         await client.snapshot()
+
+
+async def test_keys_of_somebody_else(redis_server: RedisServer, prefix: str) -> None:
+    """What no aiolock has written is passed over."""
+    redis_server.call("SET", f"{prefix}:{{x}}:theirs", "1")
+    with redis.Redis(port=redis_server.port) as raw:
+        raw.set(prefix.encode() + b":{\xff}:holders", "1")
+        async with aiolock.connect(redis_server.url, prefix=prefix) as client, client.lock("a"):
+            assert await client.names() == ["a"]
+        raw.delete(prefix.encode() + b":{\xff}:holders", f"{prefix}:{{x}}:theirs")
 
 
 async def test_without_the_right_to_scan(redis_server: RedisServer, prefix: str) -> None:

@@ -32,6 +32,7 @@ from aiolock.store import (
     WAS_UNKNOWN,
     Answer,
     Form,
+    Page,
     Pass,
     Queued,
     Relay,
@@ -463,6 +464,13 @@ class Runs(Relay):
         """After what is to be reported."""
         self.report(name)
         return self._store.status(name, waiters=waiters)
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        """After what is to be reported, of whatever name."""
+        if not start:
+            for name in list(self._runs):
+                self.report(name)
+        return self._store.snapshot(start)
 
     def request(self, name: str) -> asyncio.Future[int]:
         """After what is to be reported."""

@@ -92,9 +92,12 @@ async def _measured(arguments: argparse.Namespace) -> dict[str, float]:
             return time.perf_counter() - begin
 
         async def handed_over() -> float:
-            async with asyncio.TaskGroup() as tasks, ours.lock(name, timeout=10):
+            async with asyncio.TaskGroup() as tasks, ours.lock(name, timeout=10) as lease:
                 waiting = tasks.create_task(_enter(theirs.lock(name, timeout=10)))
-                await _waited_for(ours, name)
+                await asyncio.sleep(0)  # it has asked; what its client asks next comes behind that
+                await theirs.request_release(name)
+                async with asyncio.timeout(10):
+                    await lease.requested.wait()
                 begin = time.perf_counter()
             return waiting.result() - begin
 
@@ -106,14 +109,6 @@ async def _enter(lock: aiolock.Lock) -> float:
     """When it was entered."""
     async with lock:
         return time.perf_counter()
-
-
-async def _waited_for(client: aiolock.LockClient, name: str) -> None:
-    """Return when somebody waits."""
-    while True:
-        if (await client.status(name)).waiters:
-            return
-        await asyncio.sleep(0.001)
 
 
 async def _median(measure: Callable[[], Awaitable[float]]) -> float:

@@ -142,6 +142,8 @@ class Transaction:
 
     def snapshot(self, start: str) -> Page:
         """The status of some names, none of which is locked; see `Store.snapshot`."""
+        if changes := self.changes():  # by what was done before, in this transaction
+            self._link.run(*changes)
         own = self._prefix.encode() + b"\0"
         (rows,) = self._link.run(
             "SELECT id, name, state FROM aiolock_names"

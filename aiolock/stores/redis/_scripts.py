@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Sequence
@@ -262,7 +263,11 @@ class Listed(NamedTuple):
 
 def _listed(reply: Any) -> Listed:
     cursor, keys = reply
-    return Listed(cursor.decode(), [key.decode() for key in keys])
+    texts = list[str]()
+    for key in keys:
+        with contextlib.suppress(UnicodeDecodeError):  # no key of ours
+            texts.append(key.decode())
+    return Listed(cursor.decode(), texts)
 
 
 def _as_is(reply: Any) -> Any:

@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 _KEPT: Final = 600_000_000
 """Microseconds for which a name is kept that nobody asks for, once all is over that was known."""
-_PAGE: Final = 200
+_PAGE: Final = 100
 """Names of which a snapshot tells at a time: so long the other processes wait."""
 _SWEPT: Final = 100
 """Names that are looked at together, to see whether they can be forgotten."""
@@ -66,6 +66,7 @@ class Transaction:
 
     def snapshot(self, start: str) -> Page:
         """The status of some names; see `Store.snapshot`."""
+        self.save()  # what was done before, in this transaction, is to be seen
         first = bytes.fromhex(start) or self._key("")
         rows = self._database.execute(
             "SELECT name, state FROM names WHERE name > ? AND name < ? ORDER BY name LIMIT ?",
@@ -73,9 +74,9 @@ class Transaction:
         ).fetchall()
         statuses: list[Status] = []
         for key, text in rows:
-            name = key.decode().partition("\0")[2]
             # What a later version has written is no reason to show nothing.
             with contextlib.suppress(*UNREADABLE):
+                name = key.decode().partition("\0")[2]
                 step = Step(decode(text), self._now(), self.listens, self._fence, self._says)
                 statuses.append(step.status(name))
         return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
