@@ -1734,7 +1734,7 @@ SAFEGUARDS = (
         "_engine/runs.py",
         "            for name in list(self._runs):\n                self.report(name)\n",
         "            pass\n",
-        "test_snapshot.py::test_what_was_handed_on_is_shown[redis]",
+        "test_snapshot.py::test_what_was_handed_on_is_shown[memory]",
     ),
     Safeguard(
         "… and after what its own transaction has done",
