@@ -16,7 +16,7 @@ DEMO_WORKERS = $(or $(WORKERS),$(workers))
 DEMO = $(if $(DEMO_URL),--url "$(DEMO_URL)") \
 	$(if $(DEMO_WORKERS),--workers "$(DEMO_WORKERS)") $(ARGS)
 OF_STORES = $(if $(STORES),--stores "$(STORES)")
-SERVERS = redis-server $(if $(STORES),$(if $(findstring postgres,$(STORES)),postgresql) \
+SERVERS = redis-server chromium $(if $(STORES),$(if $(findstring postgres,$(STORES)),postgresql) \
 	$(if $(findstring mysql,$(STORES)),mariadb),postgresql mariadb)
 SOURCES = $(wildcard aiolock tests examples benchmarks)
 
@@ -25,7 +25,7 @@ export NO_MKDOCS_2_WARNING := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint bench docs clean distclean redis-server postgresql mariadb
+.PHONY: help demo test chaos lint bench docs clean distclean redis-server postgresql mariadb chromium
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,13 @@ mariadb:
 	@command -v mariadbd >/dev/null || ls /usr/sbin/mariadbd >/dev/null 2>&1 \
 		|| .ci/install-package apt-get:mariadb-server dnf:mariadb-server apk:mariadb brew:mariadb \
 		|| echo "MariaDB is missing and we may not install it here: the store goes untested." >&2
+
+# For the tests of the page.
+chromium:
+	@command -v chromedriver >/dev/null \
+		|| { .ci/install-package apt-get:chromium dnf:chromium apk:chromium \
+			&& .ci/install-package apt-get:chromium-driver dnf:chromedriver apk:chromium-chromedriver; } \
+		|| echo "Chromium is missing and we may not install it here: the page goes untested in a browser." >&2
 
 # One environment in two layers: the package is enough for the demo, the rest wants the tools.
 .venv/package.stamp: pyproject.toml

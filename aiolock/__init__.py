@@ -12,6 +12,9 @@ tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `el
 loop.
 """
 
+import typing
+
+from aiolock import observe as observe  # `aiolock.observe`, by its name
 from aiolock._client import LockClient, connect
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease
@@ -36,7 +39,11 @@ from aiolock.errors import (
     StoreError,
     WouldDeadlock,
 )
+from aiolock.observer import Blocked, Deadlock, LockRequest, Observer
 from aiolock.store import Party, Status, Store
+
+if typing.TYPE_CHECKING:
+    from aiolock.page import web
 
 __version__ = "0.1.0"
 
@@ -44,7 +51,9 @@ __all__ = [
     "AcquireTimeout",
     "Acquisition",
     "Barrier",
+    "Blocked",
     "ClientClosed",
+    "Deadlock",
     "Election",
     "Event",
     "Latch",
@@ -56,9 +65,11 @@ __all__ = [
     "Lock",
     "LockClient",
     "LockError",
+    "LockRequest",
     "MultiLease",
     "MultiLock",
     "NotHeld",
+    "Observer",
     "Once",
     "Party",
     "Periodic",
@@ -71,13 +82,24 @@ __all__ = [
     "Term",
     "WouldDeadlock",
     "connect",
+    "web",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What few need is imported when it is used."""
+    if name == "web":
+        from aiolock.page import web
+
+        return web
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _adopt() -> None:
     """Let tracebacks and reprs call things what one imports, wherever they are written."""
     for name in __all__:
-        globals()[name].__module__ = __name__
+        if name in globals():
+            globals()[name].__module__ = __name__
 
 
 _adopt()

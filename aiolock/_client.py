@@ -7,7 +7,7 @@ import functools
 import importlib
 import re
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, cast
@@ -15,18 +15,22 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, 
 import anyio
 
 from aiolock._engine.engine import Engine, State
+from aiolock._engine.labels import labelled
 from aiolock._engine.policy import (
+    LONGEST_LABEL,
     LONGEST_TTL,
     SHORTEST_TTL,
     OnLost,
     Policy,
     Seconds,
+    checked_label,
     checked_name,
     checked_number,
     checked_ttl,
     plain,
     seconds,
 )
+from aiolock._engine.search import find_deadlocks
 from aiolock._engine.snapshot import snapshot
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election
@@ -48,6 +52,8 @@ from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
 from aiolock.errors import ClientClosed
+from aiolock.observe._log import Log
+from aiolock.observer import Deadlock, Observer
 from aiolock.store import Rule, Status, Store
 
 if TYPE_CHECKING:
@@ -63,6 +69,12 @@ _STORES: Final = {
     "redis": "aiolock.stores.redis",
     "rediss": "aiolock.stores.redis",
     "unix": "aiolock.stores.redis",
+    "redis+sentinel": "aiolock.stores.redis",
+    "rediss+sentinel": "aiolock.stores.redis",
+    "valkey": "aiolock.stores.redis",
+    "valkeys": "aiolock.stores.redis",
+    "valkey+sentinel": "aiolock.stores.redis",
+    "valkeys+sentinel": "aiolock.stores.redis",
     "sqlite": "aiolock.stores.sqlite",
     "postgresql": "aiolock.stores.postgres",
     "postgres": "aiolock.stores.postgres",
@@ -75,16 +87,31 @@ _AT_REST: Final = (State.NEW, State.CLOSED)
 
 
 def connect(
-    target: str | Redis | MemoryServer | Store, *, prefix: str = "aiolock", ttl: Seconds = 30.0
+    target: str | Redis | MemoryServer | Store,
+    *,
+    prefix: str = "aiolock",
+    ttl: Seconds = 30.0,
+    label: str | None = None,
+    observer: Observer | Sequence[Observer] = (),
+    deadlock_after: Seconds | None = 10.0,
 ) -> LockClient:
     """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
 
-    ``target`` is a URL (``redis://``, ``rediss://``, ``unix://``, ``sqlite:///``,
-    ``postgresql://``, ``mysql://``, ``memory://``), a ``redis.asyncio.Redis`` of the caller's (also
+    ``target`` is a URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
+    ``sqlite:///``, ``postgresql://``, ``mysql://``, ``memory://``; ``valkey`` is another word for
+    ``redis``), a ``redis.asyncio.Redis`` of the caller's (also
     one from ``Sentinel.master_for``, or a ``FakeAsyncRedis``; it is used to connect as it does, and
     is neither shared nor closed), a `MemoryServer`, or a `Store`. ``prefix`` stands before every
     key; locks of different prefixes are different locks. ``ttl``, in seconds, is what locks have
     that do not say. Here as everywhere a number of seconds may also be a `datetime.timedelta`.
+
+    ``label`` says what this program is ("billing"): it stands before the label of whatever it
+    holds or waits for (see `Lock.acquire`). ``observer`` is told what happens, or several are: see
+    `Observer`. A log is among them, with its defaults, unless there is an `observe.log` of yours.
+    Where a task that holds something has waited for ``deadlock_after`` seconds (3 at least),
+    observers are told whether it waits for itself, by whatever detour (see
+    `LockClient.deadlocks`); with None that is
+    not looked for.
 
     `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
     """
@@ -95,7 +122,13 @@ def connect(
             f"prefix must be 1 to 100 printable ASCII characters without spaces and braces,"
             f" not {prefix!r}"
         )
-    return LockClient(store_at(target, prefix), ttl=ttl)
+    return LockClient(
+        store_at(target, prefix),
+        ttl=ttl,
+        label=label,
+        observer=observer,
+        deadlock_after=deadlock_after,
+    )
 
 
 def store_at(target: object, prefix: str) -> Store:
@@ -134,8 +167,23 @@ class LockClient:
     )
     """What there is. Each has names of its own; a `RWLock` is a ``lock``."""
 
-    def __init__(self, store: Store, *, ttl: Seconds = 30.0) -> None:
-        self._engine = Engine(store)
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ttl: Seconds = 30.0,
+        label: str | None = None,
+        observer: Observer | Sequence[Observer] = (),
+        deadlock_after: Seconds | None = 10.0,
+    ) -> None:
+        if deadlock_after is not None:
+            deadlock_after = seconds("deadlock_after (or None)", deadlock_after, least=0)
+        self._engine = Engine(
+            store,
+            _observers(observer),
+            label=checked_label("label", label),
+            deadlock_after=deadlock_after,
+        )
         self._ttl = checked_ttl(ttl)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
@@ -147,7 +195,8 @@ class LockClient:
         return f"<LockClient {self.id} of {self._engine.store!r}>"
 
     def __del__(self) -> None:
-        if self._engine.is_open and self._engine.watchdog.is_here:  # in a fork it is the parent's
+        engine: Engine | None = getattr(self, "_engine", None)  # None where there can be none
+        if engine and engine.is_open and engine.watchdog.is_here:  # in a fork it is the parent's
             warnings.warn(
                 f"unclosed {self!r}: what it holds is in the way of others until its leases end."
                 " Use `async with`, or await its aclose()",
@@ -270,17 +319,30 @@ class LockClient:
             ``[ab]`` for one of these.
         :param kind: only one of `KINDS`.
         """
+        found = await self._snapshot(pattern, kind)
+        return await labelled(self._engine.runs, found)
+
+    async def deadlocks(self) -> list[Deadlock]:
+        """Tasks that wait for each other, of whatever clients, over all locks under this prefix.
+
+        Two snapshots, half a second apart if there is anything to be sure of. Only tasks that
+        have waited for two seconds are known, and of those only who awaits the acquisition itself,
+        and does nothing else meanwhile. `StoreError` when nobody knows.
+        """
+        self._engine.check()
+        return await find_deadlocks(self._engine.runs)
+
+    async def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
+        """The names of what somebody holds or waits for, in their order: see `snapshot`."""
+        return sorted({status.name for status in await self._snapshot(pattern, kind)})
+
+    async def _snapshot(self, pattern: str, kind: str | None) -> list[Status]:
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be a str, not {pattern!r}")
         if kind is not None:
             self._check_kind(kind)
         self._engine.check()
         return await snapshot(self._engine.runs, pattern, kind)
-
-    async def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
-        """The names of what somebody holds or waits for, in their order: see `snapshot`."""
-        found = await self.snapshot(pattern, kind=kind)
-        return sorted({status.name for status in found})
 
     async def status(self, name: str, *, kind: str = "lock") -> Status:
         """That of whatever has this name, for who knows no more of it: see `Lock.status`."""
@@ -318,6 +380,7 @@ class LockClient:
         lock_delay: Seconds | None = None,
         confirm: bool = True,
         priority: int = 0,
+        family: str | None = None,
     ) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
@@ -341,6 +404,8 @@ class LockClient:
             it, leaving takes no time, and says nothing of a loss that only that answer would tell.
         :param priority: from -9 to 9: who waits with a lower number is before all that wait with a
             higher one, however long they have waited; among equals, who came first.
+        :param family: what such locks have in common, for metrics (see `LockRequest.family`); the
+            name up to its first colon, if None.
         """
         policy = Policy(
             name,
@@ -355,6 +420,7 @@ class LockClient:
             plain(lock_delay),
             confirm=confirm,
             priority=priority,
+            family=family,
         )
         return Lock(self._engine, policy)
 
@@ -576,6 +642,7 @@ class LockClient:
         client may be opened after the function was decorated.
         """
         fields(checked_name(name))
+        options.setdefault("family", name[:LONGEST_LABEL])
         describe = functools.partial(self.lock, **options)
         describe(name)  # a bad argument is an error here, not at the first call
 
@@ -590,6 +657,15 @@ class LockClient:
             return call
 
         return decorate
+
+
+def _observers(given: Observer | Sequence[Observer]) -> tuple[Observer, ...]:
+    """What was given to `connect`, and a log."""
+    each = tuple(given) if isinstance(given, Sequence) else (given,)
+    for observer in each:
+        if not isinstance(observer, Observer):
+            raise TypeError(f"an observer inherits from aiolock.Observer, not so {observer!r}")
+    return each if any(isinstance(observer, Log) for observer in each) else (*each, Log())
 
 
 def _runs(task: asyncio.Task[None] | None) -> bool:

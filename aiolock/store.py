@@ -260,11 +260,18 @@ class Party:
     alive: bool = True
     """Whether its client still listens: where not, it is dead, or cut off. Always True where the
     store cannot count who listens."""
+    label: str = ""
+    """What it calls itself: see `Lock.acquire`. It is there after a second or two; empty before
+    that, and where only a store has been asked."""
+    task: int = 0
+    """Tells the tasks of one client apart: which of them holds this, or stands still until it has
+    it. 0 where that is not known, as before there is a label."""
 
     def __str__(self) -> str:
         where = f"{self.host}:{self.pid}" if self.host else "somewhere"
         since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds")
-        facts = [f"{self.client[:_SHORT]}#{self.seq} at {where}", f"since {since}"]
+        who = f"{self.label} " if self.label else ""
+        facts = [f"{who}{self.client[:_SHORT]}#{self.seq} at {where}", f"since {since}"]
         if not self.place:
             facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
         if self.permits:
@@ -369,6 +376,9 @@ class Inbox(Protocol):
 
     def reconnected(self) -> None:
         """Pushes may have been missed: whoever waits must ask again."""
+
+    def link(self, error: Exception | None) -> None:
+        """The link to the store broke; or, None, it is whole again. For who observes, no more."""
 
     def beat(self) -> None:
         """The store is about to try its links.

@@ -41,7 +41,7 @@ PLACE = Queued(ticket=77, place=1, until=LEASE, now=0)
 
 def attempt(policy: Policy = POLICY) -> Attempt:
     """One that has just begun."""
-    return Attempt(Waiter("me", 1), policy, 0.0)
+    return Attempt(Waiter("me", 1), policy, None, 0.0)
 
 
 def phase(of: Attempt) -> Phase:

@@ -1153,6 +1153,8 @@ WRONG: dict[str, Story] = {
         at(1.0, "1.0", "watches", o="w"),
         at(1.5, "1.0", "saw", o="w", fence=11, value=A),
     ],
+    "books-out_of_order": [at(9.0, "0.0", "observed", wrong=["x is held after lost"], left=[])],
+    "books-without_an_end": [at(9.0, "0.0", "observed", wrong=[], left=["x"])],
     "crashes-an_error": [at(9.0, "0.0", "crash", text="KeyError")],
     "crashes-an_exit": [at(9.0, "conductor", "exited", who="0.0", code=1)],
 }

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import pty
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +22,7 @@ from aiolock.cli.child import Child
 from tests.servers import RedisServer, hold_port
 from tests.worlds import asking
 
-WITHIN = 10.0
+WITHIN = 30.0
 """Seconds for a program to start, or to end, on a busy machine."""
 
 
@@ -51,9 +52,9 @@ class Cli:
             before()
 
         options.setdefault("stdin", asyncio.subprocess.DEVNULL)
+        options.setdefault("stdout", asyncio.subprocess.PIPE)
         process = await asyncio.create_subprocess_exec(
             *(*by, sys.executable, "-P", "-W", "error", "-m", "aiolock", *args),
-            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=os.environ | self.env,
             preexec_fn=prepare,
@@ -83,7 +84,7 @@ async def end_of(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     """The exit code of a command, and what it has printed since."""
     output, errors = await asyncio.wait_for(process.communicate(), WITHIN)
     assert process.returncode is not None
-    return process.returncode, output.decode(), errors.decode()
+    return process.returncode, (output or b"").decode(), errors.decode()
 
 
 async def line_of(process: asyncio.subprocess.Process) -> str:
@@ -146,7 +147,9 @@ async def test_ls(cli: Cli, client: aiolock.LockClient) -> None:
         code, output, errors = await cli("ls")
         head, *lines = output.splitlines()
         assert (code, errors) == (0, "")
-        assert head.split() == ["KIND", "NAME", "HELD", "BY", "FOR", "LEASE", "WAITING", "LONGEST"]
+        assert re.split(" {2,}", head) == [
+            *("KIND", "NAME", "HELD BY", "WHERE", "FOR", "LEASE", "WAITING", "LONGEST")
+        ]
         assert [line.split()[:2] for line in lines] == [
             ["lock", "order:42"],
             ["lock", "two\\nlines"],
@@ -164,6 +167,150 @@ async def test_ls(cli: Cli, client: aiolock.LockClient) -> None:
         ]
         waiting.cancel()
         await asyncio.wait([waiting])
+
+
+async def test_labels(cli: Cli, client: aiolock.LockClient) -> None:
+    """What a holder calls itself is shown, on one line and with nothing that a terminal obeys."""
+    async with client.lock("order:42").acquire(label="job 17 → «é»"):
+        async with asyncio.timeout(WITHIN):
+            while True:
+                if (await client.status("order:42")).holders[0].label:
+                    break
+                await asyncio.sleep(0.05)
+        _, output, _ = await cli("ls")
+        assert "  job 17 → «é»  " in output
+        _, output, _ = await cli("show", "order:42")
+        assert "holds: job 17 → «é» " in output
+
+
+async def test_whoever_reads_it_has_enough(cli: Cli, client: aiolock.LockClient) -> None:
+    """It ends without a word."""
+    async with client.lock("order:42"), cli.started("top", "--json", "--every", "0.1") as process:
+        assert json.loads(await line_of(process))["locks"][0]["name"] == "order:42"
+        process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+        assert process.stderr is not None
+        assert await asyncio.wait_for(process.stderr.read(), WITHIN) == b""
+        assert await asyncio.wait_for(process.wait(), WITHIN) == 1
+
+
+# --- top, deadlocks
+
+
+@asynccontextmanager
+async def deadlock(client: aiolock.LockClient, other: aiolock.LockClient) -> AsyncIterator[None]:
+    """Two tasks that wait for each other, and are known to."""
+    have = asyncio.Barrier(2)
+
+    async def take(client: aiolock.LockClient, first: str, second: str) -> None:
+        async with client.lock(first):
+            await have.wait()
+            async with client.lock(second):
+                pass
+
+    tasks = [
+        asyncio.create_task(take(client, "A", "B"), name="ours"),
+        asyncio.create_task(take(other, "B", "A"), name="theirs"),
+    ]
+    async with asyncio.timeout(WITHIN):
+        while True:
+            if await client.deadlocks():
+                break
+            await asyncio.sleep(0.1)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+@pytest.fixture
+async def other(redis_server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockClient]:
+    """Another program that uses the same locks."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        yield client
+
+
+async def test_deadlocks(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """Who waits for whom, as text and as data; and that nobody does."""
+    assert await cli("deadlocks") == (0, "nobody waits for each other\n", "")
+    async with deadlock(client, other):
+        code, output, errors = await cli("deadlocks")
+        assert (code, errors) == (1, "")
+        assert output.startswith("2 tasks wait for each other, and none of them can go on:\n")
+        assert "'ours' (" in output
+        assert "for the lock 'A': 'ours' (" in output
+        code, output, _ = await cli("deadlocks", "--json")
+        assert code == 1
+        assert {each["name"] for each in json.loads(output)[0]["circle"]} == {"A", "B"}
+
+
+async def test_top(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """On a terminal, live: what is held, who waits for each other; Ctrl-C ends it."""
+    terminal, its_end = pty.openpty()
+    cli.env |= {"TERM": "xterm", "COLUMNS": "160", "LINES": "30"}  # not those of the tests
+    async with (
+        deadlock(client, other),
+        client.lock("[red]evil\x1b[2J"),
+        cli.started("top", "--every", "0.1", stdout=its_end) as it,
+    ):
+        os.close(its_end)
+        seen = await shown(terminal, r"[red]evil\x1b[2J")
+        assert "DEADLOCK: 2 tasks wait for each other" in seen
+        assert "'theirs'" in seen
+        async with client.lock("order:42").acquire(label="job 17"):
+            await shown(terminal, "order:42")
+            await shown(terminal, "job 17")
+        it.send_signal(signal.SIGINT)
+        assert (await end_of(it))[0] == 130
+    os.close(terminal)
+
+
+async def shown(terminal: int, text: str) -> str:
+    """All that is written to a terminal until that is."""
+    seen = b""
+    async with asyncio.timeout(WITHIN):
+        while text not in seen.decode("utf-8", "replace"):
+            seen += await asyncio.to_thread(os.read, terminal, 65536)
+    return seen.decode("utf-8", "replace")
+
+
+async def test_top_needs_a_terminal(cli: Cli) -> None:
+    """It says so where there is none."""
+    code, _, errors = await cli("top")
+    assert code == 2
+    assert "its output must be a terminal" in errors
+    assert (await cli("top", "--every", "0"))[0] == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+async def test_completion(cli: Cli, shell: str) -> None:
+    """A script that knows all commands, and that the shell can read."""
+    code, output, errors = await cli("completion", shell)
+    assert (code, errors) == (0, "")
+    for command in ("ls", "show", "top", "deadlocks", "break", "ask", "run", "check", "web"):
+        assert command in output
+    if shell == "bash":
+        bash = await asyncio.create_subprocess_exec("bash", "-n", stdin=asyncio.subprocess.PIPE)
+        await bash.communicate(output.encode())
+        assert bash.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["top", "completion"])
+async def test_without_the_extra(cli: Cli, tmp_path: Path, command: str) -> None:
+    """What is missing is named, with what to install; the other commands need nothing."""
+    for module in ("rich", "shtab"):
+        (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")
+    cli.env["PYTHONPATH"] = str(tmp_path)
+    terminal, its_end = pty.openpty()
+    args = ("top",) if command == "top" else ("completion", "bash")
+    async with cli.started(*args, stdout=its_end) as it:
+        code, _, errors = await end_of(it)
+    os.close(terminal)
+    os.close(its_end)
+    assert code == 2
+    assert "pip install 'aiolock-redis[cli]'" in errors
+    assert (await cli("ls"))[0] == 0
 
 
 async def test_show(cli: Cli, client: aiolock.LockClient) -> None:
@@ -278,7 +425,7 @@ async def test_run_is_exclusive(cli: Cli, client: aiolock.LockClient) -> None:
         assert "aiolock run: the lock 'job'" in errors
         assert f"process {os.getpid()} of" in errors, "it says who holds it"
         assert (await cli("run", "-t", "0.1", "job", *sh("echo ran")))[:2] == (75, "")
-    async with cli.started("run", "job", *sh("echo in; sleep 30")) as it:
+    async with cli.started("run", "job", *sh("echo in; exec sleep 30")) as it:
         assert await line_of(it) == "in"
         assert await client.lock("job").acquire(blocking=False) is None
 

@@ -20,12 +20,13 @@ import pytest
 
 import aiolock
 from aiolock.cli.demo import figures as reckoning
-from aiolock.cli.demo import stage
+from aiolock.cli.demo import stage, story
 from aiolock.cli.demo.customers import Customers, Visit
 from aiolock.cli.demo.figures import Act, audit, figures
 from aiolock.cli.demo.kills import Kill
+from aiolock.cli.demo.peer import PeerCustomers, key, new_locks
 from aiolock.cli.demo.progress import Progress
-from aiolock.cli.demo.shop import Sale
+from aiolock.cli.demo.shop import MemoryShop, Sale
 from aiolock.cli.demo.table import table
 from aiolock.cli.main import main
 from tests.servers import RedisServer, hold_port
@@ -105,17 +106,22 @@ class TestInMemory:
         """Without a lock it is oversold; with it all is right, in order, in few commands."""
         said = run_json(*IN_MEMORY, "--items", "60", "--requests", "20", "--ttl", "30")
         without, under_lock = said["without_lock"], said["with_lock"]
+        assert without["items"] == under_lock["items"] == 60
+        assert without["requests"] == under_lock["requests"] == 60 + 20
         assert without["oversold"] == without["sold"] - 60 > 0
         assert without["left"] > 0
+        assert without["per_second"] is None
         assert (said["right"], said["wrong"]) == (True, [])
         assert (under_lock["sold"], under_lock["oversold"], under_lock["left"]) == (60, 0, 0)
-        assert under_lock["requests"] == 60 + 20
-        assert under_lock["overtaken"] == 0
+        assert (under_lock["overtaken"], under_lock["waited"]) == (0, 60 + 20 - 1)
+        assert under_lock["per_customer"] == [3, 3]
         assert under_lock["leases_lost"] == 0
         assert 1 < under_lock["commands_per_grant"] <= 2.0
         assert 0 < under_lock["handoff_ms"]["p50"] <= under_lock["handoff_ms"]["p99"]
         assert 0 < under_lock["waiting_ms"]["p50"] <= under_lock["waiting_ms"]["p99"]
+        assert under_lock["waiting_undelayed_ms"] is None
         assert under_lock["killed"] == []
+        assert said["redis_py_lock"] is None
 
     def test_one_request_at_once_needs_no_lock(self) -> None:
         """Where nobody competes both sales are right, and there is no hand-off to measure."""
@@ -125,11 +131,16 @@ class TestInMemory:
         assert said["with_lock"]["handoff_ms"] is None
 
     def test_prints_a_table_and_no_terminal_codes_into_a_pipe(self) -> None:
-        """What a person reads: a title, how far it is, the table, the verdict."""
+        """What a person reads: a title, how far it is, the table, its words, the verdict."""
         done = run("demo", *IN_MEMORY, "--items", "300", "--requests", "20")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("An online sale on memory://, in this process")
-        assert re.search(r"^  oversold +300 +0$", done.stdout, re.MULTILINE)
+        assert re.search(r"^  oversold +20 +0$", done.stdout, re.MULTILINE)
+        assert re.search(r"^  requests per second +- +[\d,]+$", done.stdout, re.MULTILINE)
+        assert "Without a lock 320 buyers were told yes, and the stock went down by" in done.stdout
+        assert re.search(
+            r"^  hand-off, p50 / p99 +from the release by one", done.stdout, re.MULTILINE
+        )
         assert re.search(r"^  commands per hand-off +- +1\.\d\d$", done.stdout, re.MULTILINE)
         assert done.stdout.endswith("exactly right: 300 of 300 sold, each item once.\n")
         assert not set("\x1b\r") & set(done.stdout)
@@ -176,6 +187,7 @@ class TestInAFile:
         assert (under_lock["sold"], under_lock["oversold"], under_lock["left"]) == (200, 0, 0)
         assert under_lock["overtaken"] == 0
         assert sorted(kill["worker"] for kill in under_lock["killed"]) == [1, 2, 3]
+        assert said["redis_py_lock"] is None
         assert list(tmp_path.iterdir()) == []
 
 
@@ -203,6 +215,13 @@ class TestOnRedis:
         assert 0 < killed[3]["cost_seconds"] < 1.5 + 2
         assert 0 < killed[2]["cost_seconds"] < 1.5
         assert 0 < under_lock["standstill_seconds"] < under_lock["seconds"]
+        undelayed = under_lock["waiting_undelayed_ms"]
+        assert 0 < undelayed["p99"] < under_lock["waiting_ms"]["p99"]
+        # redis-py's lock has the same workers, and the same accidents, as far as it got.
+        peer = said["redis_py_lock"]
+        assert peer["items"] == 200 == peer["sold"] + peer["left"]
+        assert {kill["worker"] for kill in peer["killed"]} <= {1, 2, 3}
+        assert 0 <= peer["overtaken"] <= peer["waited"]
         assert redis_server.call("KEYS", KEYS) == []
 
     @pytest.mark.parametrize(("workers", "killed"), [(2, [1]), (3, [1, 2]), (5, [1, 2, 3])])
@@ -218,7 +237,10 @@ class TestOnRedis:
         assert sorted(kill["worker"] for kill in said["with_lock"]["killed"]) == killed
 
     def test_nobody_is_killed_on_request(self, redis_server: RedisServer) -> None:
-        """Then a contended hand-off is two commands, but for telling the server the scripts."""
+        """Then a contended hand-off is two commands, but for telling the server the scripts.
+
+        redis-py's lock makes two at least, and one more each time that it asks in vain.
+        """
         said = run_json(
             *("--url", redis_server.unix_url, "--workers", "2", "--no-kill"),
             *("--items", "100", "--requests", "4", "--ttl", "30"),
@@ -227,6 +249,27 @@ class TestOnRedis:
         assert said["with_lock"]["requests"] == 104
         assert 2 <= said["with_lock"]["commands_per_grant"] < 2.2
         assert said["with_lock"]["handoff_ms"]["p50"] > 0
+        peer = said["redis_py_lock"]
+        assert (peer["sold"], peer["left"], peer["closed_after"]) == (100, 0, None)
+        assert (peer["requests"], peer["killed"]) == (104, [])
+        assert peer["commands_per_grant"] >= 2
+        assert redis_server.call("KEYS", KEYS) == []
+
+    def test_the_sale_under_redis_pys_lock_is_closed_in_time(
+        self,
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Also where nobody was killed by then; it is said, and the exit code is that of ours."""
+        monkeypatch.setattr(story, "_CLOSING", 0.0)
+        asked = ["--workers", "2", "--items", "20", "--requests", "4", "--ttl", "1"]
+        assert main(["demo", "--url", redis_server.url, *asked]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert (
+            "With redis-py's Lock the shop was closed after 0 s, with 20 of 20 items left." in said
+        )
+        assert said.endswith("exactly right: 20 of 20 sold, each item once.")
 
     def test_tells_of_the_kills_while_it_runs(self, redis_server: RedisServer) -> None:
         """Each is a line of its own, and its fate is told below the table."""
@@ -236,9 +279,10 @@ class TestOnRedis:
         )
         assert done.returncode == 0
         assert re.search(
-            r"SIGKILL for worker 1, .* in hand, before its write: its lease must end\n", done.stdout
+            r"SIGKILL for worker 1: lock in hand, before its write; its lease ends in [01]\.\d s\n",
+            done.stdout,
         )
-        assert re.search(r"SIGKILL for worker 2, .* with 3 requests in the queue\n", done.stdout)
+        assert "SIGKILL for worker 2: 3 of its requests were in the queue\n" in done.stdout
         assert "Worker 1 was killed before its write: another sold the item" in done.stdout
         assert "Worker 2 was killed with 3 requests in the queue: they were passed" in done.stdout
 
@@ -246,12 +290,12 @@ class TestOnRedis:
     def test_an_interruption_is_clean(
         self, redis_server: RedisServer, ending: signal.Signals
     ) -> None:
-        """While all wait for a lease to end: no traceback, no key and no worker stays."""
+        """While all wait for a lease to end: a word, no traceback; no key and no worker stays."""
         with running("demo", "--url", redis_server.url, *STANDING_STILL) as process:
             wait_for(process, "SIGKILL")
             process.send_signal(ending)
             _, errors = process.communicate(timeout=20)
-        assert (process.returncode, errors) == (130, "")
+        assert (process.returncode, errors) == (130, "aiolock demo: interrupted\n")
         assert redis_server.call("KEYS", KEYS) == []
         wait_until_alone(redis_server)
 
@@ -267,6 +311,48 @@ class TestOnRedis:
         assert all(own_server.call("PTTL", key) > 0 for key in keys)
 
 
+PREFIX = "aiolock-demo-test"
+
+
+class TestPeer:
+    """Customers under redis-py's own lock."""
+
+    async def test_one_who_waits_in_vain_leaves_when_the_shop_closes(
+        self, redis_server: RedisServer
+    ) -> None:
+        """It is known to have waited, and how often it asked."""
+        redis_server.call("SET", key(PREFIX), "somebody else's", "EX", 60)
+        visits: list[Visit] = []
+        async with new_locks(redis_server.url, PREFIX, 30, 1) as new_lock:
+            await PeerCustomers(0, MemoryShop(), visits.append, new_lock, 1.5).buy(1, None)
+        redis_server.call("DEL", key(PREFIX))
+        (visit,) = visits
+        assert (visit.entered, visit.sold) == (0, False)
+        assert visit.queued > 0
+        assert visit.tries > 0
+
+    async def test_a_lease_that_has_ended_is_noticed_at_the_release(
+        self, redis_server: RedisServer
+    ) -> None:
+        """Too late for the sale; the customer goes on."""
+
+        class Long(MemoryShop):
+            async def sell(self, sale: Sale) -> None:
+                await super().sell(sale)
+                redis_server.call("DEL", key(PREFIX))
+
+        shop = Long()
+        await shop.open(2)
+        visits: list[Visit] = []
+        async with new_locks(redis_server.url, PREFIX, 30, 1) as new_lock:
+            await PeerCustomers(0, shop, visits.append, new_lock, 60.0).buy(1, None)
+        assert [(visit.sold, visit.lost) for visit in visits] == [
+            (True, True),
+            (True, True),
+            (False, False),
+        ]
+
+
 class TestImpossible:
     """What cannot be is one line on stderr, and exit code 2."""
 
@@ -275,6 +361,7 @@ class TestImpossible:
         [
             (["--url", "http://localhost"], "begins with one of memory://, redis://"),
             (["--url", "localhost:6379"], "begins with one of memory://, redis://"),
+            (["--url", "postgresql://localhost/shop"], "runs on Redis, on an SQLite file, or on"),
             (["--url", "redis://localhost:port"], "Port could not be cast"),
             (
                 [*IN_MEMORY, "--workers", "4"],
@@ -283,7 +370,7 @@ class TestImpossible:
             (["--url", "redis://localhost", "--requests", "3"], "4 workers need at least as many"),
             (["--ttl", "0"], "ttl must be from 0.01"),
         ],
-        ids=["scheme", "no scheme", "port", "memory workers", "few requests", "ttl"],
+        ids=["scheme", "no scheme", "database", "port", "memory workers", "few requests", "ttl"],
     )
     def test_wrong_arguments(
         self, args: list[str], why: str, capsys: pytest.CaptureFixture[str]
@@ -364,6 +451,11 @@ class Terminal(io.StringIO):
         return True
 
 
+def shown(screen: Terminal) -> list[str]:
+    """What it showed, one after the other, in its only line."""
+    return [text for text in screen.getvalue().split("\r\x1b[K") if text]
+
+
 class TestProgress:
     """What is said while it runs."""
 
@@ -371,20 +463,52 @@ class TestProgress:
         """And takes it back before anything that stays."""
         screen = Terminal()
         progress = Progress(screen)
-        progress.begin("Act", 10, "sold")
+        progress.meanwhile("they start")
+        progress.begin("Act", 10)
         progress.show(1)
         progress.show(2)
         progress.line("stays")
-        erase = "\r\x1b[K"
-        assert screen.getvalue() == (
-            f"{erase}\nAct\n{erase}  1 of 10 sold{erase}  2 of 10 sold{erase}stays\n"
+        assert shown(screen) == [
+            "  they start",
+            "\nAct\n",
+            "  1 of 10 sold",
+            "  2 of 10 sold",
+            "stays\n",
+        ]
+
+    def test_says_why_it_stands_still(self) -> None:
+        """Until the lease of a killed holder has ended, and the next one sells something."""
+        screen = Terminal()
+        progress = Progress(screen)
+        progress.begin("Act", 10)
+        progress.killed(replace(HELD, lease=60.0))
+        progress.show(3)
+        progress.killed(replace(HELD, lease=0.0))
+        progress.show(3)
+        progress.show(4)
+        progress.show(4)
+        *_, dead, _, ended, moves, still_moves = shown(screen)
+        assert re.fullmatch(
+            r"  3 of 10 sold; the holder is dead, its lease ends in \d\d\.\d s", dead
         )
+        assert ended == "  3 of 10 sold; the holder is dead, its lease ends in 0.0 s"
+        assert moves == still_moves == "  4 of 10 sold"
+
+    def test_says_why_it_is_not_over_when_all_is_sold(self) -> None:
+        """One item was sold by a holder that was killed before it could tell."""
+        screen = Terminal()
+        progress = Progress(screen)
+        progress.begin("Act", 10)
+        progress.killed(replace(HELD, wrote=True))
+        progress.show(9)
+        assert shown(screen)[-1] == "  10 of 10 sold; the other requests have yet to find out"
 
     def test_prints_a_line_for_each_quarter_otherwise(self) -> None:
         """However often it is asked to show; the end is told by somebody else."""
         out = io.StringIO()
         progress = Progress(out)
-        progress.begin("Act", 10, "sold")
+        progress.meanwhile("they start")
+        progress.begin("Act", 10)
         for done in (0, 1, 3, 4, 8, 9, 10):
             progress.show(done)
         assert out.getvalue() == "\nAct\n  3 of 10 sold\n  8 of 10 sold\n"
@@ -417,6 +541,7 @@ def sale(*visits: Visit, kills: tuple[Kill, ...] = (), wrote: tuple[int, ...] = 
         ],
         kills=list(kills),
         seconds=10.0,
+        ended=10_000 * 10**6,
         commands=2 * items,
     )
 
@@ -480,7 +605,91 @@ class TestFigures:
         assert (came.handoff_ms is not None) == one_clock
         assert came.overtaken == int(one_clock)
         assert (came.killed[0].cost_seconds is not None) == one_clock
-        assert any("no clock in common" in line for line in table(came, came)) != one_clock
+        assert any("no clock in common" in line for line in table([came, came])) != one_clock
+
+    def test_who_did_not_wait_for_a_dead_holder_is_told_apart(self) -> None:
+        """Else the lease is all that can be seen of the waiting."""
+        over_it = visit(0, 2, 15, 7, 8, 2040, 2050)
+        after_it = visit(0, 3, 16, 2045, 2046, 2050, 2060)
+        came = figures(sale(FIRST, SECOND, THIRD, over_it, after_it, kills=(HELD,)))
+        # Of so few, p99 is the last but one.
+        assert came.waiting_ms == reckoning.Spread(p50=10.0, p99=17.0)
+        assert came.waiting_undelayed_ms == reckoning.Spread(p50=5.0, p99=10.0)
+
+    def test_a_holder_that_was_killed_last_holds_until_the_end(self) -> None:
+        """The shop was closed before its lease had ended; nobody knows what it cost."""
+        act = replace(sale(FIRST, SECOND, kills=(HELD,)), seconds=5.0, ended=4031 * 10**6)
+        came = figures(act)
+        assert came.standstill_seconds == pytest.approx(4.0)
+        assert came.per_second == pytest.approx(2 / 1.0)
+        assert came.killed[0].cost_seconds is None
+
+    def test_without_fencing_tokens_turns_are_in_the_order_of_the_clock(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And where processes have none in common, nothing is known of two turns in a row."""
+        second, first, third = (replace(each, fence=0) for each in (SECOND, FIRST, THIRD))
+        killed = replace(HELD, fence=0, queue=None)
+        act = sale(second, first, third, kills=(killed,))
+        assert figures(act).handoff_ms == reckoning.Spread(p50=2.0, p99=2.0)
+        assert figures(act).standstill_seconds == pytest.approx(10 - 0.031)
+        monkeypatch.setattr(reckoning, "ONE_CLOCK", False)
+        assert figures(act).handoff_ms is None
+        assert figures(act).standstill_seconds == 0
+
+    def test_where_there_is_no_queue_one_killed_outside_costs_nobody_anything(self) -> None:
+        """At least nobody can say."""
+        polling = Kill(2, 999, False, 1, None, False, fence=0, entered=2 * 10**6, at=8 * 10**6)
+        came = figures(sale(FIRST, SECOND, THIRD, kills=(polling,)))
+        assert came.killed[0].cost_seconds is None
+
+    def test_items_for_each_customer_of_a_worker_that_lived(self) -> None:
+        """Who has got nothing is among them, be it that the shop closed before its turn."""
+        in_vain = Visit(0, 7, asked=1, customer=2)
+        ones = [replace(each, worker=0, customer=1) for each in (FIRST, SECOND, THIRD)]
+        dead = replace(FIRST, worker=2, customer=5)
+        came = figures(sale(*ones, in_vain, dead, kills=(HELD,)))
+        assert came.per_customer == (0, 3)
+        assert came.requests == 4
+
+
+class TestTable:
+    """What a person is told of the figures."""
+
+    def test_three_columns_fit_a_terminal(self) -> None:
+        """With figures as long as they may get."""
+        spread = reckoning.Spread(p50=1234.5, p99=23456.7)
+        act = sale(FIRST, SECOND, THIRD, kills=(HELD,))
+        came = replace(
+            figures(act),
+            requests=1_000_000,
+            waiting_ms=spread,
+            handoff_ms=replace(spread, p50=0.0624, p99=42.06),
+            overtaken=999_999,
+            waited=1_000_000,
+        )
+        lines = list(table([figures(replace(act, locked=False)), came, came]))
+        assert max(map(len, lines)) <= 80
+        assert re.search(
+            r"^  waiting, p50 / p99 +- +1,234 / 23,457 ms +1,234 / 23,457 ms$",
+            "\n".join(lines),
+            re.MULTILINE,
+        )
+
+    def test_updates_that_were_lost_are_told(self) -> None:
+        """Of any column; where as many are sold as are gone there is nothing to tell."""
+        right = figures(sale(FIRST, SECOND, THIRD))
+        lost = replace(right, sold=5, items=3, left=1)
+        said = " ".join(" ".join(table([lost, right])).split())
+        assert "Without a lock 5 buyers were told yes, and the stock went down by 2: each" in said
+        assert "With aiolock 3 buyers" not in said
+
+    def test_a_lock_without_a_queue_is_told_of(self) -> None:
+        """Most requests did not wait, for those who did were overtaken all the time."""
+        came = figures(sale(FIRST, SECOND, THIRD))
+        said = " ".join(" ".join(table([came, came, replace(came, requests=9, waited=2)])).split())
+        assert "With redis-py's Lock 7 of 9 requests did not wait: who had just released" in said
+        assert "did not wait" not in " ".join(table([came, came, came]))
 
 
 class TestOvertaken:
@@ -488,13 +697,23 @@ class TestOvertaken:
 
     def test_nobody_in_order(self) -> None:
         """Those who were served as they came."""
-        assert figures(sale(FIRST, SECOND, THIRD)).overtaken == 0
+        came = figures(sale(FIRST, SECOND, THIRD))
+        assert (came.overtaken, came.waited) == (0, 2)
 
     def test_within_a_process_the_order_of_the_calls_counts(self) -> None:
         """However short the time between them."""
         earlier = visit(0, 1, 13, 5, 6, 22, 30)
         later = visit(0, 2, 12, 5, 6, 13, 20)
         assert figures(sale(FIRST, later, earlier)).overtaken == 1
+
+    def test_without_a_queue_the_order_of_the_calls_is_not_enough(self) -> None:
+        """They were under way together: on two connections, so that either may have come first."""
+        earlier = visit(0, 1, 0, 5, 8, 22, 30)
+        later = visit(0, 2, 0, 6, 9, 13, 20)
+        after_it = visit(0, 2, 0, 9, 10, 13, 20)
+        first = replace(FIRST, fence=0)
+        assert figures(sale(first, later, earlier)).overtaken == 0
+        assert figures(sale(first, after_it, earlier)).overtaken == 1
 
     def test_across_processes_one_must_have_been_queued_before_the_other_asked(self) -> None:
         """Asked earlier is not enough: both may have been on their way together."""

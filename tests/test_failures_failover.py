@@ -19,7 +19,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import RedisError
 
 import aiolock
-from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._scripts import command
 from tests.failures import Peek, check_nothing_left, take, until
 from tests.procs import tied
 from tests.servers import BINARY, RedisServer, hold_port
@@ -243,25 +243,28 @@ async def test_latest_of_the_sentinels(watched: Watched, prefix: str) -> None:
             "config-epoch": str(epoch),
             "num-other-sentinels": "2",
         }
-        words = [word for pair in known.items() for word in pair]
-        return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
+        return command(*[word for pair in known.items() for word in pair])
 
     async with AsyncExitStack() as stack:
         ports: list[int] = []
-        for answer in (
-            says(1, watched.replica.port, "master"),
-            says(3, watched.master.port, "master"),
-            says(4, 1, "master,s_down,o_down"),
+        for epoch, port, flags in (
+            (1, watched.replica.port, "master"),
+            (3, watched.master.port, "master"),
+            (4, 1, "master,s_down,o_down"),
         ):
+            answers = {
+                b"CLIENT\r\n": b"+OK\r\n",
+                b"MASTER\r\n": says(epoch, port, flags),
+                b"GET-MASTER-ADDR-BY-NAME\r\n": command("127.0.0.1", port),
+            }
 
             async def serve(
-                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes = answer
+                reader: asyncio.StreamReader,
+                writer: asyncio.StreamWriter,
+                answers: dict[bytes, bytes] = answers,
             ) -> None:
                 while line := await reader.readline():
-                    if line == b"CLIENT\r\n":
-                        writer.write(b"+OK\r\n")
-                    if line == b"locks\r\n":
-                        writer.write(answer)
+                    writer.write(answers.get(line, b""))
                 writer.close()
 
             server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -160,6 +160,9 @@ class Heard:
     def reconnected(self) -> None:
         raise AssertionError("a model has no connection")
 
+    def link(self, error: Exception | None) -> None:
+        raise AssertionError("a model has no connection")
+
     def beat(self) -> None:
         raise AssertionError("a model has no connection")
 

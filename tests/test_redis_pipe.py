@@ -428,7 +428,7 @@ async def test_newcomers_of_one_turn_ask_together(redis_server: RedisServer, pre
             lease = await take(other.lock("lock"))
             before = calls(redis_server)
             tasks = await newcomers(client, 20)
-            status = await client.lock("lock").status()
+            status = await client._engine.store.status("lock:lock")
             assert calls(redis_server) - before == 3
             seqs = [party.seq for party in status.waiters]
             assert len(seqs) == 20
@@ -443,7 +443,7 @@ async def test_more_newcomers_than_one_call_takes(redis_server: RedisServer, pre
         await (await take(client.lock("lock"))).release()
         before = calls(redis_server)
         tasks = await newcomers(client, 100)
-        status = await client.lock("lock").status()
+        status = await client._engine.store.status("lock:lock")
         assert calls(redis_server) - before == 1 + 4 + 1
         seqs = [party.seq for party in (*status.holders, *status.waiters)]
         assert seqs == list(range(seqs[0], seqs[0] + 100))
@@ -533,7 +533,7 @@ async def test_those_that_ask_together_and_the_server_forgot_the_script(
             await client.lock("lock").status()
             before = calls(redis_server)
             tasks = await newcomers(client, 8)
-            await client.lock("lock").status()
+            await client._engine.store.status("lock:lock")
             assert calls(redis_server) - before == 3
             await one_after_the_other(tasks)
             redis_server.call("SCRIPT", "FLUSH")

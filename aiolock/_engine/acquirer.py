@@ -9,6 +9,7 @@ queue or the grant that came at that very moment, whichever it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from functools import partial
 from typing import Any, Final
@@ -17,11 +18,20 @@ from aiolock._engine import deadlock, refusals
 from aiolock._engine.acquisition import Attempt, Phase
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import Hold, Owned, Owner
+from aiolock._engine.labels import labelled
+from aiolock._engine.lookout import Lookout
 from aiolock._engine.policy import Policy
 from aiolock._engine.waiters import Waiters
-from aiolock._engine.watchdog import Watchdog
+from aiolock._engine.watchdog import Watchdog, retrieve
 from aiolock._prompt import Prompt
-from aiolock.errors import AcquireTimeout, ClientClosed, StoreError
+from aiolock.errors import (
+    AcquireTimeout,
+    ClientClosed,
+    QueueFull,
+    StoreError,
+    WouldDeadlock,
+)
+from aiolock.observer import GaveUp
 from aiolock.store import (
     Busy,
     Done,
@@ -49,11 +59,23 @@ class AlreadyDone(Exception):
     """What was to be done once is done."""
 
 
+_WHY: Final[tuple[tuple[type[BaseException], GaveUp], ...]] = (
+    (asyncio.CancelledError, "cancelled"),
+    (AlreadyDone, "done"),
+    (QueueFull, "full"),
+    (WouldDeadlock, "deadlock"),
+    (ClientClosed, "closed"),
+)
+"""What observers are told of an error; of any other that it is the store's."""
+
+
 class Acquirer:
     """Acquires locks for the tasks of one client."""
 
-    def __init__(self, waiters: Waiters, watchdog: Watchdog, client: str) -> None:
+    def __init__(self, waiters: Waiters, watchdog: Watchdog, lookout: Lookout, client: str) -> None:
         self._waiters = waiters
+        self._lookout = lookout
+        self._events = watchdog.events
         self._runs = watchdog.runs
         self._watchdog = watchdog
         self._client = client
@@ -62,7 +84,14 @@ class Acquirer:
         self._numbers = itertools.count(1)
 
     async def acquire(
-        self, policy: Policy, owner: Owner, *, timeout: float | None, wait: bool, raises: bool
+        self,
+        policy: Policy,
+        owner: Owner,
+        *,
+        timeout: float | None,
+        wait: bool,
+        raises: bool,
+        label: str = "",
     ) -> Hold | None:
         """Take the lock, or wait for it.
 
@@ -72,48 +101,60 @@ class Acquirer:
         held = self._held(policy, owner)
         if held is not None:
             return held
-        attempt = self._begin(policy, owner, timeout)
+        attempt = self._begin(policy, owner[0], timeout, label)
         timer = None
+        why: GaveUp = "busy"
         try:
             if timeout is not None and wait:
                 timer = self._loop.call_later(timeout, attempt.stop, _TimedOut())
             if await self._granted(attempt, wait=wait):
                 return self._keep(attempt, owner)
         except _TimedOut:
+            why = "store" if attempt.clocks is None else "timeout"
             self._give_up(attempt)
-            if attempt.clocks is None:
-                assert timeout is not None
-                raise refusals.unanswered(policy, timeout) from None
-        except BaseException:
+        except BaseException as error:
+            why = _why(error)
             self._give_up(attempt)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             if attempt.phase is not Phase.HELD:
-                self._waiters.leave(attempt)
+                self._left(attempt, why)
+        if why == "store" and timeout is not None:
+            raise refusals.unanswered(policy, timeout)
         if not raises:
             return None
         raise await self._not_acquired(attempt, timeout if wait else None)
 
     # One acquisition, in the order of its phases
 
-    def _begin(self, policy: Policy, owner: Owner, timeout: float | None) -> Attempt:
+    def _begin(
+        self, policy: Policy, owner: asyncio.Task[Any] | None, timeout: float | None, label: str
+    ) -> Attempt:
         waiter = Waiter(self._client, next(self._numbers))
-        attempt = Attempt(waiter, policy, self._time())
+        attempt = Attempt(waiter, policy, owner, self._time())
         if timeout is None:
-            attempt.patient = owner[0]
+            attempt.patient = True
+        if label:
+            attempt.label = label
         self._waiters.add(attempt)
+        if not self._lookout.awake:
+            self._lookout.wake()
         return attempt
 
     async def _granted(self, attempt: Attempt, *, wait: bool) -> bool:
         """Ask, wait for the push, and see to it that it is not too late; False: it was not free."""
+        told = False
         for _ in range(_TOO_LATE):
             question = self._waiters.ask(attempt, wait=wait)
             attempt.waits_for = question.answer
             await question.answer
             self._waiters.hear(attempt, question)
             if attempt.phase is Phase.QUEUED:
+                if self._events.often and not told:
+                    told = True
+                    self._events.waiting(attempt)
                 await self._pushed(attempt)
             if attempt.phase is Phase.DECLINED:
                 return self._declined(attempt)
@@ -129,8 +170,8 @@ class Acquirer:
         """Wait in the queue: for the push, or for whatever else ends that."""
         if attempt.stopped is not None:
             raise attempt.stopped
-        if attempt.patient is not None and attempt.patient is self._watchdog.current_task():
-            attempt.blocked = attempt.patient  # else nobody knows what the owner does meanwhile
+        # Else nobody knows what the owner does meanwhile.
+        attempt.stands_still = attempt.owner is self._watchdog.current_task()
         # Only where something is held in this process can it be what is waited for.
         owned = self._watchdog.owned
         warning = self._look_for_deadlock(attempt, owned) if attempt.blocked and owned else None
@@ -178,7 +219,7 @@ class Acquirer:
         policy = attempt.policy
         # Where that fails we give up, and all of it is released.
         released = self._runs.release(policy.key, attempt.waiter, policy.form, fence, entered=False)
-        released.add_done_callback(_heard)
+        released.add_done_callback(retrieve)
         attempt.waits_for = released
         if attempt.stopped is None:  # else it has no time left to wait for the answer
             await released
@@ -200,9 +241,23 @@ class Acquirer:
             crossed=attempt.crossed,
         )
         hold.wanted = attempt.wanted == grant.fence
+        if attempt.label:
+            hold.label = attempt.label
         self._watchdog.keep(hold, grant.lease)
         attempt.kept()
+        if self._events.often:
+            try:
+                self._events.acquired(hold, attempt, hold.since)
+            except BaseException:  # an observer that ends the process
+                self._watchdog.abandon(hold)
+                raise
         return hold
+
+    def _left(self, attempt: Attempt, why: GaveUp) -> None:
+        """It is over, and it was not granted."""
+        self._waiters.leave(attempt)
+        if self._events.often:
+            self._events.gave_up(attempt, why, self._time())
 
     def _give_up(self, attempt: Attempt) -> None:
         """Release whatever the store has of it: a place, or a grant that comes at this moment."""
@@ -219,21 +274,19 @@ class Acquirer:
         """The error that says for how long it was waited for (None: it was only tried), and who
         holds it.
 
-        The store is asked for that together with the release, so it is no further round trip.
+        The store is asked for that together with the release, so it is no further round trip; only
+        to ask what the holder calls itself is one.
         """
         policy, holders = attempt.policy, tuple[Party, ...]()
         if timeout is None:
             holder = attempt.declined.holder if isinstance(attempt.declined, Busy) else None
             return refusals.not_free(policy, (holder,) if holder else ())
         if not policy.passes:
-            asked = self._runs.status(policy.key, waiters=False)
-            asked.add_done_callback(_heard)
-            try:
-                await asyncio.wait([asked], timeout=_WHO_HOLDS)
-            finally:
-                asked.cancel()  # unless it is answered
-            if _heard(asked):
-                holders = asked.result().holders
+            with contextlib.suppress(TimeoutError, StoreError):
+                async with asyncio.timeout(_WHO_HOLDS):
+                    status = await self._runs.status(policy.key, waiters=False)
+                    holders = status.holders
+                    holders = (await labelled(self._runs, [status]))[0].holders
         return refusals.not_in_time(policy, timeout, self._time() - attempt.began, holders)
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
@@ -273,14 +326,15 @@ class Acquirer:
                 self._give_up(attempt)
 
 
+def _why(error: BaseException) -> GaveUp:
+    for kind, why in _WHY:
+        if isinstance(error, kind):
+            return why
+    return "store"
+
+
 def _raise_if_over(attempt: Attempt) -> None:
     """What ended it, where that was not the task that calls this."""
     if attempt.phase in _OVER:
         assert attempt.stopped is not None
         raise attempt.stopped
-
-
-def _heard(answered: asyncio.Future[Any]) -> bool:
-    """Whether there is an answer; its error, if nobody else will, is taken as seen."""
-    # A task that was cancelled just now has not ended yet.
-    return answered.done() and not answered.cancelled() and answered.exception() is None

@@ -26,6 +26,7 @@ from aiolock._engine import refusals
 from aiolock._engine.grant import ClockPair, Grant, lasts
 from aiolock._engine.policy import Policy
 from aiolock.errors import StoreError
+from aiolock.observer import LockRequest
 from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, Waiter
 
 
@@ -120,14 +121,23 @@ class Attempt:
     """What its task awaits."""
     behind: Waiter | None = None
     """QUEUED: who stands directly before it, of its own client; None where that is not known."""
-    patient: asyncio.Task[Any] | None = None
-    """Its owner, where it waits for as long as it takes."""
-    blocked: asyncio.Task[Any] | None = None
-    """QUEUED: the task that waits, where that is its owner, for as long as it takes."""
+    patient = False
+    """It waits for as long as it takes."""
+    stands_still = False
+    """QUEUED: its owner itself waits for it, and does nothing else meanwhile."""
+    label = ""
+    """What its user calls it."""
+    request: LockRequest | None = None
+    """What observers know it as, once one was told of it."""
+    handed_on_by: LockRequest | None = None
+    """GRANTED: who had it directly before, where that is known, and observers know that one."""
 
-    def __init__(self, waiter: Waiter, policy: Policy, began: float) -> None:
+    def __init__(
+        self, waiter: Waiter, policy: Policy, owner: asyncio.Task[Any] | None, began: float
+    ) -> None:
         self.waiter = waiter
         self.policy = policy
+        self.owner = owner
         self.began = self.last_asked = began
 
     def __repr__(self) -> str:
@@ -136,6 +146,11 @@ class Attempt:
     def _go(self, phase: Phase) -> None:
         assert phase in self.phase.steps, f"{self!r} cannot become {phase.value}"
         self.phase = phase
+
+    @property
+    def blocked(self) -> asyncio.Task[Any] | None:
+        """QUEUED: the task that waits, where that is its owner, for as long as it takes."""
+        return self.owner if self.patient and self.stands_still else None
 
     @property
     def ended(self) -> bool:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.entered import Entered
+from aiolock._engine.events import Events
+from aiolock._engine.labels import labelled
+from aiolock._engine.lookout import Lookout
 from aiolock._engine.policy import Policy
 from aiolock._engine.runs import Runs
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import ClientClosed
+from aiolock.observer import Observer
 from aiolock.store import Status, Store
 
 
@@ -33,12 +38,23 @@ class Engine:
 
     watchdog: Watchdog
     runs: Runs
+    lookout: Lookout
     waiters: Waiters
     acquirer: Acquirer
     _loop: asyncio.AbstractEventLoop
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self,
+        store: Store,
+        observers: Sequence[Observer] = (),
+        *,
+        label: str = "",
+        deadlock_after: float | None = None,
+    ) -> None:
         self.store = store
+        self._observers = observers
+        self._label = label
+        self._deadlock_after = deadlock_after
         self.state = State.NEW
         self.client = _new_client()
         self.entered = Entered()
@@ -53,10 +69,18 @@ class Engine:
             self.client = _new_client()
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()
-        self.watchdog = Watchdog(self.store)
+        self.watchdog = Watchdog(self.store, Events(self._observers, self._label))
         self.runs = self.watchdog.runs
         self.waiters = Waiters(self.watchdog)
-        self.acquirer = Acquirer(self.waiters, self.watchdog, self.client)
+        self.lookout = Lookout(
+            self.runs,
+            self.client,
+            self.watchdog,
+            self.waiters.attempts,
+            deadlock_after=self._deadlock_after,
+        )
+        self.waiters.on_reconnect.add(self.lookout.forgotten)
+        self.acquirer = Acquirer(self.waiters, self.watchdog, self.lookout, self.client)
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
@@ -84,9 +108,14 @@ class Engine:
         self.watchdog.check_here()
 
     async def status(self, policy: Policy, *, waiters: bool = True) -> Status:
-        """What the store knows of it, under the name that its user gave it."""
+        """What the store knows of it, under the name that its user gave it.
+
+        Without ``waiters`` only who holds it, and not what that one calls itself.
+        """
         self.check()
         status = await self.runs.status(policy.key, waiters=waiters)
+        if waiters:
+            (status,) = await labelled(self.runs, [status])
         return replace(status, kind=policy.kind, name=policy.name)
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
@@ -94,11 +123,13 @@ class Engine:
         self.state = State.CLOSING
         try:
             self.acquirer.close()
+            await self.lookout.aclose()
             await self.watchdog.aclose(caller)
         finally:
             try:
                 await self.store.aclose()
             finally:
+                self.watchdog.events.link("closed")
                 self.watchdog.overdue.aclose()  # until then an exit ends no later than its lease
                 self.state = State.CLOSED
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.policy import Policy
+from aiolock.observer import LockRequest
 from aiolock.store import Waiter
 
 Item = TypeVar("Item")
@@ -89,6 +90,12 @@ class Hold:
     """Those that the owner can still reach by name, with `Lock.release`."""
     speaking = 0
     """How many leases speak for it that have not ended."""
+    since = 0.0
+    """When the watchdog began to keep it."""
+    label = ""
+    """What its user calls it."""
+    request: LockRequest | None = None
+    """What observers know it as, once one was told of it."""
     where = ""
     """The line that acquired it, where that was looked up."""
     alarm: asyncio.TimerHandle | None = None

@@ -130,6 +130,7 @@ class Lease:
             self._hold.state = LeaseState.LOST
             self._hold.reason = LossReason.REFUSED
             self.lost.set()
+            self._watchdog.events.lost(self._hold, self._watchdog.time())
         return self._hold.state is not LeaseState.LOST
 
     async def _answer(self, released: asyncio.Future[int]) -> int:

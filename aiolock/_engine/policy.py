@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeVar, overload
@@ -16,6 +17,7 @@ Seconds = float | timedelta
 """A duration, as the public API takes it."""
 
 LONGEST_NAME = 512
+LONGEST_LABEL = 100
 SHORTEST_TTL = 0.01
 LONGEST_TTL = 365 * 24 * 3600.0
 MOST = 1_000_000_000
@@ -82,6 +84,19 @@ def checked_name(name: object) -> str:
     return name
 
 
+def checked_label(what: str, label: object) -> str:
+    """A text for people, of at most 100 characters; empty for None."""
+    if label is None:
+        return ""
+    if not isinstance(label, str):
+        raise TypeError(f"{what} must be a str or None, not {label!r}")
+    if not 1 <= len(label) <= LONGEST_LABEL:
+        raise ValueError(f"{what} must have 1 to {LONGEST_LABEL} characters, not {len(label)}")
+    if not label.isprintable():
+        raise ValueError(f"{what} must be printable, on one line, not {label!r}")
+    return label
+
+
 def to_ms(value: float) -> int:
     """Seconds as they go over the wire. The one place where they are converted."""
     return max(1, round(value * 1000))
@@ -118,6 +133,8 @@ class Policy:
     """When it fits, where it is shared; then its numbers (see `Form`)."""
     number: int = 0
     declared: int = 0
+    family: str | None = None
+    """What such locks have in common, where their user says so: see `of_family`."""
     key: str = field(init=False)
     """Its name at the store: the kind, which ends with the first colon, and the name."""
     passes: bool = field(init=False)
@@ -131,6 +148,7 @@ class Policy:
         checked_name(self.name)
         checked_ttl(self.ttl)
         checked_timeout(self.timeout)
+        checked_label("family", self.family)
         if self.max_hold is not None:
             seconds("max_hold (or None)", self.max_hold, least=SHORTEST_TTL, most=LONGEST_TTL)
         for what in ("min_hold", "lock_delay", "every"):
@@ -176,6 +194,11 @@ class Policy:
     def called(self) -> str:
         """What it is called in an error."""
         return f"the {self.kind} {self.name!r}"
+
+    @property
+    def of_family(self) -> str:
+        """What such locks have in common, for metrics: there are few families, and many names."""
+        return self.family or re.sub("[0-9]+", "*", self.name.partition(":")[0])
 
     def about(self, error: Error) -> Error:
         """The error, which now says of what it speaks."""

@@ -43,6 +43,7 @@ def _held_by(holders: tuple[Party, ...]) -> str:
         return ""
     first = holders[0]
     where = f"process {first.pid} of {first.host}" if first.pid else f"client {first.client}"
+    where = f"{first.label!r} in {where}" if first.label else where
     others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
     since = f"{datetime.fromtimestamp(first.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
     dead = "" if first.alive else ", which is gone: its lease ends by itself"

@@ -270,6 +270,7 @@ class Runs(Relay):
         released: asyncio.Future[int] = self._loop.create_future()
         batch.left.append(released)
         hold.passed = True
+        attempt.handed_on_by = hold.request
         attempt.passed(Grant(fence, claim, deadline, claim=True))
         if len(batch.through) >= _TOGETHER:
             self._send(run)

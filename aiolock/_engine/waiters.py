@@ -220,6 +220,9 @@ class Waiters:
         elif waiting is not None:
             waiting.wanted = fence  # its grant is on its way to the task
 
+    def link(self, error: Exception | None) -> None:
+        self._watchdog.events.link("up" if error is None else "down", error)
+
     def reconnected(self) -> None:
         self._runs.nobody_knows()
         for waiters in list(self.attempts.values()):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from aiolock._engine.events import Events
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, Owner
 from aiolock._engine.overdue import Overdue
@@ -61,7 +62,8 @@ class Watchdog:
     believe in a lease that has ended, and one that hiccups cannot take one away.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, events: Events) -> None:
+        self.events = events
         self._loop = loop = asyncio.get_running_loop()
         self.time = _clock(loop)
         # Not asked which loop that is: it would ask which process, a system call each time.
@@ -116,7 +118,7 @@ class Watchdog:
         try:
             self.holds[hold.waiter] = hold
             self.owned.setdefault(task, {})[key] = hold
-            now = self.time()
+            hold.since = now = self.time()
             if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
                 self._wheel.schedule(hold, now, now)  # noticed so late that it is renewed at once
             else:
@@ -209,6 +211,8 @@ class Watchdog:
             if mine:
                 hold.state = LeaseState.RELEASED
                 self._forget(hold)
+                if self.events.often:
+                    self.events.released(hold, self.time())
             if mine or hold.crossed or _may_be_at_store(hold.reason):
                 fence = 0 if hold.crossed else hold.fence
                 key, form = hold.policy.key, hold.policy.form
@@ -261,6 +265,7 @@ class Watchdog:
             hold.lost.set()
         for body in hold.bodies:
             body.cancel()
+        self.events.lost(hold, self.time())
         if reason is LossReason.MAX_HOLD and hold.policy.lock_delay is None:
             # Not when its body has ended, which may take long. Were the lease to end at the store,
             # we would be taken for stuck, and our waiters would lose their places for a while.

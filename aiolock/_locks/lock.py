@@ -13,7 +13,7 @@ from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
 from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, give_back, leased
-from aiolock._engine.policy import Policy, Seconds, checked_number, checked_timeout
+from aiolock._engine.policy import Policy, Seconds, checked_label, checked_number, checked_timeout
 from aiolock._engine.scope import Scope
 from aiolock.errors import NotHeld
 from aiolock.store import Status
@@ -44,6 +44,7 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
     __name__ = "Lock.acquire"  # what the repr of a task shows that runs it
     __slots__ = (
         "_coroutine",
+        "_label",
         "_lock",
         "_owner",
         "_raises",
@@ -54,7 +55,14 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
     )
 
     def __init__(
-        self, lock: Lock, *, timeout: float | None, wait: bool, raises: bool, where: str = ""
+        self,
+        lock: Lock,
+        *,
+        timeout: float | None,
+        wait: bool,
+        raises: bool,
+        where: str = "",
+        label: str = "",
     ) -> None:
         self._coroutine: Coroutine[Any, Any, Lease | None] | None = None
         self._lock = lock
@@ -62,6 +70,7 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
         self._wait = wait
         self._raises = raises
         self._where = where
+        self._label = label
         task = lock._engine.watchdog.current_task()
         remember(task)
         self._owner: Owner = (task, lock._policy.key)
@@ -79,6 +88,7 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
             timeout=self._timeout,
             wait=self._wait,
             raises=raises,
+            label=self._label,
         )
         return None if hold is None else leased(engine.watchdog, hold, self._lock._policy)
 
@@ -190,19 +200,33 @@ class Lock:
 
     @overload
     def acquire(
-        self, *, timeout: Default | None = DEFAULT, blocking: Literal[True] = True
+        self,
+        *,
+        timeout: Default | None = DEFAULT,
+        blocking: Literal[True] = True,
+        label: str | None = None,
     ) -> Acquisition[Lease]: ...
 
     @overload
-    def acquire(self, *, timeout: Seconds, blocking: bool = True) -> Acquisition[Lease | None]: ...
+    def acquire(
+        self, *, timeout: Seconds, blocking: bool = True, label: str | None = None
+    ) -> Acquisition[Lease | None]: ...
 
     @overload
     def acquire(
-        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+        self,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool,
+        label: str | None = None,
     ) -> Acquisition[Lease | None]: ...
 
     def acquire(
-        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool = True
+        self,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool = True,
+        label: str | None = None,
     ) -> Acquisition[Lease] | Acquisition[Lease | None]:
         """Take the lock, or wait for it in its queue.
 
@@ -214,9 +238,11 @@ class Lock:
         cancellation are as for ``async with lock``.
 
         ``timeout`` is how long *you* wait; how long the lock is kept for you is its ``ttl``.
+        ``label`` is what `status`, the commands and observers call you: "job 17". It is the name
+        of the task, if None, and is seen by others once you have waited or held for a second.
         """
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
-        return self._acquisition(timeout, blocking=blocking, where=where)
+        return self._acquisition(timeout, blocking=blocking, where=where, label=label)
 
     def _acquisition(
         self,
@@ -225,6 +251,7 @@ class Lock:
         blocking: bool,
         where: str = "",
         raises: bool | None = None,
+        label: str | None = None,
     ) -> Acquisition[Any]:
         if not isinstance(blocking, bool):
             raise TypeError(f"blocking must be True or False, not {blocking!r}")
@@ -239,6 +266,7 @@ class Lock:
             wait=blocking and seconds != 0,
             raises=blocking and (own or timeout is None) if raises is None else raises,
             where=where,
+            label=checked_label("label", label),
         )
 
     async def release(self) -> bool:

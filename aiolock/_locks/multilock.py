@@ -106,19 +106,33 @@ class MultiLock:
 
     @overload
     async def acquire(
-        self, *, timeout: Default | None = DEFAULT, blocking: Literal[True] = True
+        self,
+        *,
+        timeout: Default | None = DEFAULT,
+        blocking: Literal[True] = True,
+        label: str | None = None,
     ) -> MultiLease: ...
 
     @overload
-    async def acquire(self, *, timeout: Seconds, blocking: bool = True) -> MultiLease | None: ...
+    async def acquire(
+        self, *, timeout: Seconds, blocking: bool = True, label: str | None = None
+    ) -> MultiLease | None: ...
 
     @overload
     async def acquire(
-        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+        self,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool,
+        label: str | None = None,
     ) -> MultiLease | None: ...
 
     async def acquire(
-        self, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool = True
+        self,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool = True,
+        label: str | None = None,
     ) -> MultiLease | None:
         """Take all of them, within the multilock's own ``timeout``, or else `AcquireTimeout`.
 
@@ -132,7 +146,10 @@ class MultiLock:
         try:
             for lock in self._locks:
                 lease = await lock._acquisition(
-                    left() if blocking else DEFAULT, blocking=blocking, raises=raises
+                    left() if blocking else DEFAULT,
+                    blocking=blocking,
+                    raises=raises,
+                    label=label,
                 )
                 if lease is None:
                     break

@@ -26,6 +26,7 @@ class LeaseOptions(TypedDict, total=False):
     max_waiters: int | None
     max_hold: Seconds | None
     on_lost: OnLost
+    family: str | None
 
 
 class ElectionOptions(LeaseOptions, total=False):

@@ -58,16 +58,27 @@ class Semaphore:
         *,
         timeout: Default | None = DEFAULT,
         blocking: Literal[True] = True,
+        label: str | None = None,
     ) -> Acquisition[Lease]: ...
 
     @overload
     def acquire(
-        self, permits: int = 1, *, timeout: Seconds, blocking: bool = True
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds,
+        blocking: bool = True,
+        label: str | None = None,
     ) -> Acquisition[Lease | None]: ...
 
     @overload
     def acquire(
-        self, permits: int = 1, *, timeout: Seconds | Default | None = DEFAULT, blocking: bool
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool,
+        label: str | None = None,
     ) -> Acquisition[Lease | None]: ...
 
     def acquire(
@@ -76,6 +87,7 @@ class Semaphore:
         *,
         timeout: Seconds | Default | None = DEFAULT,
         blocking: bool = True,
+        label: str | None = None,
     ) -> Acquisition[Lease] | Acquisition[Lease | None]:
         """Take so many permits at once, all or none; otherwise as `Lock.acquire`.
 
@@ -89,7 +101,7 @@ class Semaphore:
             policy = replace(lock._policy, number=permits)
             lock = Lock(lock._engine, policy)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
-        return lock._acquisition(timeout, blocking=blocking, where=where)
+        return lock._acquisition(timeout, blocking=blocking, where=where, label=label)
 
     async def resize(self, limit: int) -> None:
         """Let there be ``limit`` permits, for everybody, from now on.

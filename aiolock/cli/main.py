@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import aiolock
-from aiolock.cli import check, init_db, look, run, take_away
+from aiolock.cli import check, completion, deadlocks, init_db, look, run, take_away, top, web
 from aiolock.cli.demo import command as demo
 
-COMMANDS: Final = (run, look, take_away, check, init_db, demo)
+COMMANDS: Final = (run, look, top, deadlocks, take_away, web, check, init_db, demo)
 """Modules with an `add_command`, whose parser sets ``run`` to the function that carries it out."""
 
 INTERRUPTED: Final = 130
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_command(commands)
+    completion.add_command(commands, parser)
     ours = list(sys.argv[1:] if argv is None else argv)
     behind: list[str] = []
     if ours[:1] == ["run"] and "--" in ours:

@@ -79,6 +79,8 @@ def ending(
         code, why = BUSY, str(error)
     except aiolock.LeaseLost as error:
         code, why = LOST, str(error)
+    except BrokenPipeError:
+        raise  # whoever reads our output has enough
     except (ValueError, TypeError, ImportError, OSError) as error:
         code, why = WRONG_USE, str(error)
     except Ended as ended:

@@ -290,7 +290,7 @@ class Step:
         fence = 0
         if state.open and not form.counts:
             fence = self._advance(asking=waiter, ttl=ttl)
-            if not wait and not state.queue and self._fits(form):
+            if not fence and not wait and not state.queue and self._fits(form):
                 fence = self._grant(waiter, form, ttl)  # all that waited were dead
         if fence:
             return Granted(fence, ttl, displaced)

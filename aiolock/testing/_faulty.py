@@ -156,6 +156,9 @@ class _FaultyInbox:
     def reconnected(self) -> None:
         self._inbox.reconnected()
 
+    def link(self, error: Exception | None) -> None:
+        self._inbox.link(error)
+
     def beat(self) -> None:
         self._inbox.beat()
 

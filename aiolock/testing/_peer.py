@@ -241,6 +241,9 @@ class Peer:
     def beat(self) -> None:
         """It asks only what it is told to ask."""
 
+    def link(self, error: Exception | None) -> None:
+        """It does not observe."""
+
     def reconnected(self) -> None:
         """Nothing that the contract does makes a connection break."""
 

@@ -638,6 +638,16 @@ def _haunts(run: Run, waiter: Waiter, fence: int, first: int, seen: int) -> str:
     return ""
 
 
+def books(run: Run) -> Iterator[Violation]:
+    """What an observer is told of each request has an order; and an end, when its client has."""
+    for event in run.of("observed"):
+        for text in event["wrong"]:
+            yield Violation("books", f"{event.who} was told that {text}", (event,))
+        for request in event["left"]:
+            text = f"{event.who} was not told what became of {request}"
+            yield Violation("books", text, (event,))
+
+
 def refusals(run: Run) -> Iterator[Violation]:
     """A refusal that passes throws nobody out of the queue who has time left."""
     for attempt in run.attempts.values():
@@ -754,6 +764,7 @@ RULES: Final[tuple[Rule, ...]] = (
     observers,
     ghosts,
     refusals,
+    books,
 )
 
 

@@ -186,6 +186,9 @@ class Recorder(Relay):
     def void(self, name: str, waiter: Waiter) -> None:
         self._inbox.void(name, waiter)
 
+    def link(self, error: Exception | None) -> None:
+        self._inbox.link(error)
+
     def reconnected(self) -> None:
         self._history.note("reconnected")
         self._inbox.reconnected()

@@ -38,6 +38,7 @@ from tests.chaos.choices import (
 from tests.chaos.history import History
 from tests.chaos.meetings import MEETING, meet
 from tests.chaos.recorder import ATTEMPT, Recorder
+from tests.ledger import Ledger
 from tests.procs import commands, say
 
 PREFIX: Final = "chaos"
@@ -48,6 +49,8 @@ _PULSE: Final = 0.02
 _SAY_EVERY: Final = 1.0
 _OBSERVERS: Final = 3
 """Tasks that watch the election; every other one is slow."""
+_TRIPS: Final = 0.01
+"""How often the observer of a client raises something."""
 
 
 class Boom(Exception):
@@ -73,7 +76,8 @@ class Process:
     async def open(self) -> None:
         """Connect, however long that takes."""
         self.recorder = Recorder(store_at(self._url, PREFIX), self.history)
-        self.client = aiolock.connect(self.recorder, prefix=PREFIX)
+        self._ledger = Ledger(lambda: random.random() < _TRIPS)
+        self.client = aiolock.connect(self.recorder, prefix=PREFIX, observer=self._ledger)
         # What many tasks enter with `async with`, as one object: who leaves, must be found out.
         shared: dict[str, Any] = {"ttl": SHARED_TTL, "on_lost": "signal"}
         self.shared: dict[str, AbstractAsyncContextManager[aiolock.Lease]] = {
@@ -95,6 +99,10 @@ class Process:
         self.history.note("closing")
         await self.client.aclose()
         self.history.note("closed", since=since)
+        for _ in range(10):  # until those that waited have heard of it
+            await asyncio.sleep(0)
+        left = [str(request) for request in self._ledger.left]
+        self.history.note("observed", wrong=self._ledger.wrong, left=left)
 
     def quiet(self) -> None:
         """Begin nothing new, and come to an end with what is under way."""

@@ -1,6 +1,7 @@
-"""``aiolock demo``: an online sale, first without a lock, then with one.
+"""``aiolock demo``: an online sale without a lock, with aiolock, and with redis-py's `Lock`.
 
 Read it in this order: `shop` (what is sold, and where the stock is kept), `customers` (read, work,
 write: all the use of aiolock is there), `worker` and `crew` (several processes of them), `kills`
-(some are killed), `stage` and `story` (the two acts), `figures` and `table` (what came of it).
+(some are killed), `peer` (redis-py's `Lock`), `stage` and `story` (the acts), `figures` and `table`
+(what came of it).
 """

@@ -14,10 +14,11 @@ from typing import Final
 from urllib.parse import quote
 
 from aiolock.cli.demo.failure import first, reason
-from aiolock.cli.demo.figures import Act, Figures, audit, figures
+from aiolock.cli.demo.figures import Act, audit, figures
 from aiolock.cli.demo.options import Options, add_options, options
 from aiolock.cli.demo.progress import Progress
-from aiolock.cli.demo.story import tell
+from aiolock.cli.demo.shop import in_a_file
+from aiolock.cli.demo.story import Acts, tell
 from aiolock.cli.demo.table import table
 
 RIGHT, WRONG, IMPOSSIBLE = 0, 1, 2
@@ -26,7 +27,12 @@ _ABOUT: Final = """\
 An online sale: many requests at once read a stock, do some work, and write it back. Without a
 lock too much is sold. With the lock the stock ends at exactly 0, and each request is served in
 the order in which it came. They come from several processes, and some of these are killed: with
-the lock in hand, and in the queue. Without a server the lock is in an SQLite file."""
+the lock in hand, and in the queue. Without a server the lock is in an SQLite file. On a Redis
+server the same sale is held once more, under redis-py's own Lock."""
+
+_HINT: Final = """\
+On a Redis server (--url redis://...) it is also held under redis-py's own Lock.
+"""
 
 _CODES: Final = """\
 exit code: 0 when the sale under the lock came out exactly right, 1 when it did not, 2 when it
@@ -46,7 +52,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hold both sales, and say what came of them; the exit code."""
+    """Hold the sales, and say what came of them; the exit code."""
     with ExitStack() as stack:
         if arguments.url is None:
             directory = stack.enter_context(TemporaryDirectory(prefix="aiolock-demo-"))
@@ -55,14 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
             chosen = options(arguments)
         except ValueError as error:
             return _impossible(str(error))
-        return _hold(chosen, arguments)
+        return _hold(chosen, as_json=arguments.json)
 
 
-def _hold(chosen: Options, arguments: argparse.Namespace) -> int:
-    progress = Progress(None if arguments.json else sys.stdout)
+def _hold(chosen: Options, *, as_json: bool) -> int:
+    progress = Progress(None if as_json else sys.stdout)
     try:
-        without, under_lock = asyncio.run(_terminable(chosen, progress))
-    except asyncio.CancelledError:
+        acts = asyncio.run(_terminable(chosen, progress))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        progress.clear()
+        sys.stderr.write("aiolock demo: interrupted\n")
         raise KeyboardInterrupt from None
     except Exception as failure:  # noqa: BLE001  # a bug is raised again
         cause = first(failure)
@@ -71,18 +79,18 @@ def _hold(chosen: Options, arguments: argparse.Namespace) -> int:
         return _impossible(f"{chosen.server}: {why}")
     finally:
         progress.clear()
-    wrong = audit(under_lock)
-    if arguments.json:
-        document = _document(chosen, figures(without), figures(under_lock), wrong)
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    wrong = audit(acts.ours)
+    if as_json:
+        sys.stdout.write(json.dumps(_document(chosen, acts, wrong), indent=2) + "\n")
     else:
-        lines = table(figures(without), figures(under_lock))
-        sys.stdout.write("\n".join(("", *lines, "", _verdict(under_lock, wrong), "")))
+        lines = table([figures(act) for act in acts if act is not None])
+        hint = _HINT if in_a_file(chosen.url) else ""
+        sys.stdout.write("\n".join(("", *lines, "", _verdict(acts.ours, wrong), hint)))
     sys.stdout.flush()
     return WRONG if wrong else RIGHT
 
 
-async def _terminable(chosen: Options, progress: Progress) -> tuple[Act, Act]:
+async def _terminable(chosen: Options, progress: Progress) -> Acts:
     """Tell the story; SIGTERM ends it as Ctrl-C does, so that it tidies up."""
     task = asyncio.current_task()
     assert task is not None
@@ -102,16 +110,15 @@ def _verdict(act: Act, wrong: list[str]) -> str:
     return f"The sale came out exactly right: {act.items:,} of {act.items:,} sold, each item once."
 
 
-def _document(
-    chosen: Options, without: Figures, under_lock: Figures, wrong: list[str]
-) -> dict[str, object]:
+def _document(chosen: Options, acts: Acts, wrong: list[str]) -> dict[str, object]:
     return {
         "server": chosen.server,
         "workers": chosen.workers,
         "requests_at_once": chosen.requests,
         "ttl": chosen.ttl,
-        "without_lock": asdict(without),
-        "with_lock": asdict(under_lock),
+        "without_lock": asdict(figures(acts.without)),
+        "with_lock": asdict(figures(acts.ours)),
+        "redis_py_lock": None if acts.peer is None else asdict(figures(acts.peer)),
         "right": not wrong,
         "wrong": wrong,
     }

@@ -99,6 +99,17 @@ class Crew:
         for worker in self.workers:
             await worker.idle.wait()
 
+    async def next_stop(self) -> tuple[Worker, Stop] | None:
+        """The next one that stops with the lock in hand; None if all are done before one does."""
+        stop = asyncio.ensure_future(self.stopped.get())
+        idle = asyncio.ensure_future(self.all_idle())
+        try:
+            await asyncio.wait({stop, idle}, return_when=asyncio.FIRST_COMPLETED)
+            return stop.result() if stop.done() else None
+        finally:
+            stop.cancel()
+            idle.cancel()
+
     async def listen(self, worker: Worker) -> None:
         """Take in what a worker tells, until its end."""
         assert worker.process.stdout is not None

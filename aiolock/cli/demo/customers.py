@@ -23,13 +23,18 @@ class Visit:
     """The how many-th request of its process."""
     asked: int
     queued: int = 0
-    """When we knew that it stood in the lock's queue."""
+    """When we knew that it had to wait: that it stood in the lock's queue, if there is one."""
     entered: int = 0
+    """When it was its turn; it was not where the shop had closed, or the lease was lost before."""
     leaving: int = 0
     """When it was done, and began to release the lock."""
     fence: int = 0
     sold: bool = False
     lost: bool = False
+    customer: int = 0
+    """Which one of its process made it."""
+    tries: int = 0
+    """How often it asked for the lock, where it is the customer who asks again: redis-py's."""
 
 
 CURRENT: ContextVar[Visit] = ContextVar("CURRENT")
@@ -54,35 +59,35 @@ class Customers:
         """
         numbers = itertools.count() if requests is None else iter(range(requests))
         async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(self._customer(numbers, arrival))
+            for customer in range(at_once):
+                group.create_task(self._customer(customer, numbers, arrival))
 
-    async def _customer(self, numbers: Iterator[int], arrival: float) -> None:
+    async def _customer(self, customer: int, numbers: Iterator[int], arrival: float) -> None:
         await asyncio.sleep(arrival * random.random())  # noqa: S311  # no secret
         for number in numbers:
-            visit = Visit(self._worker, number, asked=monotonic_ns())
+            visit = Visit(self._worker, number, asked=monotonic_ns(), customer=customer)
             CURRENT.set(visit)
             await self._visit(visit)
             self._served(visit)
             if not visit.sold and not visit.lost:
-                return  # sold out
+                return  # sold out, or closed
 
     async def _visit(self, visit: Visit) -> None:
         if self._lock is None:
             return await self._buy_one(visit)
         try:
             async with self._lock as lease:
-                visit.entered = monotonic_ns()
                 visit.fence = lease.fence
                 await self._buy_one(visit)
-                visit.leaving = monotonic_ns()
         except LeaseLost:
             visit.lost = True
 
     async def _buy_one(self, visit: Visit) -> None:
         """Read, work, write: right only while nobody else is doing the same."""
+        visit.entered = monotonic_ns()
         stock = await self._shop.stock()
         if stock > 0:
             await asyncio.sleep(0)  # the work: ask the bank, send the mail
             await self._shop.sell(Sale(item=stock, fence=visit.fence))
             visit.sold = True
+        visit.leaving = monotonic_ns()

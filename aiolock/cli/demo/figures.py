@@ -32,8 +32,12 @@ class Act:
     """As they were told by who made them; those during which a worker was killed are missing."""
     kills: list[Kill]
     seconds: float
+    ended: int
+    """When it ended (``time.monotonic_ns``)."""
     commands: int | None
     """What the lock sent to its store."""
+    closed_after: float | None = None
+    """After so many seconds it was ended, with items left; None: it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Killed:
     in_queue: int
     cost_seconds: float | None
     """Of a holder: from its death to the next body. Of one in the queue: the longest hand-off
-    until all its places had been passed. None: nobody can say."""
+    until all its places had been passed. None: nobody can say, or there is no queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,22 @@ class Figures:
     seconds: float
     standstill_seconds: float
     """Of these, those in which somebody who had been stopped or killed held the lock."""
-    per_second: float
-    """Requests, in the time that was left."""
+    closed_after: float | None
+    """The shop was closed after so many, with items left; None: it was not."""
+    per_second: float | None = None
+    """Requests, in the time in which nobody stood still. Not without a lock: there nobody waits
+    for anybody, which is no contest."""
     waiting_ms: Spread | None = None
+    waiting_undelayed_ms: Spread | None = None
+    """Of those who did not wait for the lease of a killed holder to end; None if none was killed,
+    or nobody can say."""
     handoff_ms: Spread | None = None
     overtaken: int | None = None
+    waited: int | None = None
+    """Requests that had to wait, and so might have been overtaken."""
+    per_customer: tuple[int, int] | None = None
+    """Items that the one bought who bought least, and the one who bought most; of those who were
+    there until the end."""
     commands_per_grant: float | None = None
     """With those of requests that were killed in the queue."""
     leases_lost: int | None = None
@@ -83,7 +98,9 @@ class Figures:
 
 def figures(act: Act) -> Figures:
     """Count and measure."""
-    standstill = sum(_after(act, kill, kill.entered) or 0.0 for kill in act.kills)
+    per_customer = _per_customer(act)
+    act = replace(act, visits=[visit for visit in act.visits if visit.entered or visit.lost])
+    standstill = _standstill(act)
     plain = Figures(
         items=act.items,
         requests=len(act.visits),
@@ -92,25 +109,35 @@ def figures(act: Act) -> Figures:
         left=act.left,
         seconds=act.seconds,
         standstill_seconds=standstill,
-        per_second=len(act.visits) / (act.seconds - standstill),
+        closed_after=act.closed_after,
     )
     if not act.locked:
         return plain
+    overtaken, waited = _overtaken(act)
     grants = len(act.visits) + sum(kill.holding for kill in act.kills)
     return replace(
         plain,
-        waiting_ms=_spread([visit.entered - visit.asked for visit in act.visits]),
+        per_second=len(act.visits) / (act.seconds - standstill),
+        waiting_ms=_spread([visit.entered - visit.asked for visit in _in_order(act)]),
+        waiting_undelayed_ms=_undelayed(act),
         handoff_ms=_spread([took for _, took in _handoffs(act)]),
-        overtaken=_overtaken(act),
-        commands_per_grant=None if act.commands is None else act.commands / grants,
+        overtaken=overtaken,
+        waited=waited,
+        per_customer=per_customer,
+        commands_per_grant=act.commands / grants if act.commands is not None and grants else None,
         leases_lost=sum(visit.lost for visit in act.visits),
         killed=[_killed(act, kill) for kill in act.kills],
     )
 
 
+def _turn(of: Visit | Kill) -> tuple[int, int]:
+    """Turns are in the order of these; by the clock where the lock has no fencing tokens."""
+    return of.fence, of.entered
+
+
 def _in_order(act: Act) -> list[Visit]:
     """The visits in the order in which they were granted the lock."""
-    return sorted((visit for visit in act.visits if visit.fence), key=lambda visit: visit.fence)
+    return sorted((visit for visit in act.visits if visit.entered), key=_turn)
 
 
 def _spread(durations: Sequence[int]) -> Spread | None:
@@ -127,51 +154,85 @@ def _handoffs(act: Act) -> list[tuple[int, int]]:
     Only where the next had been in the queue by then, or it would be its own way there that is
     measured, and not where one was killed in between.
     """
-    killed = {kill.fence for kill in act.kills if kill.holding}
+    killed = [_turn(kill) for kill in act.kills if kill.holding]
     return [
         (before.fence, after.entered - before.leaving)
         for before, after in pairwise(_in_order(act))
         if before.leaving
         and 0 < after.queued <= before.leaving
-        and (ONE_CLOCK or before.worker == after.worker)
-        and not any(before.fence < fence < after.fence for fence in killed)
+        and (ONE_CLOCK or (before.fence and before.worker == after.worker))
+        and not any(_turn(before) < turn < _turn(after) for turn in killed)
     ]
 
 
-def _overtaken(act: Act) -> int:
-    """How many requests were served after one that had come later, for certain.
+def _per_customer(act: Act) -> tuple[int, int] | None:
+    """How many items the customers bought whose worker was not killed: the fewest, and the most."""
+    killed = {kill.worker for kill in act.kills}
+    bought = Counter[tuple[int, int]]()
+    for visit in act.visits:
+        if visit.worker not in killed:
+            bought[visit.worker, visit.customer] += visit.sold
+    return (min(bought.values()), max(bought.values())) if bought else None
 
-    Within a process that is exact: its requests reach the server in the order in which they were
-    made. Between two processes nobody knows which of two requests that were under way together
-    came first. So A counts as overtaken by B only if A had *its answer* that it stood in the queue
-    before B so much as asked, and B was served first all the same: no round trip, and no
-    difference between two times of arrival, has to be guessed.
+
+def _overtaken(act: Act) -> tuple[int, int]:
+    """How many requests were served after one that had come later, for certain; how many waited.
+
+    Within a process that is exact, if there is a queue: its requests reach the server in the order
+    in which they were made. Else nobody knows which of two requests that were under way together
+    came first. So A counts as overtaken by B only if A had *its answer* that it had to wait before
+    B so much as asked, and B was served first all the same: no round trip, and no difference
+    between two times of arrival, has to be guessed.
     """
-    overtaken = 0
+    overtaken = waited = 0
     last_number: dict[int, int] = {}
     last_asked: dict[int, int] = {}
     for visit in _in_order(act):
         clock = 0 if ONE_CLOCK else visit.worker
-        within = last_number.get(visit.worker, -1) > visit.number
+        within = visit.fence > 0 and last_number.get(visit.worker, -1) > visit.number
         across = visit.queued > 0 and last_asked.get(clock, 0) > visit.queued
         overtaken += within or across
+        waited += within or visit.queued > 0
         last_number[visit.worker] = max(visit.number, last_number.get(visit.worker, -1))
         last_asked[clock] = max(visit.asked, last_asked.get(clock, 0))
-    return overtaken
+    return overtaken, waited
 
 
-def _after(act: Act, kill: Kill, since: int) -> float | None:
-    """How many seconds after ``since`` the next body was entered, be it one that was killed too."""
-    bodies = [(visit.fence, visit.entered) for visit in act.visits]
-    bodies += [(other.fence, other.entered) for other in act.kills if other.holding]
-    entered = [entered for fence, entered in bodies if fence > kill.fence]
-    return (min(entered) - since) / 1e9 if entered and ONE_CLOCK else None
+def _next(act: Act, kill: Kill) -> int | None:
+    """When the body after its holder's was entered, be it one that was killed too."""
+    bodies = [_turn(visit) for visit in act.visits]
+    bodies += [_turn(other) for other in act.kills if other.holding]
+    entered = [turn[1] for turn in bodies if turn > _turn(kill)]
+    return min(entered) if entered and ONE_CLOCK else None
+
+
+def _standstill(act: Act) -> float:
+    """For how many seconds somebody who had been stopped or killed held the lock."""
+    if not ONE_CLOCK:
+        return 0.0
+    return sum((_next(act, kill) or act.ended) - kill.entered for kill in act.kills) / 1e9
+
+
+def _undelayed(act: Act) -> Spread | None:
+    """How long those waited during whose wait no killed holder had the lock."""
+    ends = [_next(act, kill) for kill in act.kills if kill.holding]
+    if not ends or not ONE_CLOCK:
+        return None
+    return _spread(
+        [
+            visit.entered - visit.asked
+            for visit in _in_order(act)
+            if not any(end and visit.asked < end <= visit.entered for end in ends)
+        ]
+    )
 
 
 def _killed(act: Act, kill: Kill) -> Killed:
+    cost: float | None = None
     if kill.holding:
-        cost = _after(act, kill, kill.at)
-    else:
+        if (then := _next(act, kill)) is not None:
+            cost = (then - kill.at) / 1e9
+    elif kill.queue is not None:
         passed = [took for fence, took in _handoffs(act) if fence >= kill.fence]
         cost = max(passed[: kill.queue - kill.waiting], default=0) / 1e9
     return Killed(kill.worker, kill.pid, kill.holding, kill.wrote, kill.waiting, cost)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from aiolock import Lock
-from aiolock.cli.demo.crew import Crew, Worker
+from redis.asyncio import Redis
+
+import aiolock
+from aiolock.cli.demo.crew import Crew
 from aiolock.cli.demo.worker import Order
 
 
@@ -42,9 +45,9 @@ class Kill:
     holding: bool
     """It held the lock; else its requests stood in the queue."""
     waiting: int
-    """How many of its requests stood in the queue."""
-    queue: int
-    """How many did in all."""
+    """How many of its requests waited."""
+    queue: int | None
+    """How many did in all; None where there is no queue."""
     wrote: bool
     """The holder had written its sale."""
     fence: int
@@ -53,6 +56,20 @@ class Kill:
     """When the holder had entered (``time.monotonic_ns``)."""
     at: int
     """When the worker was killed."""
+    lease: float = 0.0
+    """Seconds that the lease of a killed holder still had."""
+
+
+class Seen(NamedTuple):
+    """What an outsider sees of the lock."""
+
+    lease: float
+    """Seconds that the holder's lease still has."""
+    queue: Counter[str] | None = None
+    """How many requests of each client stand in the queue; None where there is no queue."""
+
+
+Look: TypeAlias = Callable[[], Awaitable[Seen]]
 
 
 def accidents(workers: int) -> list[Accident]:
@@ -72,40 +89,51 @@ def arranged(orders: list[Order]) -> list[Order]:
     return orders
 
 
-async def kill(crew: Crew, lock: Lock, tell: Callable[[Kill], object]) -> list[Kill]:
-    """Let all accidents happen, in the order in which their holders stop."""
+async def look(lock: aiolock.Lock) -> Seen:
+    """At a lock of ours."""
+    status = await lock.status()
+    return Seen(
+        lease=max((holder.remaining for holder in status.holders), default=0.0),
+        queue=Counter(party.client for party in status.waiters),
+    )
+
+
+async def look_at_key(redis: Redis, key: str) -> Seen:
+    """At a lock of redis-py: who waits is known to nobody."""
+    return Seen(lease=max(0, await redis.pttl(key)) / 1000)
+
+
+async def kill(crew: Crew, look: Look, tell: Callable[[Kill], object]) -> list[Kill]:
+    """Let the accidents happen, in the order in which their holders stop, until all is sold."""
     kills: list[Kill] = []
     to_come = {accident.holder: accident for accident in accidents(len(crew.workers))}
-    while to_come:
-        holder, stop = await crew.stopped.get()
+    while to_come and (stopped := await crew.next_stop()):
+        holder, stop = stopped
         victim = crew.workers[to_come.pop(holder.number).victim]
-        waiting, queue = await _in_queue(victim, lock)
         expected = victim.at_once - (victim is holder) if stop.left else 0
-        while waiting < expected and not victim.idle.is_set():
+        queue = (await look()).queue
+        while queue is not None and queue[victim.client] < expected and not victim.idle.is_set():
             # Nobody has found it sold out yet, so the last ones are on their way into the queue.
             await asyncio.sleep(_SOON)
-            waiting, queue = await _in_queue(victim, lock)
+            queue = (await look()).queue
         await victim.report()
+        at = await victim.kill()
         kills.append(
             Kill(
                 worker=victim.number,
                 pid=victim.process.pid,
                 holding=victim is holder,
-                waiting=waiting,
-                queue=queue,
+                waiting=expected if queue is None else queue[victim.client],
+                queue=None if queue is None else queue.total(),
                 wrote=stop.wrote,
                 fence=stop.fence,
                 entered=stop.entered,
-                at=await victim.kill(),
+                at=at,
+                # Only now, since it renewed it until its death.
+                lease=(await look()).lease if victim is holder else 0.0,
             )
         )
         tell(kills[-1])
         if holder is not victim:
             holder.go_on()
     return kills
-
-
-async def _in_queue(worker: Worker, lock: Lock) -> tuple[int, int]:
-    """How many of its requests stand in the queue, and how many of anybody's."""
-    waiters = (await lock.status()).waiters
-    return sum(party.client == worker.client for party in waiters), len(waiters)

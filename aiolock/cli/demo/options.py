@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 import aiolock
+from aiolock.cli.demo.shop import in_a_file
 
 _WORKERS = 4
 
@@ -28,6 +29,11 @@ class Options:
         return self.url.startswith("memory://")
 
     @property
+    def on_redis(self) -> bool:
+        """Whether there is a Redis server, on which redis-py's `Lock` works too."""
+        return self.url.startswith(("redis://", "rediss://", "unix://"))
+
+    @property
     def server(self) -> str:
         """The URL as it may be shown: without user and password."""
         scheme, _, rest = self.url.partition("://")
@@ -41,6 +47,8 @@ class Options:
 
     def __post_init__(self) -> None:
         aiolock.connect(self.url, ttl=self.ttl)  # no I/O, only errors
+        if not (self.in_memory or self.on_redis or in_a_file(self.url)):
+            raise ValueError("the demo runs on Redis, on an SQLite file, or on memory:// only")
         if self.in_memory and self.workers > 1:
             raise ValueError(
                 f"memory:// is one process: for {self.workers} workers name a server,"
@@ -58,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " (default: an SQLite file, which is removed afterwards)",
     )
     parser.add_argument(
-        "--items", type=_count, default=5000, metavar="N", help="for sale (default: %(default)s)"
+        "--items", type=_count, default=2000, metavar="N", help="for sale (default: %(default)s)"
     )
     parser.add_argument(
         "--requests", type=_count, default=200, metavar="N", help="at once (default: %(default)s)"
@@ -72,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ttl",
         type=float,
-        default=2.0,
+        default=1.5,
         metavar="S",
         help="seconds for which a holder that was killed blocks the others (default: %(default)s)",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Final, TextIO
 
 from aiolock.cli.demo.kills import Kill
@@ -15,9 +16,13 @@ class Progress:
     def __init__(self, out: TextIO | None) -> None:
         self._out = out
         self._terminal = out is not None and out.isatty()
-        self._what = ""
         self._total = 1
         self._part = 0
+        self._done = 0
+        self._untold = 0
+        """How many are sold, and who sold them was killed before it could tell."""
+        self._dead_until: float | None = None
+        """When the lease of the holder that was killed will have ended (``time.monotonic``)."""
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
@@ -25,32 +30,55 @@ class Progress:
         if self._out is not None:
             print(text, file=self._out, flush=True)
 
-    def begin(self, title: str, total: int, what: str) -> None:
-        """A new act, in which there will be so many of what is counted."""
-        self.line(f"\n{title}")
-        self._what = what
-        self._total = total
-        self._part = 0
-
-    def show(self, done: int) -> None:
-        """So many of them are done."""
-        text = f"  {done:,} of {self._total:,} {self._what}"
-        part = _PARTS * done // self._total
+    def meanwhile(self, what: str) -> None:
+        """Say on a terminal, for as long as it lasts, what it is that takes a moment."""
         if self._terminal:
             self.clear()
-            print(text, end="", file=self._out, flush=True)
+            print(f"  {what}", end="", file=self._out, flush=True)
+
+    def begin(self, title: str, total: int) -> None:
+        """A new act, in which so many will be sold."""
+        self.line(f"\n{title}")
+        self._total = total
+        self._part = self._done = self._untold = 0
+        self._dead_until = None
+
+    def show(self, done: int) -> None:
+        """So many are sold, as those say who sold them."""
+        done += self._untold
+        text = f"{done:,} of {self._total:,} sold"
+        part = _PARTS * done // self._total
+        if self._terminal:
+            self.meanwhile(text + self._standstill(done))
         elif self._part < part < _PARTS:
-            self.line(text)
+            self.line(f"  {text}")
             self._part = part
+
+    def _standstill(self, done: int) -> str:
+        """Why it does not move, if it does not."""
+        if done >= self._total:
+            return "; the other requests have yet to find out"
+        if self._dead_until is None:
+            return ""
+        left = self._dead_until - monotonic()
+        if left <= 0 and done > self._done:
+            self._dead_until = None
+            return ""
+        self._done = done
+        return f"; the holder is dead, its lease ends in {max(left, 0.0):.1f} s"
 
     def killed(self, kill: Kill) -> None:
         """A worker was killed."""
         if kill.holding:
             when = "after" if kill.wrote else "before"
-            where = f"with the lock in hand, {when} its write: its lease must end"
+            where = f"lock in hand, {when} its write; its lease ends in {kill.lease:.1f} s"
+            self._dead_until = monotonic() + kill.lease
+            self._untold += kill.wrote
+        elif kill.queue is None:
+            where = f"{kill.waiting} of its requests were waiting"
         else:
-            where = f"with {kill.waiting} requests in the queue"
-        self.line(f"  SIGKILL for worker {kill.worker}, process {kill.pid}, {where}")
+            where = f"{kill.waiting} of its requests were in the queue"
+        self.line(f"  SIGKILL for worker {kill.worker}: {where}")
 
     def clear(self) -> None:
         """Take back the line that would be rewritten next."""

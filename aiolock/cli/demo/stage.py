@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 from redis.asyncio import Redis
@@ -15,10 +16,11 @@ from redis.exceptions import NoPermissionError, RedisError
 import aiolock
 from aiolock.cli.demo.crew import Crew, crew
 from aiolock.cli.demo.customers import Customers, Visit
-from aiolock.cli.demo.kills import Kill, arranged, kill
+from aiolock.cli.demo.kills import Kill, Look, arranged, kill, look, look_at_key
 from aiolock.cli.demo.observed import Observed
+from aiolock.cli.demo.peer import key
 from aiolock.cli.demo.shop import MemoryShop, Shop, in_a_file, redis_client, shop_beside, tidy
-from aiolock.cli.demo.worker import LOCK, Order, Setup
+from aiolock.cli.demo.worker import LOCK, Guard, Order, Setup
 from aiolock.stores.memory import MemoryServer, MemoryStore
 
 _TIDY_PATIENCE: Final = 5.0
@@ -56,7 +58,7 @@ class OneProcess:
 
     async def serve(self, order: Order) -> list[Kill]:
         """See `Stage`."""
-        lock = self._lock if order.locked else None
+        lock = self._lock if order.guard == "aiolock" else None
         customers = Customers(0, self.shop, lock, self.visits.append)
         await customers.buy(order.at_once, order.requests)
         return []
@@ -73,32 +75,34 @@ class Workers:
         self,
         shop: Shop,
         redis: Redis | None,
-        lock: aiolock.Lock,
+        looks: dict[Guard, Look],
         crew: Crew,
         tell_kill: Callable[[Kill], object] | None,
     ) -> None:
         self.visits = crew.visits
         self.shop = shop
         self._redis = redis
-        self._lock = lock
+        self._looks = looks
         self._crew = crew
         self._tell_kill = tell_kill
 
     async def serve(self, order: Order) -> list[Kill]:
-        """See `Stage`; each worker serves its share, and under the lock some are killed."""
-        tell_kill = self._tell_kill if order.locked else None
+        """See `Stage`; each worker serves its share, and under a lock some are killed."""
+        tell_kill = self._tell_kill if order.guard in self._looks else None
         orders = _shares(order, len(self._crew.workers))
         for worker, share in zip(
             self._crew.workers, arranged(orders) if tell_kill else orders, strict=True
         ):
             worker.order(share)
-        kills = await kill(self._crew, self._lock, tell_kill) if tell_kill else []
+        look = self._looks.get(order.guard)
+        kills = await kill(self._crew, look, tell_kill) if look and tell_kill else []
         await self._crew.all_idle()
         return kills
 
     async def commands(self) -> int | None:
-        """Calls of scripts on the whole server: the shop makes none."""
-        return None if self._redis is None else await _script_calls(self._redis)
+        """Calls of scripts on the whole server, where the shop makes none, and redis-py's tries."""
+        scripts = None if self._redis is None else await _script_calls(self._redis)
+        return None if scripts is None else scripts + sum(visit.tries for visit in self.visits)
 
 
 def _shares(order: Order, workers: int) -> list[Order]:
@@ -141,7 +145,10 @@ async def workers(
         client = await stack.enter_async_context(aiolock.connect(url, prefix=prefix, ttl=ttl))
         shop = await stack.enter_async_context(shop_beside(url, prefix))
         team = await stack.enter_async_context(crew(setups))
-        yield Workers(shop, redis, client.lock(LOCK), team, tell_kill)
+        looks: dict[Guard, Look] = {"aiolock": partial(look, client.lock(LOCK))}
+        if redis is not None:
+            looks["redis-py"] = partial(look_at_key, redis, key(prefix))
+        yield Workers(shop, redis, looks, team, tell_kill)
 
 
 # Any: of these commands redis-py has the types only in part.

@@ -1,11 +1,12 @@
-"""The story, in two acts: a sale that nothing guards, and the same under the lock."""
+"""The story: a sale that nothing guards, the same with aiolock, and with redis-py's `Lock`."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from time import monotonic
-from typing import Final
+from dataclasses import replace
+from time import monotonic, monotonic_ns
+from typing import Final, NamedTuple
 
 from aiolock.cli.demo.figures import Act
 from aiolock.cli.demo.options import Options
@@ -13,36 +14,51 @@ from aiolock.cli.demo.progress import Progress
 from aiolock.cli.demo.stage import Stage, one_process, workers
 from aiolock.cli.demo.worker import Order
 
-_FIRST_ACT: Final = 500
-"""Items of the first act, at most: the point is soon made."""
+_CLOSING: Final = 10.0
+"""Seconds for which the sale under redis-py's `Lock` may last: it polls, and that may take long."""
 
 
-async def tell(options: Options, progress: Progress) -> tuple[Act, Act]:
-    """Play both acts."""
-    few = min(options.items, _FIRST_ACT)
+class Acts(NamedTuple):
+    """What was recorded of each."""
+
+    without: Act
+    ours: Act
+    peer: Act | None
+    """Only where there is a Redis server."""
+
+
+async def tell(options: Options, progress: Progress) -> Acts:
+    """Play all acts: of the same size, and on the same store."""
+    ours = Order("aiolock", options.items, options.requests)
+    # As many as under a lock: a sale for each item, and each customer's last one, in vain.
+    without = replace(ours, guard="nothing", requests=options.items + options.requests)
+    peer = replace(ours, guard="redis-py", seconds=_CLOSING)
     async with _stage(options, progress) as stage:
         progress.line(options.title)
-        progress.begin(f"Without a lock, items: {few:,}", 2 * few, "requests")
-        first = await _act(
-            stage,
-            Order(locked=False, items=few, at_once=options.requests, requests=2 * few),
-            progress,
+        progress.line("Each request reads the stock, does some work, and writes it back less one.")
+        acts = Acts(
+            without=await _act(stage, without, "Without a lock", progress),
+            ours=await _act(stage, ours, "With aiolock", progress),
+            peer=None,
         )
-        progress.begin(f"With the lock, items: {options.items:,}", options.items, "sold")
-        second = await _act(
-            stage, Order(locked=True, items=options.items, at_once=options.requests), progress
-        )
-    return first, second
+    if not options.on_redis:
+        return acts
+    # With new workers, since some of the others are dead.
+    async with _stage(options, progress) as stage:
+        title = f"With redis-py's own Lock, for {_CLOSING:.0f} s at most"
+        return acts._replace(peer=await _act(stage, peer, title, progress))
 
 
 def _stage(options: Options, progress: Progress) -> AbstractAsyncContextManager[Stage]:
     if options.in_memory:
         return one_process(options.ttl)
+    progress.meanwhile("the worker processes start")
     tell_kill = progress.killed if options.kill else None
     return workers(options.url, options.workers, options.ttl, tell_kill)
 
 
-async def _act(stage: Stage, order: Order, progress: Progress) -> Act:
+async def _act(stage: Stage, order: Order, title: str, progress: Progress) -> Act:
+    progress.begin(f"{title}, items: {order.items:,}", order.requests or order.items)
     await stage.shop.open(order.items)
     stage.visits.clear()
     before = await stage.commands()
@@ -52,17 +68,21 @@ async def _act(stage: Stage, order: Order, progress: Progress) -> Act:
         kills = await stage.serve(order)
         watching.cancel()
     seconds = monotonic() - began
+    ended = monotonic_ns()
     after = await stage.commands()
     sales = await stage.shop.sales()
-    progress.line(f"  requests: {len(stage.visits):,}, sold: {len(sales):,} of {order.items:,}")
+    left = await stage.shop.stock()
+    progress.line(f"  sold: {len(sales):,} of {order.items:,}")
     return Act(
-        locked=order.locked,
+        locked=order.guard != "nothing",
         items=order.items,
-        left=await stage.shop.stock(),
+        left=left,
         sales=sales,
         visits=stage.visits.copy(),
         kills=kills,
         seconds=seconds,
+        ended=ended,
+        closed_after=order.seconds if left and seconds >= order.seconds else None,
         commands=None if before is None or after is None else after - before,
     )
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import aiolock
 from aiolock.cli.demo.customers import CURRENT, Customers, Visit
 from aiolock.cli.demo.failure import first, reason
 from aiolock.cli.demo.observed import Observed
+from aiolock.cli.demo.peer import PeerCustomers, new_locks
 from aiolock.cli.demo.shop import Sale, Shop, in_a_file, shop_beside
 from aiolock.stores import redis, sqlite
 
@@ -31,6 +34,9 @@ _ARRIVAL: Final = 0.001
 each worker's would stand in the queue, and come back to it, in one block."""
 
 LOCK: Final = "stock"
+
+Guard: TypeAlias = Literal["nothing", "aiolock", "redis-py"]
+"""What keeps the customers apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +53,12 @@ class Setup:
 class Order:
     """The lines after it: serve customers."""
 
-    locked: bool
+    guard: Guard
     items: int
     at_once: int
     requests: int | None = None
+    seconds: float = math.inf
+    """After so many the shop closes; for customers under redis-py's `Lock`."""
     stop_at: int | None = None
     """Stop with the lock in hand, once, when no more than so many are left."""
     stop_after_write: bool = False
@@ -146,6 +154,19 @@ async def _told() -> AsyncIterator[dict[str, Any]]:
         yield json.loads(line)
 
 
+@asynccontextmanager
+async def _customers(
+    setup: Setup, order: Order, shop: Shop, lock: aiolock.Lock, report: Report
+) -> AsyncGenerator[Customers, None]:
+    """Those of this process, under whatever keeps them apart."""
+    if order.guard == "redis-py":
+        async with new_locks(setup.url, setup.prefix, setup.ttl, order.at_once) as new_lock:
+            yield PeerCustomers(setup.worker, shop, report.served, new_lock, order.seconds)
+    else:
+        ours = lock if order.guard == "aiolock" else None
+        yield Customers(setup.worker, shop, ours, report.served)
+
+
 async def _work() -> None:
     told, report = _told(), Report()
     setup = Setup(**await anext(told))
@@ -161,9 +182,9 @@ async def _work() -> None:
 
         async def serve(order: Order) -> None:
             shop.order = order
-            customers = Customers(setup.worker, shop, lock if order.locked else None, report.served)
             try:
-                await customers.buy(order.at_once, order.requests, _ARRIVAL * order.at_once)
+                async with _customers(setup, order, shop, lock, report) as customers:
+                    await customers.buy(order.at_once, order.requests, _ARRIVAL * order.at_once)
             except Exception as failure:
                 _tell_failure(failure)  # now: to leave may take a while if the server is gone
                 raise

@@ -77,9 +77,13 @@ class Database:
         prefix: str,
         client: str,
         read: Read,
+        *,
+        lost: Callable[[BaseException], None],
         back: Callable[[], None],
     ) -> None:
-        """``back`` is called when there is another connection: others may have taken us for dead.
+        """``lost`` gets the reason why there is no connection any more, while the client is open.
+
+        ``back`` is called when there is another connection: others may have taken us for dead.
 
         ``read``: what was delivered, and is to be removed.
         """
@@ -87,6 +91,7 @@ class Database:
         self._prefix = prefix
         self._client = client
         self._read = read
+        self._lost = lost
         self._back = back
         self.link = Link(settings)
         self._was_up = False
@@ -229,6 +234,8 @@ class Database:
             self._roll_back()
         elif _errors.is_lost(error):
             self.link.close()
+            if self._was_up:
+                self._lost(error)
         else:
             self._roll_back()
             return False

@@ -55,12 +55,11 @@ class Ear:
         read: Read,
         *,
         heard: Callable[[list[Told]], None],
-        lost: Callable[[], None],
+        lost: Callable[[Exception | None], None],
         back: Callable[[], None],
     ) -> None:
-        """``heard`` gets what others have left; ``lost`` is called when a connection is.
-
-        ``back`` is called when it has another one. All in its thread.
+        """``heard`` gets what others have left; ``lost`` why there is no connection, or None where
+        there may be none. ``back`` is called when it has another one. All in its thread.
         """
         self._settings = settings
         self._prefix = prefix.encode()
@@ -114,10 +113,10 @@ class Ear:
                 if not self._link.is_up:
                     self._come_back()
                 self._listen()
-            except Exception:  # noqa: BLE001  # whatever it is, another connection may do
+            except Exception as error:  # noqa: BLE001  # whatever it is, another connection may do
                 self._link.close()
                 if not self._pause:
-                    self._lost()
+                    self._lost(error)
                 self._stopped.wait(self._pause)
                 self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         self._link.close()
@@ -161,7 +160,7 @@ class Ear:
                 woken = self._sleep(there, SLEEP)
                 self._look()
                 if woken is Woken.ALONE:
-                    self._lost()
+                    self._lost(None)
                     self._stopped.wait(_WHILE_ALONE)
             self._pause = 0.0
 

@@ -11,10 +11,12 @@ import contextlib
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
 from aiolock.store import Inbox, Queued
+from aiolock.stores._links import Links
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker
@@ -47,16 +49,18 @@ class Session:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._worker = Worker("mysql", self, inbox)
+        self._links = Links(inbox)
         self._read = Read()
         self._database = Database(
             *(settings, prefix, client, self._read),
-            back=lambda: self._worker.say(self._come_back),
+            lost=partial(self._worker.say, self._links.down, "commands"),
+            back=partial(self._worker.say, self._come_back, "commands"),
         )
         self._ear = Ear(
             *(settings, prefix, client, self._read),
             heard=self._heard,
-            lost=lambda: self._worker.say(self._see_to_commands),
-            back=lambda: self._worker.say(self._come_back),
+            lost=partial(self._worker.say, self._see_to_commands),
+            back=partial(self._worker.say, self._come_back, "listening"),
         )
         self._look_at = self._sweep_at = 0.0
         self._swept = time.monotonic()
@@ -85,11 +89,11 @@ class Session:
             if isinstance(error, TimeoutError):
                 raise self._gave_up() from error
             raise
-        self._is_open = True
+        self._is_open = self._links.observed = True
 
     def stop(self) -> None:
         """End, once what was asked is carried out. Idempotent."""
-        self._is_open = False
+        self._is_open = self._links.observed = False
         self._worker.stop()
 
     async def ended(self) -> None:
@@ -130,16 +134,19 @@ class Session:
     def _gave_up(self) -> StoreError:
         return StoreError(f"MySQL at {self._settings.where} does not answer")
 
-    def _come_back(self) -> None:
-        """The others may have taken us for dead."""
+    def _come_back(self, which: str) -> None:
+        """There is another connection. The others may have taken us for dead."""
+        self._links.up(which)
         if self._is_open:
             self._inbox.reconnected()
 
-    def _see_to_commands(self) -> None:
+    def _see_to_commands(self, reason: Exception | None) -> None:
         """The ear has lost its connection: if the server was started anew, ours is lost, too.
 
-        The others will take us for dead before long.
+        The others will take us for dead before long. Without a ``reason`` it may have lost it.
         """
+        if reason is not None:
+            self._links.down("listening", reason)
         if self._is_open and (self._seeing is None or self._seeing.done()):
             self._seeing = self.call(_NOTHING)
             self._seeing.add_done_callback(_ignore)

@@ -27,11 +27,15 @@ class Ear:
         client: str,
         *,
         heard: Callable[[str], None],
+        lost: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``heard`` gets what others have to tell; ``back`` is called when some may be lost."""
+        """``heard`` gets what others have to tell; ``lost`` why there is no connection; ``back``
+        is called when there is another one, and some may be lost.
+        """
         self._client = client
         self._heard = heard
+        self._lost = lost
         self._back = back
         self._loop = asyncio.get_running_loop()
         self._link = Link(settings.listens, greet=self._greet, up=self._up, down=self._down)
@@ -70,10 +74,11 @@ class Ear:
             self._back()
         self._readable()  # what came while it was greeted
 
-    def _down(self, _: Exception) -> None:
+    def _down(self, reason: Exception) -> None:
         if self._connection is not None:
             self._connection = None
             self._loop.remove_reader(self._socket)
+        self._lost(reason)
 
     def drop(self, reason: Exception) -> None:
         """Listen on another connection."""

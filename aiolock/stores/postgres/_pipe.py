@@ -92,15 +92,18 @@ class Pipe:
         settings: Settings,
         *,
         told: Callable[[str, Sequence[str]], None],
+        lost: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``told`` gets the name of each command, and what its answer tells besides.
+        """``told`` gets the name of each command, and what its answer tells besides; ``lost`` why
+        there is no connection.
 
         ``back`` is called when there is a connection again after there was none: answers, and what
         came with them, may have been lost.
         """
         self._settings = settings
         self._told = told
+        self._lost = lost
         self._back = back
         self._loop = loop = asyncio.get_running_loop()
         self._link = Link(settings.commands, greet=self._greet, up=self._up, down=self._down)
@@ -337,6 +340,7 @@ class Pipe:
                 self._waiting.appendleft(command)
         if self._first is not None and not self._first.done():
             self._first.set_exception(reason)
+        self._lost(reason)
 
     def _look(self) -> None:
         """See, while anything is under way, whether the connection is dead, or time has run out."""

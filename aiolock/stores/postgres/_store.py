@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -25,6 +26,7 @@ from aiolock.store import (
     Status,
     Waiter,
 )
+from aiolock.stores._links import Links
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value, number, numbers
 from aiolock.stores.postgres._ear import Ear
@@ -66,8 +68,19 @@ class PostgresStore:
         self._me = client.encode()
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
-        self._pipe = Pipe(self._settings, told=self._told, back=self._back)
-        self._ear = Ear(self._settings, client, heard=self._heard, back=inbox.reconnected)
+        self._links = links = Links(inbox)
+        self._pipe = Pipe(
+            self._settings,
+            told=self._told,
+            lost=partial(links.down, "commands"),
+            back=self._back,
+        )
+        self._ear = Ear(
+            *(self._settings, client),
+            heard=self._heard,
+            lost=partial(links.down, "listening"),
+            back=self._listens_again,
+        )
         self._opened = False
         # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
         self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
@@ -95,7 +108,7 @@ class PostgresStore:
             if isinstance(error, psycopg.Error | Failed | OSError):
                 raise store_error(error, self._settings.place, refused=True) from error
             raise
-        self._opened = True
+        self._opened = self._links.observed = True
         self._sweep_at = self._loop.time()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
 
@@ -118,6 +131,7 @@ class PostgresStore:
         if self._closing:
             return
         self._closing = True
+        self._links.observed = False
         if self._timer is not None:
             self._timer.cancel()
         self._call("bye", "", [self._me], _text).add_done_callback(_ignore)
@@ -149,8 +163,13 @@ class PostgresStore:
 
     def _back(self) -> None:
         """The commands have a connection again: what came with a lost answer must be asked for."""
+        self._links.up("commands")
         if self._opened and not self._closing:
             self._inbox.reconnected()
+
+    def _listens_again(self) -> None:
+        self._links.up("listening")
+        self._inbox.reconnected()
 
     def _beat(self) -> None:
         """Try both connections: the answer proves one, the word that comes both."""

@@ -554,7 +554,7 @@ BEGIN
     END IF;
     IF opened AND w.rule <> '^' THEN
         f := aiolock._advance(n, us, me, s, ttl, false, 0);
-        IF NOT wait AND NOT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
+        IF f = 0 AND NOT wait AND NOT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
             w.ticket := -9223372036854775808;
             SELECT x.fits INTO ok FROM aiolock._fits(n, w, us, me, 0) x;
             IF ok THEN

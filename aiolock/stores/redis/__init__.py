@@ -7,18 +7,14 @@ import redis.asyncio
 from redis.asyncio.connection import ConnectionPool
 
 from aiolock.stores.redis._store import RedisStore
+from aiolock.stores.redis._urls import pool_at
 
 __all__ = ["RedisStore", "from_client", "from_url"]
 
 
 def from_url(url: str, prefix: str) -> RedisStore:
-    """A store on the server at ``url``; `ValueError` for a URL that redis-py does not take."""
-    pool = ConnectionPool.from_url(url)  # pyright: ignore[reportUnknownMemberType]  # **kwargs
-    try:
-        pool.connection_class(**pool.connection_kwargs)  # connects nothing, but sees every option
-    except TypeError as error:
-        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
-    return RedisStore(pool, prefix)
+    """A store on the server at ``url``; `ValueError` for a URL that cannot be right."""
+    return RedisStore(pool_at(url), prefix)
 
 
 def from_client(client: object, prefix: str) -> RedisStore:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.stores.redis._sentinel import dial
-from aiolock.stores.redis._wire import Wire
+from aiolock.stores.redis._sentinel import Address, locate
+from aiolock.stores.redis._wire import Wire, dial
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
@@ -38,13 +38,19 @@ class Link:
         self._pause = 0.0
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
+        self._round = 0
+        """Which redialling is the one that counts. (An eager task runs before anybody has it.)"""
+        self._dialling = set[asyncio.Task[None]]()
+        """That one, and those before it that were told to end."""
+        self._address: Address | None = None
+        """Where it is connected to, or is being connected to, if Sentinel has said so."""
         self.wire: Wire | None = None
         self.error: Exception = ConnectionError("not connected")
         """Why there was no connection the last time that there was none."""
 
     async def open(self) -> None:
         """Connect for the first time; raises what redis-py raises."""
-        wire = await dial(self._pool, self._received, self.drop)
+        wire = await self._dial()
         if self._closed:  # meanwhile
             wire.reset()
             raise ConnectionError("closed while it was being connected")
@@ -59,29 +65,61 @@ class Link:
         """Give this connection up and dial another."""
         if self.wire is not None:
             self.wire.reset()
-            self.wire, self.error = None, reason
+            self.wire, self.error, self._address = None, reason, None
             self._down(reason)
-        if self._redialling is None and not self._closed:
-            self._redialling = asyncio.create_task(self._redial(), name="aiolock redial")
+        if self._redialling is None:
+            self._dial_again()
 
-    async def _redial(self) -> None:
+    def follow(self, address: Address) -> None:
+        """The master is there: leave any other server, and dial without a pause."""
+        if address == self._address or self._closed:
+            return
+        self._pause = 0.0
+        if self.wire is not None:
+            self.drop(ConnectionError("Sentinel has another master"))
+        else:
+            self._dial_again()
+
+    def _dial_again(self) -> None:
+        if self._closed:
+            return
+        if self._redialling is not None:
+            self._redialling.cancel()
+        self._round += 1
+        redial = self._redial(self._round)
+        self._redialling = redialling = asyncio.create_task(redial, name="aiolock redial")
+        self._dialling.add(redialling)
+        redialling.add_done_callback(self._dialling.discard)
+
+    async def _dial(self) -> Wire:
+        self._address = None
+        self._address = address = await locate(self._pool)
+        try:
+            return await dial(self._pool, self._received, self.drop, address)
+        except BaseException:
+            self._address = None
+            raise
+
+    async def _redial(self, number: int) -> None:
+        wire = None
         try:
             # Ends by the flag: cancellation alone can get lost in a driver (cpython gh-86296).
-            while self.wire is None and not self._closed:
+            while wire is None and self._round == number and not self._closed:
                 await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
                 self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
                 try:
-                    wire = await dial(self._pool, self._received, self.drop)
+                    wire = await self._dial()
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again
                     self.error = error
-                else:
-                    self.wire = wire
         finally:
-            self._redialling = None
-        if self.wire is not None:
-            if self._closed:
-                self.wire.reset()
+            current = self._round == number
+            if current:
+                self._redialling = None
+        if wire is not None:
+            if self._closed or not current:
+                wire.reset()
             else:
+                self.wire = wire
                 self._up()
 
     async def aclose(self) -> None:
@@ -91,6 +129,7 @@ class Link:
             wire, self.wire = self.wire, None
             wire.close()
             await wire.wait_closed()
-        if self._redialling is not None:
-            self._redialling.cancel()
-            await asyncio.wait([self._redialling])
+        for dialling in self._dialling:
+            dialling.cancel()
+        if self._dialling:
+            await asyncio.wait(self._dialling)

@@ -37,6 +37,7 @@ from aiolock.stores.redis._scripts import (
     bulk,
     several,
 )
+from aiolock.stores.redis._sentinel import Address
 from aiolock.stores.redis._wire import FEW, Wire
 
 REPLY_TIMEOUT: Final = 4.0
@@ -114,9 +115,10 @@ class Pipe:
         *,
         probe: bytes,
         told: Callable[[str], None],
+        lost: Callable[[Exception], None],
         back: Callable[[int | None], None],
     ) -> None:
-        """``told`` gets each push that comes with a reply.
+        """``told`` gets each push that comes with a reply; ``lost`` why there is no connection.
 
         ``back`` is called when there is a connection again after there was none: replies, and
         the pushes with them, may have been lost. It gets what the probe said, how many listen to
@@ -126,6 +128,7 @@ class Pipe:
         self._place = Place.of(pool, prefix)
         self._probe_arguments = probe
         self._told = told
+        self._lost = lost
         self._back = back
         self._loop = loop = asyncio.get_running_loop()
         # Asyncio's own is that clock behind a method of Python's, once for each command.
@@ -160,6 +163,10 @@ class Pipe:
 
     async def open(self) -> None:
         await self._link.open()
+
+    def follow(self, address: Address) -> None:
+        """The master is at ``address``."""
+        self._link.follow(address)
 
     def call(
         self,
@@ -497,7 +504,7 @@ class Pipe:
             self._sent.append(command)
             self._write(wire, command)
 
-    def _down(self, _: Exception) -> None:
+    def _down(self, reason: Exception) -> None:
         """Queue again what has no answer, in the order in which it was asked for."""
         if self._wire is not None:
             self._wire = None
@@ -513,6 +520,7 @@ class Pipe:
         for command in sorted(again, key=lambda command: command.born):
             self._queue(command)
         self._queued |= younger
+        self._lost(reason)
 
     def _look(self) -> None:
         """See, while anything is under way, whether the link is dead or a command has run out."""

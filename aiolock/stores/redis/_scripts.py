@@ -82,6 +82,11 @@ def bulk(text: object) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
+def command(*words: object) -> bytes:
+    """A request."""
+    return b"*%d\r\n%b" % (len(words), b"".join(map(bulk, words)))
+
+
 class Script:
     """One script: its source and how a call of it begins, by digest and in full."""
 

@@ -7,7 +7,6 @@ others for longer than an attempt to connect may take, at each attempt again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio.connection import ConnectionPool
@@ -15,13 +14,15 @@ from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from aiolock.stores.redis import _wire
 from aiolock.stores.redis._errors import address_of
-from aiolock.stores.redis._scripts import bulk
-from aiolock.stores.redis._wire import Wire
+from aiolock.stores.redis._scripts import command
 
 _ANSWER: Final = 1.0
 """Seconds for an answer."""
 _OTHERS: Final = 0.1
 """Seconds more for those of the others, once there is one: of a fail-over that it missed."""
+
+
+_QUESTIONS: Final = (("SENTINEL", "MASTER"), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME"))
 
 
 class _Master(NamedTuple):
@@ -32,22 +33,33 @@ class _Master(NamedTuple):
     port: int
 
 
-async def dial(
-    pool: ConnectionPool,
-    received: Callable[[Any], None],
-    broken: Callable[[Exception], None],
-) -> Wire:
-    """As `_wire.dial`; and where the pool is Sentinel's, to the master of the moment."""
+Address = tuple[str, int]
+
+
+async def locate(pool: ConnectionPool) -> Address | None:
+    """Where the master of the moment is; None where the pool does not connect by Sentinel.
+
+    `MasterNotFoundError` says what became of each Sentinel where none knows one.
+    """
+    return await _locate(pool) if is_managed(pool) else None
+
+
+def is_managed(pool: ConnectionPool) -> bool:
+    """Whether its connections go to whatever server Sentinel has for the master."""
     managed: Any = pool  # in part without types
-    if not isinstance(pool, SentinelConnectionPool) or not managed.is_master:
-        return await _wire.dial(pool, received, broken)
-    return await _wire.dial(pool, received, broken, await _master(managed))
+    return isinstance(pool, SentinelConnectionPool) and bool(managed.is_master)
 
 
-async def _master(pool: Any) -> tuple[str, int]:
+def sentinels_of(pool: Any) -> list[ConnectionPool]:
+    """The Sentinels, as redis-py would connect to each."""
+    return [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+
+
+async def _locate(pool: Any) -> Address:
     manager: Any = pool.sentinel_manager
-    pools: list[ConnectionPool] = [sentinel.connection_pool for sentinel in manager.sentinels]
-    asking = {asyncio.ensure_future(_ask(each, pool)): address_of(each) for each in pools}
+    asking = {
+        asyncio.ensure_future(_ask(each, pool)): address_of(each) for each in sentinels_of(pool)
+    }
     known: list[_Master] = []
     errors: list[str] = []
     clock = asyncio.get_running_loop().time
@@ -80,11 +92,13 @@ async def _master(pool: Any) -> tuple[str, int]:
 
 async def _ask(sentinel: ConnectionPool, pool: Any) -> _Master:
     """The master as this Sentinel knows it, unless it takes it for down."""
-    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    replies: list[Any] = []
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def received(reply: Any) -> None:
-        if not answered.done():
-            answered.set_result(reply)
+        replies.append(reply)
+        if len(replies) == len(_QUESTIONS) and not answered.done():
+            answered.set_result(None)
 
     def broken(error: Exception) -> None:
         if not answered.done():
@@ -92,18 +106,29 @@ async def _ask(sentinel: ConnectionPool, pool: Any) -> _Master:
 
     wire = await _wire.dial(sentinel, received, broken)
     try:
-        asked = b"".join(map(bulk, ("SENTINEL", "MASTER", pool.service_name)))
-        wire.write(b"*3\r\n" + asked, at_once=True)
-        reply = await answered
+        wire.write(
+            b"".join(command(*words, pool.service_name) for words in _QUESTIONS), at_once=True
+        )
+        await answered
     finally:
         wire.close()
         await wire.wait_closed()
-    if isinstance(reply, Exception):
-        raise reply
-    texts = [text.decode() for text in reply]
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return _read(*replies, least_others=pool.sentinel_manager.min_other_sentinels)
+
+
+def _read(about: list[bytes], address: list[bytes], *, least_others: int) -> _Master:
+    texts = [text.decode() for text in about]
     known = dict(zip(texts[::2], texts[1::2], strict=True))
-    if {"s_down", "o_down"} & set(known["flags"].split(",")):
-        raise MasterNotFoundError(f"{known['ip']}:{known['port']} is down")
-    if int(known["num-other-sentinels"]) < pool.sentinel_manager.min_other_sentinels:
+    host, port = address[0].decode(), int(address[1])
+    # In a fail-over of its own it has the address of the new master before it says so of itself,
+    # but the epoch of the fail-over already, and what is down is the old one.
+    if (host, port) == (known["ip"], int(known["port"])) and (
+        {"s_down", "o_down"} & set(known["flags"].split(","))
+    ):
+        raise MasterNotFoundError(f"{host}:{port} is down")
+    if int(known["num-other-sentinels"]) < least_others:
         raise MasterNotFoundError("it knows of too few other Sentinels (min_other_sentinels)")
-    return _Master(int(known["config-epoch"]), known["ip"], int(known["port"]))
+    return _Master(int(known["config-epoch"]), host, port)

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import anyio
@@ -28,13 +28,16 @@ from aiolock.store import (
     Status,
     Waiter,
 )
+from aiolock.stores._links import Links
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
-from aiolock.stores.redis._errors import DeafError, Place, code_of, store_error
+from aiolock.stores.redis._errors import DeafError, Place, address_of, code_of, store_error
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._pipe import Pipe
 from aiolock.stores.redis._scripts import Present, bulk
+from aiolock.stores.redis._sentinel import Address, is_managed
 from aiolock.stores.redis._subscription import Subscription
+from aiolock.stores.redis._switches import Switches
 
 log = logging.getLogger("aiolock")
 
@@ -83,10 +86,14 @@ class RedisStore:
         """The next question is the heartbeat, too."""
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._switches: Switches | None = None
+        """Only where Sentinel says who the master is."""
 
     def __repr__(self) -> str:
         where = self._pool.connection_kwargs
         server = where.get("path") or f"{where.get('host', '?')}:{where.get('port', '?')}"
+        if is_managed(self._pool):
+            server = address_of(self._pool)
         return f"<RedisStore {server} db={where.get('db', 0)} prefix={self._prefix!r}>"
 
     async def open(self, client: str, inbox: Inbox) -> None:
@@ -96,12 +103,14 @@ class RedisStore:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self._subscription = Subscription(self._pool, self._names, client, inbox)
+        self._links = Links(inbox)
+        self._subscription = Subscription(self._pool, self._names, client, inbox, self._links)
         self._pipe = Pipe(
             self._pool,
             self._prefix,
             probe=self._presence_arguments(),
             told=self._subscription.deliver,
+            lost=partial(self._links.down, "commands"),
             back=self._back,
         )
         self._introduced = self._loop.time()
@@ -134,8 +143,11 @@ class RedisStore:
                 raise store_error(error, Place.of(self._pool, self._prefix)) from error
             raise
         self._counted = counted
+        self._links.observed = True
         self._pipe.patient = True
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
+        if is_managed(self._pool):
+            self._switches = Switches(self._pool, self._moved)
         if not counted:
             log.warning(
                 "aiolock: the server does not count subscribers: a dead waiter costs a claim"
@@ -151,9 +163,18 @@ class RedisStore:
         And see whether it is to where we are subscribed: after a fail-over it is not, and there
         our waiters would pass for dead.
         """
+        self._links.up("commands")
         if self._counted is not None and not self._closing:
             self._count(heard)
             self._inbox.reconnected()
+
+    def _moved(self, address: Address) -> None:
+        """Sentinel has said where the master is.
+
+        The subscription first: where nobody listens for them, our waiters pass for dead.
+        """
+        self._subscription.follow(address)
+        self._pipe.follow(address)
 
     async def aclose(self) -> None:
         if self._opening is not None and not self._opening.done():
@@ -163,6 +184,7 @@ class RedisStore:
         if self._closing:
             return
         self._closing = True
+        self._links.observed = False
         # To nobody: a word to us would lie unread when the subscription ends.
         last = self._presence_arguments(forget_in=1, to="")
         self._pipe.call(scripts.PRESENCE, 5, last).add_done_callback(_ignore)
@@ -171,6 +193,9 @@ class RedisStore:
         await self._disconnect()
 
     async def _disconnect(self) -> None:
+        if self._switches is not None:
+            await self._switches.aclose()
+            self._switches = None
         await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
         await self._subscription.aclose()
 

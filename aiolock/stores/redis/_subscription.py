@@ -12,11 +12,13 @@ from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
 from aiolock.store import Inbox
+from aiolock.stores._links import Links
 from aiolock.stores.redis._codec import decode, waiter_of
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._sentinel import Address
 
 log = logging.getLogger("aiolock")
 
@@ -26,11 +28,14 @@ SUBSCRIBE_TIMEOUT: Final = 5.0
 class Subscription:
     """Keeps the client's channel subscribed, and hands what arrives there to its inbox."""
 
-    def __init__(self, pool: ConnectionPool, names: Names, client: str, inbox: Inbox) -> None:
+    def __init__(
+        self, pool: ConnectionPool, names: Names, client: str, inbox: Inbox, links: Links
+    ) -> None:
         self._link = Link(pool, received=self._received, up=self._subscribe, down=self._down)
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
         self._inbox = inbox
+        self._links = links
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[None] = self._loop.create_future()
         self._overdue: asyncio.TimerHandle | None = None
@@ -43,6 +48,10 @@ class Subscription:
         """Connect and subscribe; returns when the server has confirmed it."""
         await self._link.open()
         await self._subscribed
+
+    def follow(self, address: Address) -> None:
+        """The master is at ``address``."""
+        self._link.follow(address)
 
     def _subscribe(self) -> None:
         assert self._link.wire is not None
@@ -59,6 +68,7 @@ class Subscription:
 
     def _down(self, reason: Exception) -> None:
         self._confirm()
+        self._links.down("subscription", reason)
         if not self._subscribed.done():
             self._subscribed.set_exception(reason)
 
@@ -82,6 +92,7 @@ class Subscription:
         elif message[0] == b"subscribe":
             self._confirm()
             self._link.proved()
+            self._links.up("subscription")
             if not self._subscribed.done():
                 self._subscribed.set_result(None)
             else:

@@ -1,0 +1,37 @@
+"""``aiolock completion``: what lets a shell complete commands and options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from typing import Final
+
+from aiolock.cli.store import WRONG_USE, Commands
+
+SHELLS: Final = ("bash", "zsh", "tcsh")
+
+
+def add_command(commands: Commands, parser: argparse.ArgumentParser) -> None:
+    """Add it to the command line that ``parser`` reads."""
+    completion = commands.add_parser(
+        "completion",
+        help="print what lets your shell complete commands and options",
+        description="Print a script for your shell: for bash, say"
+        " `aiolock completion bash > ~/.local/share/bash-completion/completions/aiolock`.",
+        epilog="needs the extra `cli`: pip install 'aiolock-redis[cli]'",
+    )
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=partial(_print, parser), command="completion")
+
+
+def _print(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        print(
+            "aiolock completion: it needs shtab: pip install 'aiolock-redis[cli]'", file=sys.stderr
+        )
+        return WRONG_USE
+    print(shtab.complete(parser, arguments.shell))
+    return 0

@@ -1,0 +1,77 @@
+"""One line for each status: what `ls` prints, and `top` shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from aiolock.store import Party, Status
+
+COLUMNS: Final = ("KIND", "NAME", "HELD BY", "WHERE", "FOR", "LEASE", "WAITING", "LONGEST")
+TEXTS: Final = 4
+"""So many of them are text; the others are numbers, and stand to the right."""
+SORTS: Final[dict[str, Callable[[Status], tuple[Any, ...]]]] = {
+    "name": lambda status: (status.kind, status.name),
+    "waiting": lambda status: (-len(status.waiters), status.kind, status.name),
+    "held": lambda status: tuple(sorted(party.since for party in status.holders)) or (math.inf,),
+}
+"""What they can be sorted by."""
+_DAY: Final = 86_400
+_UNITS: Final = (("s", 1, 100), ("min", 60, 6_000), ("h", 3_600, 2 * _DAY))
+"""Each with its length, and from when on the next one is used, in seconds."""
+
+
+def cells(status: Status) -> Sequence[str]:
+    """One for each of the columns."""
+    first = status.holders[0] if status.holders else None
+    more = f" +{len(status.holders) - 1}" if len(status.holders) > 1 else ""
+    waits = status.waiters[0] if status.waiters else None
+    return (
+        status.kind,
+        plain(status.name),
+        _who(first) if first else "-",
+        where(first) + more if first else "-",
+        _ago(status, first),
+        duration(first.remaining) if first else "-",
+        str(len(status.waiters)),
+        _ago(status, waits),
+    )
+
+
+def _who(party: Party) -> str:
+    """What it calls itself, or what little there is to tell it by."""
+    return plain(party.label) or f"{party.client[:6]}#{party.seq}"
+
+
+def plain(text: str) -> str:
+    """On one line, whatever is in it, and nothing that a terminal would obey."""
+    return repr(text)[1:-1]
+
+
+def where(party: Party) -> str:
+    """Its process, which is marked if it is gone."""
+    return f"{party.host or '?'}:{party.pid}" + ("" if party.alive else " !")
+
+
+def _ago(status: Status, party: Party | None) -> str:
+    return duration(max(0.0, status.now - party.since)) if party else "-"
+
+
+def duration(seconds: float) -> str:
+    """As long as it is, in few characters."""
+    for unit, length, most in _UNITS:
+        if seconds < most:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / _DAY:.0f} days"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """The lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if number < TEXTS else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()

@@ -1,0 +1,160 @@
+"""``aiolock top``: what is held and waited for, live."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+import aiolock
+from aiolock.cli.rows import COLUMNS, SORTS, TEXTS, cells, plain
+from aiolock.cli.store import Commands, add_store_options, with_store
+from aiolock.store import Status
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_LOOKS_FOR_DEADLOCKS: Final = 5
+"""How many snapshots are taken for each time that deadlocks are looked for."""
+_RATIOS: Final = {"NAME": 4, "HELD BY": 4, "WHERE": 3}
+"""How wide they may be, beside each other."""
+_SHORTEST, _LONGEST = 0.1, 3600
+_SHARE: Final = 10
+"""The store rests for so many times as long as a snapshot has taken, at least."""
+
+
+def add_command(commands: Commands) -> None:
+    """Add it to the command line."""
+    parser = commands.add_parser(
+        "top",
+        help="what is held and waited for, live",
+        description="What somebody holds or waits for, again and again, until Ctrl-C. Most wanted"
+        " first. ! marks a process that is gone, and a queue that grows; DEADLOCK those who wait"
+        " for each other.",
+        epilog="needs the extra `cli`: pip install 'aiolock-redis[cli]'",
+    )
+    add_store_options(parser)
+    parser.add_argument("pattern", nargs="?", default="*", help="of the names (default: all)")
+    parser.add_argument("--kind", choices=aiolock.LockClient.KINDS, help="only these")
+    parser.add_argument("--sort", choices=tuple(SORTS), default="waiting", help="by what")
+    parser.add_argument(
+        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (1)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="a line for each look, as JSON, instead of a screen"
+    )
+    parser.set_defaults(run=with_store(_top), command="top")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not _SHORTEST <= seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"from {_SHORTEST} to {_LONGEST} seconds")
+    return seconds
+
+
+class _Look:
+    """What was seen: the statuses, and who waits for each other."""
+
+    def __init__(self) -> None:
+        self.statuses: Sequence[Status] = ()
+        self.deadlocks: Sequence[aiolock.Deadlock] = ()
+        self.growing = frozenset[tuple[str, str]]()
+        self.failure = ""
+        self.pause = 0.0
+        """Seconds to wait before the next look."""
+        self._looked = 0
+        self._waited = dict[tuple[str, str], int]()
+
+    async def again(self, client: aiolock.LockClient, arguments: argparse.Namespace) -> None:
+        """Look; where the store does not answer, what was seen stays, with why."""
+        time = asyncio.get_running_loop().time
+        began = time()
+        try:
+            statuses = await client.snapshot(arguments.pattern, kind=arguments.kind)
+            self.pause = max(arguments.every, _SHARE * (time() - began))
+            if self._looked % _LOOKS_FOR_DEADLOCKS == 0:
+                blocked = any(status.waiters for status in statuses)
+                self.deadlocks = await client.deadlocks() if blocked else ()
+        except aiolock.StoreError as error:
+            self.failure, self.pause = str(error), arguments.every
+            return
+        self.failure = ""
+        self._looked += 1
+        waited = {(each.kind, each.name): len(each.waiters) for each in statuses}
+        self.growing = frozenset(
+            key for key, count in waited.items() if count > self._waited.get(key, count)
+        )
+        self._waited = waited
+        self.statuses = sorted(statuses, key=SORTS[arguments.sort])
+
+
+async def _top(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
+    look = _Look()
+    if arguments.json:
+        return await _lines(client, arguments, look)
+    if not sys.stdout.isatty():
+        raise ValueError("top shows a screen: its output must be a terminal (or say --json)")
+    try:
+        from rich.live import Live
+    except ImportError:
+        raise ImportError("top needs rich: pip install 'aiolock-redis[cli]'") from None
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            await look.again(client, arguments)
+            live.update(_screen(look, arguments, live.console.height), refresh=True)
+            await asyncio.sleep(look.pause)
+
+
+async def _lines(client: aiolock.LockClient, arguments: argparse.Namespace, look: _Look) -> int:
+    while True:
+        await look.again(client, arguments)
+        data = {
+            "locks": [asdict(status) for status in look.statuses],
+            "deadlocks": [asdict(deadlock) for deadlock in look.deadlocks],
+            "error": look.failure or None,
+        }
+        print(json.dumps(data), flush=True)
+        await asyncio.sleep(look.pause)
+
+
+def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    in_circle = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.circle}
+    waiting = sum(len(status.waiters) for status in look.statuses)
+    head = Text.assemble(
+        ("aiolock top", "bold"),
+        f"  {plain(arguments.pattern)}  held or wanted {len(look.statuses)}  waiting {waiting}",
+    )
+    if look.failure:
+        head.append(f"\n{look.failure}", "bold red")
+    for deadlock in look.deadlocks:
+        head.append(f"\nDEADLOCK: {deadlock}", "bold red")
+    table = Table(box=None, pad_edge=False, header_style="reverse", expand=True)
+    for number, column in enumerate(COLUMNS):
+        table.add_column(
+            column,
+            justify="left" if number < TEXTS else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            ratio=_RATIOS.get(column),
+        )
+    table.add_column("", no_wrap=True)
+    room = max(1, height - str(head).count("\n") - 3)
+    for status in look.statuses[:room]:
+        key = status.kind, status.name
+        mark = "DEADLOCK" if key in in_circle else "!" if key in look.growing else ""
+        dead = any(not holder.alive for holder in status.holders)
+        style = "bold red" if key in in_circle else "yellow" if dead or mark else ""
+        # As text: names are others', and rich reads what is in square brackets.
+        table.add_row(*[Text(cell) for cell in cells(status)], Text(mark), style=style)
+    more = len(look.statuses) - room
+    foot = Text(f"and {more} more" if more > 0 else "", "dim")
+    return Group(head, table, foot)

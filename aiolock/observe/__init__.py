@@ -1,0 +1,54 @@
+"""The observers that come with aiolock, for `connect`; see `aiolock.Observer` for one of your own.
+
+::
+
+    aiolock.connect(url, observer=[aiolock.observe.prometheus(), aiolock.observe.opentelemetry()])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiolock.observe._log import SLOW_HOLD, SLOW_WAIT, Log
+from aiolock.observer import Observer
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["log", "opentelemetry", "prometheus"]
+
+
+def log(*, slow_wait: float | None = SLOW_WAIT, slow_hold: float | None = SLOW_HOLD) -> Observer:
+    """What goes wrong, a line each, to the logger ``aiolock``: on by default, with these defaults.
+
+    Losses, broken links and deadlocks; who waits longer than ``slow_wait`` seconds, and who holds
+    longer than ``slow_hold``; None says nothing of that. Hand one to `connect` to have other
+    limits.
+    """
+    return Log(slow_wait=slow_wait, slow_hold=slow_hold)
+
+
+def prometheus(*, registry: CollectorRegistry | None = None) -> Observer:
+    """Metrics for Prometheus: of the extra ``prometheus``. One for each process is enough.
+
+    ``registry`` is where they are registered, once; the default registry, if None.
+    """
+    from aiolock.observe._prometheus import Prometheus
+
+    return Prometheus(registry)
+
+
+def opentelemetry(
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> Observer:
+    """Spans and metrics for OpenTelemetry: of the extra ``opentelemetry``.
+
+    The providers are the global ones, if None.
+    """
+    from aiolock.observe._opentelemetry import OpenTelemetry
+
+    return OpenTelemetry(tracer_provider, meter_provider)

@@ -1,0 +1,96 @@
+"""What goes wrong, a line each, in the log: with what to do about it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from aiolock.observer import Deadlock, Link, LockRequest, Loss, Observer, who
+from aiolock.store import Party
+
+SLOW_WAIT: Final = 10.0
+SLOW_HOLD: Final = 300.0
+"""Seconds: what is usual."""
+
+_log = logging.getLogger("aiolock")
+
+
+class Log(Observer):
+    """Losses, links, deadlocks, and what takes long; it costs the others nothing."""
+
+    def __init__(
+        self, *, slow_wait: float | None = SLOW_WAIT, slow_hold: float | None = SLOW_HOLD
+    ) -> None:
+        for what, limit in (("slow_wait", slow_wait), ("slow_hold", slow_hold)):
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{what} must be more than 0 seconds, or None, not {limit!r}")
+        self.slow_wait = slow_wait
+        self.slow_hold = slow_hold
+
+    def lost(
+        self,
+        request: LockRequest,
+        *,
+        fence: int,
+        held: float,
+        reason: Loss,  # noqa: ARG002  # it says the same
+        why: str,
+    ) -> None:
+        """Say so: somebody else may have it now."""
+        _log.warning(
+            "aiolock: %r lost the %s %r (fence %d) after %.1f s: %s. Its body is cancelled; what it"
+            " writes now may be behind what others write, so let the storage check the fence",
+            request.label,
+            request.kind,
+            request.name,
+            fence,
+            held,
+            why,
+        )
+
+    def link(self, state: Link, error: Exception | None) -> None:
+        """Say that the store cannot be reached, and that it can again."""
+        if state == "up":
+            _log.warning("aiolock: the link to the store is there again")
+        elif state == "down":
+            _log.warning(
+                "aiolock: the link to the store broke: %s. It is dialled again, and who waits keeps"
+                " the place; what is held is lost unless that works before the leases end",
+                error,
+            )
+
+    def waits_long(
+        self, request: LockRequest, *, waited: float, holders: tuple[Party, ...], others: int
+    ) -> None:
+        """Say who has it."""
+        held = f"{who(holders[0])} holds it" if holders else "nobody holds it at this moment"
+        held += f", and {len(holders) - 1} more" if len(holders) > 1 else ""
+        held += "; that process is gone: its lease ends by itself" * any(
+            not holder.alive for holder in holders
+        )
+        _log.warning(
+            "aiolock: %r has waited %.1f s for the %s %r%s: %s. A timeout= ends such a wait;"
+            " `aiolock show` shows the queue, request_release() asks the holder, break_() takes it",
+            request.label,
+            waited,
+            request.kind,
+            request.name,
+            f", as have {others} more here" if others else "",
+            held,
+        )
+
+    def holds_long(self, request: LockRequest, *, fence: int, held: float) -> None:
+        """Say so: others may wait for it."""
+        _log.warning(
+            "aiolock: %r has held the %s %r (fence %d) for %.0f s, and goes on. If that is not"
+            " meant, max_hold= bounds it",
+            request.label,
+            request.kind,
+            request.name,
+            fence,
+            held,
+        )
+
+    def deadlock(self, deadlock: Deadlock) -> None:
+        """Say who waits for whom."""
+        _log.error("aiolock: deadlock: %s", deadlock)

@@ -1,0 +1,246 @@
+"""Spans and metrics for OpenTelemetry, by its API alone: which SDK there is, the program says."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final
+
+from aiolock.observe._labels import BUCKETS, FAILURES, PASSES, Key, PerFamily, key_of
+from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, Observer
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, StatusCode
+except ImportError as error:
+    raise ImportError(
+        "spans and metrics for OpenTelemetry need opentelemetry-api:"
+        " pip install 'aiolock-redis[opentelemetry]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+Attributes = dict[str, str | bool | int | float]
+
+_NAME: Final = "aiolock.lock.name"
+_KIND: Final = "aiolock.lock.kind"
+_FAMILY: Final = "aiolock.lock.family"
+_SHARED: Final = "aiolock.lock.shared"
+_FENCE: Final = "aiolock.fence"
+_WAITED: Final = "aiolock.waited"
+_OUTCOME: Final = "aiolock.outcome"
+_LINK: Final = "aiolock.link"
+_ERROR: Final = "error.type"
+
+_NOTICEABLE: Final = 0.01
+"""Seconds after which an acquisition is worth a span though it stood in no queue."""
+_REMEMBERED: Final = 1000
+"""Holds that have ended and may still be linked to. Whoever is handed a lock comes at once."""
+
+
+class OpenTelemetry(Observer):
+    """A span for each waiting and for each hold, linked to the hold before; and metrics."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+    ) -> None:
+        self._tracer = trace.get_tracer("aiolock", _version(), tracer_provider)
+        self._count = _Instruments(metrics.get_meter("aiolock", _version(), meter_provider))
+        self._families = PerFamily(_attributes)
+        self._waiting = set[Key]()
+        self._held = dict[Key, Span]()
+        self._ended: OrderedDict[Key, SpanContext] = OrderedDict()
+
+    def waiting(self, request: LockRequest) -> None:
+        """One more waits."""
+        self._waiting.add(key_of(request))
+        self._count.waiting.add(1, self._families.of(request))
+
+    def acquired(
+        self,
+        request: LockRequest,
+        *,
+        fence: int,
+        waited: float,
+        handed_on_by: LockRequest | None,
+    ) -> None:
+        """Its waiting ends, and its hold begins, in the context of the task that acquires."""
+        now = time.time_ns()
+        queued = self._waited(request, waited, "acquired")
+        links = self._link(handed_on_by)
+        if queued or waited >= _NOTICEABLE:
+            self._span_of_wait(request, waited, "acquired", now, links)
+        if request.kind not in PASSES:
+            about = {**_about(request), _FENCE: fence, _WAITED: waited}
+            self._held[key_of(request)] = self._tracer.start_span(
+                f"hold {request.kind}", attributes=about, links=links, start_time=now
+            )
+            self._count.held.add(1, self._families.of(request))
+
+    def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
+        """Its waiting ends."""
+        self._waited(request, waited, why)
+        self._span_of_wait(request, waited, why, time.time_ns(), [])
+
+    def released(
+        self,
+        request: LockRequest,
+        *,
+        fence: int,  # noqa: ARG002  # see `Observer`
+        held: float,
+    ) -> None:
+        """Its hold ends."""
+        span = self._holds_no_more(request, held, "released")
+        if span is not None:
+            self._end(request, span)
+
+    def lost(
+        self, request: LockRequest, *, fence: int, held: float, reason: Loss, why: str
+    ) -> None:
+        """Its hold ends, and that is an error."""
+        span = self._holds_no_more(request, held, "lost")
+        if span is None:
+            # That is known from the answer to its release: its span has ended.
+            span = self._tracer.start_span(
+                f"lost {request.kind}",
+                self._within(request),
+                attributes={**_about(request), _FENCE: fence, _OUTCOME: "lost"},
+            )
+        span.set_attribute(_ERROR, reason)
+        span.set_status(StatusCode.ERROR, why)
+        self._end(request, span)
+        self._count.lost.add(1, {**self._families.of(request), _ERROR: reason})
+
+    def link(self, state: Link, error: Exception | None) -> None:  # noqa: ARG002
+        """A link to the store is down, or is not any more."""
+        if state == "down":
+            self._count.link_breaks.add(1)
+        self._count.links_down.add(1 if state == "down" else -1)
+
+    def deadlock(self, deadlock: Deadlock) -> None:  # noqa: ARG002
+        """One more."""
+        self._count.deadlocks.add(1)
+
+    def _waited(self, request: LockRequest, waited: float, outcome: str) -> bool:
+        """Its waiting is over; whether it stood in the queue."""
+        family, key = self._families.of(request), key_of(request)
+        attributes = {**family, _OUTCOME: outcome}
+        if outcome in FAILURES:
+            attributes[_ERROR] = outcome
+        self._count.wait.record(waited, attributes)
+        if key not in self._waiting:
+            return False
+        self._waiting.discard(key)
+        self._count.waiting.add(-1, family)
+        return True
+
+    def _span_of_wait(
+        self, request: LockRequest, waited: float, outcome: str, now: int, links: list[trace.Link]
+    ) -> None:
+        """The span of a waiting that has ended: made now, in the task that waited."""
+        about = {**_about(request), _OUTCOME: outcome}
+        if outcome in FAILURES:
+            about[_ERROR] = outcome
+        span = self._tracer.start_span(
+            f"wait_for {request.kind}",
+            attributes=about,
+            links=links,
+            start_time=now - int(waited * 1e9),
+        )
+        if outcome in FAILURES:
+            span.set_status(StatusCode.ERROR)
+        span.end(now)
+
+    def _holds_no_more(self, request: LockRequest, held: float, outcome: str) -> Span | None:
+        """Its span, unless it has ended before."""
+        span = self._held.pop(key_of(request), None)
+        if span is not None:
+            family = self._families.of(request)
+            self._count.held.add(-1, family)
+            self._count.hold.record(held, {**family, _OUTCOME: outcome})
+            span.set_attribute(_OUTCOME, outcome)
+        return span
+
+    def _end(self, request: LockRequest, span: Span) -> None:
+        """End it, and remember it for the one that comes next."""
+        span.end()
+        context = span.get_span_context()
+        if context.is_valid and context.trace_flags.sampled:
+            self._ended.setdefault(key_of(request), context)  # its hold's, not that of a late loss
+            if len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def _link(self, before: LockRequest | None) -> list[trace.Link]:
+        """To the hold of who handed it on, if there is a span of that."""
+        context = None if before is None else self._ended.get(key_of(before))
+        return [] if context is None else [trace.Link(context, {_LINK: "handed_on_by"})]
+
+    def _within(self, request: LockRequest) -> Context | None:
+        """The context of its hold, which has ended."""
+        context = self._ended.get(key_of(request))
+        return context and trace.set_span_in_context(NonRecordingSpan(context))
+
+
+class _Instruments:
+    """The metrics."""
+
+    def __init__(self, meter: metrics.Meter) -> None:
+        self.wait = meter.create_histogram(
+            "aiolock.wait.duration",
+            "s",
+            "From the asking to the end of the waiting, by how that ended.",
+            explicit_bucket_boundaries_advisory=BUCKETS,
+        )
+        self.hold = meter.create_histogram(
+            "aiolock.hold.duration",
+            "s",
+            "From the grant to the release, or the loss.",
+            explicit_bucket_boundaries_advisory=BUCKETS,
+        )
+        self.waiting = meter.create_up_down_counter(
+            "aiolock.waiting", "{waiter}", "Who stand in a queue now."
+        )
+        self.held = meter.create_up_down_counter("aiolock.held", "{lease}", "What is held now.")
+        self.lost = meter.create_counter(
+            "aiolock.lost", "{lease}", "Leases that were lost: two may have worked at once."
+        )
+        self.deadlocks = meter.create_counter(
+            "aiolock.deadlocks",
+            "{deadlock}",
+            "Circles of tasks that wait for each other, one of this process among them.",
+        )
+        self.link_breaks = meter.create_counter(
+            "aiolock.link.breaks", "{break}", "How often a link to the store broke."
+        )
+        self.links_down = meter.create_up_down_counter(
+            "aiolock.link.down", "{link}", "Links to the store that are broken now."
+        )
+
+
+def _attributes(kind: str, family: str) -> Attributes:
+    return {_KIND: kind, _FAMILY: family}
+
+
+def _about(request: LockRequest) -> Attributes:
+    """What its spans say of it. Of spans there may be as many as there are names."""
+    about: Attributes = {
+        _KIND: request.kind,
+        _NAME: request.name,
+        _FAMILY: request.family,
+    }
+    if request.shared:
+        about[_SHARED] = True
+    return about
+
+
+def _version() -> str:
+    try:
+        return version("aiolock-redis")
+    except PackageNotFoundError:  # a copy of the sources
+        return ""

@@ -1,0 +1,14 @@
+"""A live page of what is held and who waits, as an ASGI application: to be mounted in one of yours.
+
+::
+
+    app.mount("/locks", aiolock.web(client, may_break=is_admin))
+
+It needs no framework, no build step, and nothing from elsewhere. `web` makes it.
+"""
+
+from aiolock.page._app import Page, web
+from aiolock.page._entrance import Entrance
+from aiolock.page._guard import Permission
+
+__all__ = ["Entrance", "Page", "Permission", "web"]

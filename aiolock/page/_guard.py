@@ -1,0 +1,130 @@
+"""Who may see the page and take away what is held, and from where it may be asked.
+
+A browser sends what a page of somebody else tells it to. So a request that changes something has to
+come from this page. Browsers say where one comes from, in ``Sec-Fetch-Site`` or ``Origin``. Besides
+there is a token, made of a cookie: another site might have the cookie sent, but cannot read the
+token. It is made of the cookie alone, so that all processes of a server take that of any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Collection
+from ipaddress import ip_address
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from aiolock.page._http import Refused, Request, Scope
+
+Permission: TypeAlias = Callable[[Scope], bool | Awaitable[bool]]
+"""Is given the ASGI scope of a request, and says whether it may; or is an async function."""
+
+COOKIE: Final = "aiolock-page"
+TOKEN: Final = "x-aiolock-token"  # noqa: S105  # the name of a header
+_COOKIE_FORM: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src data: 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'"
+)
+HEADERS: Final = (
+    ("Content-Security-Policy", _POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+)
+"""Of every answer. Nothing runs that is not a file of the page, nothing else is fetched, nobody
+frames it, and no text becomes markup, whatever a script tries."""
+
+
+def check_host(request: Request, allowed: Collection[str] | None) -> None:
+    """Refuse what was sent to another name, where the names are given.
+
+    Somebody else's name may be made to lead to this machine, and then their page is of the same
+    origin (DNS rebinding). An address is no name.
+    """
+    if allowed is not None and not _is_known(request.headers.get("host", ""), allowed):
+        raise Refused(421, "this page has another name")
+
+
+def _is_known(host: str, allowed: Collection[str]) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name in allowed:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def is_permitted(permission: Permission | None, scope: Scope) -> bool:
+    """What it says; nobody is where there is none."""
+    if permission is None:
+        return False
+    said = permission(scope)
+    return bool(await said if inspect.isawaitable(said) else said)
+
+
+async def check_may_see(permission: Permission | None, scope: Scope) -> None:
+    """Refuse whoever may not; everybody may where nobody says so."""
+    if permission is not None and not await is_permitted(permission, scope):
+        raise Refused(403, "you may not see this page")
+
+
+def check_read_here(request: Request) -> None:
+    """Refuse to do work for a page of another site, which could not read the answer anyway."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Refused(403, "another site asks for this")
+
+
+def check_sent_here(request: Request) -> None:
+    """Refuse what this page has not sent."""
+    headers = request.headers
+    if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise Refused(415, "the body must be application/json")
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is None and origin is None:
+        raise Refused(403, "nothing says where this comes from: send an Origin")
+    if site not in (None, "same-origin"):
+        raise Refused(403, "another site has sent this")
+    # Where a browser says that it is the same origin, it is: behind a proxy the host may differ.
+    if site is None and not _is_of(origin or "", headers.get("host", "")):
+        raise Refused(403, "another site has sent this")
+    cookie = request.cookie(COOKIE)
+    if not _COOKIE_FORM.fullmatch(cookie):
+        raise Refused(403, "the cookie of the page is missing: load it again")
+    if not hmac.compare_digest(headers.get(TOKEN, "").encode(), token_of(cookie).encode()):
+        raise Refused(403, "the token of the page is missing or wrong: load it again")
+
+
+def _is_of(origin: str, host: str) -> bool:
+    parts = urlsplit(origin)
+    return bool(host) and parts.scheme in ("http", "https") and parts.netloc == host
+
+
+def token_of(cookie: str) -> str:
+    """What has to come with this cookie."""
+    return hashlib.sha256(f"aiolock page {cookie}".encode()).hexdigest()
+
+
+def cookie_for(request: Request) -> tuple[str, list[tuple[str, str]]]:
+    """The cookie of whoever asks, and the headers that give it where there is none yet."""
+    cookie = request.cookie(COOKIE)
+    if _COOKIE_FORM.fullmatch(cookie):
+        return cookie, []
+    cookie = secrets.token_urlsafe(32)
+    # With no path it is for the folder of the page, wherever a proxy has put that.
+    secure = "; Secure" if request.scope.get("scheme") == "https" else ""
+    return cookie, [("Set-Cookie", f"{COOKIE}={cookie}; HttpOnly; SameSite=Strict{secure}")]

@@ -1,0 +1,42 @@
+"""The life of the page where it is an application of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiolock import ClientClosed, LockClient, StoreError
+from aiolock.page._http import Receive, Send
+
+_NAME: Final = "aiolock page"
+"""Of a lock that is looked at, only to know whether that can be done."""
+
+
+async def lifespan(client: LockClient, receive: Receive, send: Send) -> None:
+    """Open the client at the start, unless somebody else has, and close it at the end."""
+    ours = False
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            try:
+                ours = not await _is_open(client)
+                if ours:
+                    await client.open()
+            except (ClientClosed, StoreError) as error:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            if ours:
+                await client.aclose()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+async def _is_open(client: LockClient) -> bool:
+    try:
+        await client.status(_NAME)
+    except ClientClosed:
+        return False
+    except StoreError:
+        return True
+    return True

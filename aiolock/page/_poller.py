@@ -1,0 +1,170 @@
+"""Looks at the store while somebody watches, once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Final
+
+import anyio
+
+from aiolock import ClientClosed, LockClient, StoreError
+from aiolock.page._history import History
+from aiolock.page._http import Refused
+from aiolock.page._limits import Limits
+from aiolock.page._look import Look, seen, still, totals
+
+_log: Final = logging.getLogger("aiolock")
+
+
+class Poller:
+    """Has the last look. The first who watches starts the looking, and the last ends it."""
+
+    def __init__(self, client: LockClient, limits: Limits) -> None:
+        self._client = client
+        self._limits = limits
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._viewers = 0
+        self._next = 0.0
+        self._next_deadlocks = 0.0
+        self._fresh = 0
+        """The version from which on looks are of this run."""
+        self._nudged = asyncio.Event()
+        self._changed = asyncio.Event()
+        self.look = Look(0, 0.0)
+        self.history = History(limits)
+        self.looks = False
+        """Whether it is just looking."""
+        self.ended = False
+        """Whether nobody may watch any more."""
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """Somebody watches; `Refused` where that is one too many."""
+        if self.ended:
+            raise Refused(503, "this page is closed")
+        if self._viewers >= self._limits.viewers:
+            raise Refused(503, f"{self._viewers} are watching, and no more may")
+        if not self._viewers:
+            self._start()
+        self._viewers += 1
+        try:
+            yield
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                await self._stop()
+
+    async def first(self) -> Look:
+        """The last look while the next is not due; else the next, if it comes soon."""
+        if self.look.closed:  # it costs nothing to see whether it still is
+            self.nudge()
+            await self.newer(self.look.version, self._limits.first)
+        elif not self.look.is_one or self._next <= self.now():
+            await self.newer(self._fresh, self._limits.first)
+        return self.look
+
+    async def newer(self, version: int, timeout: float) -> Look | None:
+        """A look after that version; None where there is none in this time, or no more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self.look.version <= version and not self.ended:
+                    await self._changed.wait()
+        return self.look if self.look.version > version else None
+
+    def nudge(self) -> None:
+        """Look at once: something was changed."""
+        self._nudged.set()
+
+    def now(self) -> float:
+        """The loop's clock."""
+        return asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        """Nobody is to watch any more."""
+        self.ended = True
+        self._tell()
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # another start of the application, with a clock of its own
+            self._loop = loop
+            self._next = self._next_deadlocks = 0.0
+            self._nudged, self._changed = asyncio.Event(), asyncio.Event()
+            self.look = Look(self.look.version + 1, loop.time())
+            self.history = History(self._limits)
+        self._fresh = self.look.version
+        self._task = loop.create_task(self._run(), name="aiolock page")
+
+    async def _stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._next):
+                    await self._nudged.wait()
+            self._nudged.clear()
+            # Also where this look is cut short, since nobody watches any more, and then somebody.
+            self._next = self.now() + self._limits.every
+            self.looks = True
+            try:
+                await self._look()
+            except ClientClosed as error:
+                self._failed(str(error), closed=True)
+            except StoreError as error:
+                self._failed(str(error))
+            except Exception:  # noqa: BLE001  # or who watches would never hear of it
+                _log.exception("aiolock: the page could not look at the locks")
+                self._failed("the page could not look at the locks: the log of the server says why")
+            finally:
+                self.looks = False
+
+    async def _look(self) -> None:
+        limits = self._limits
+        began = self.now()
+        found = await self._client.snapshot()
+        at = self.now()
+        took = at - began
+        every = min(max(limits.every, limits.share * took), limits.slowest)
+        locks = await seen(found)
+        total = totals(locks.values())
+        self._next = self.now() + every
+        self.history.add(at, total, locks)
+        known = still(self.look.deadlocks, locks)
+        self._show(Look(self.look.version + 1, at, took, every, locks, total, known))
+        if total.waiting > 1 and self._next_deadlocks <= at:
+            await self._look_for_deadlocks()
+
+    async def _look_for_deadlocks(self) -> None:
+        limits = self._limits
+        began = self.now()
+        self._next_deadlocks = began + limits.deadlocks_every
+        found = tuple(await self._client.deadlocks())
+        ended = self.now()
+        wait = max(limits.deadlocks_every, limits.share * (ended - began))
+        self._next_deadlocks = ended + wait
+        if found != self.look.deadlocks:
+            again = replace(self.look, version=self.look.version + 1, deadlocks=found, rendered={})
+            self._show(again)
+
+    def _failed(self, why: str, *, closed: bool = False) -> None:
+        self._next = self.now() + self._limits.every
+        version = self.look.version + 1
+        self._show(replace(self.look, version=version, error=why, closed=closed, rendered={}))
+
+    def _show(self, look: Look) -> None:
+        self.look = look
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

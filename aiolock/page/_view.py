@@ -1,0 +1,162 @@
+"""What a viewer is sent, as JSON: of all locks those that it wants to see, or one of them."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple
+
+from aiolock import LockClient, Party, Status
+from aiolock.page._history import History
+from aiolock.page._http import Refused
+from aiolock.page._limits import Limits
+from aiolock.page._look import Key, Look, Seen
+
+SORTS: Final[Mapping[str, Callable[[Seen], tuple[Any, ...]]]] = {
+    "wait": lambda lock: (not lock.waiting, -lock.longest, -lock.held, *lock.key),
+    "held": lambda lock: (-lock.held, -lock.longest, *lock.key),
+    "queue": lambda lock: (-lock.waiting, -lock.longest, *lock.key),
+    "name": lambda lock: (lock.status.name, lock.status.kind),
+}
+_PATTERN: Final = frozenset("*?[")
+_TEXT: Final = 4_000
+"""Characters of the text of a deadlock."""
+
+
+class Wanted(NamedTuple):
+    """What a viewer wants to see."""
+
+    text: str
+    """In the name; or a pattern of it, as in `LockClient.snapshot`."""
+    kind: str
+    """Empty for all."""
+    sort: str
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], limits: Limits) -> Wanted:
+        """As the query says; `Refused` for what cannot be."""
+        text, kind, sort = (query.get(key, "") for key in ("q", "kind", "sort"))
+        if len(text) > limits.text:
+            raise Refused(400, f"search for {limits.text} characters at most")
+        if kind and kind not in LockClient.KINDS:
+            raise Refused(400, f"kind must be one of {', '.join(LockClient.KINDS)}")
+        if (sort or "wait") not in SORTS:
+            raise Refused(400, f"sort must be one of {', '.join(SORTS)}")
+        return cls(text, kind, sort or "wait")
+
+    def among(self, locks: Iterable[Seen]) -> Iterable[Seen]:
+        """Those of them that are wanted."""
+        if self.kind:
+            locks = (lock for lock in locks if lock.status.kind == self.kind)
+        if not self.text:
+            return locks
+        if _PATTERN.isdisjoint(self.text):
+            text = self.text.casefold()
+            return (lock for lock in locks if text in lock.status.name.casefold())
+        return (lock for lock in locks if fnmatchcase(lock.status.name, self.text))
+
+
+def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> bytes:
+    """All that a viewer sees of a look; made once for all who want the same."""
+    found = look.rendered.get(wanted)
+    if found is None:
+        found = look.rendered[wanted] = dumped(_rendered(look, wanted, history, limits))
+    return found
+
+
+def dumped(value: object) -> bytes:
+    """It as JSON: ASCII on one line, whatever stands in a name."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> dict[str, Any]:
+    matching = list(wanted.among(look.seen.values()))
+    blocked = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.circle}
+    return {
+        "error": look.error,
+        "closed": look.closed,
+        "took": _short(look.took),
+        "totals": {**look.totals._asdict(), "longest": _short(look.totals.longest)},
+        "matching": len(matching),
+        "rows": [
+            _row(lock, lock.key in blocked, history.growth(lock.key, look.at, look.every))
+            for lock in heapq.nsmallest(limits.rows, matching, key=SORTS[wanted.sort])
+        ],
+        "deadlocks": [
+            {
+                "text": str(deadlock)[:_TEXT],
+                "circle": [[each.kind, each.name] for each in deadlock.circle],
+            }
+            for deadlock in look.deadlocks[: limits.deadlocks]
+        ],
+        "more_deadlocks": max(0, len(look.deadlocks) - limits.deadlocks),
+    }
+
+
+def _row(lock: Seen, blocked: bool, growth: int) -> dict[str, Any]:  # noqa: FBT001  # one of three
+    status = lock.status
+    first = status.holders[0] if status.holders else None
+    return {
+        "kind": status.kind,
+        "name": status.name,
+        "holder": _who(first) if first else None,
+        "holders": len(status.holders),
+        "held": _short(lock.held),
+        "lease": _short(min((each.remaining for each in status.holders), default=0.0)),
+        "waiting": lock.waiting,
+        "longest": _short(lock.longest),
+        "closed": _short(status.closed),
+        "limit": status.limit,
+        "taken": sum(each.permits for each in status.holders),
+        "dead": lock.dead,
+        "growth": growth,
+        "blocked": blocked,
+    }
+
+
+def detail(status: Status, history: History, now: float, limits: Limits) -> dict[str, Any]:
+    """One lock: everybody who holds it or waits for it, up to a limit."""
+    key: Key = (status.kind, status.name)
+    return {
+        "kind": status.kind,
+        "name": status.name,
+        "closed": _short(status.closed),
+        "limit": status.limit,
+        "holders": [_party(each, status.now) for each in status.holders[: limits.parties]],
+        "waiters": [_party(each, status.now) for each in status.waiters[: limits.parties]],
+        "more_holders": max(0, len(status.holders) - limits.parties),
+        "more_waiters": max(0, len(status.waiters) - limits.parties),
+        "history": [
+            *([_short(now - at), waiting] for at, waiting in history.queue(key)),
+            [0.0, len(status.waiters)],
+        ],
+    }
+
+
+def _who(party: Party) -> dict[str, Any]:
+    return {
+        "label": party.label,
+        "host": party.host,
+        "pid": party.pid,
+        "client": party.client[:6],
+        "seq": party.seq,
+        "alive": party.alive,
+    }
+
+
+def _party(party: Party, now: float) -> dict[str, Any]:
+    return {
+        **_who(party),
+        "since": _short(now - party.since),
+        "place": party.place,
+        "fence": str(party.fence),  # a number of JavaScript has 53 bits
+        "lease": _short(party.remaining),
+        "shared": party.shared,
+        "permits": party.permits,
+    }
+
+
+def _short(seconds: float) -> float:
+    return round(max(0.0, seconds), 2)

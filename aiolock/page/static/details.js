@@ -1,0 +1,111 @@
+// One lock: who holds it and everybody who waits; and, for who may, to ask for it and to take it away.
+import { Chart } from "./chart.js";
+import { Parties } from "./parties.js";
+import { duration, el, named, number, plain, put, where } from "./text.js";
+
+const EVERY = 2000; // ms
+
+const $ = (id) => document.getElementById(id);
+
+export class Details {
+  /** `server` asks the server, see server.js. */
+  constructor(server) {
+    this.server = server;
+    this.dialog = $("details");
+    this.said = $("details-said");
+    this.orders = $("details-orders");
+    this.confirm = new Confirm();
+    $("details-close").addEventListener("click", () => this.dialog.close());
+    $("details-ask").addEventListener("click", () => this.ask());
+    this.all = $("details-take");
+    this.all.addEventListener("click", () => this.take(this.found.more_holders ? null : this.found.holders));
+    this.dialog.addEventListener("close", () => clearInterval(this.timer));
+    this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
+  }
+
+  open(kind, name) {
+    if (this.dialog.open) return;
+    this.lock = { kind, name };
+    const mayBreak = this.server.session.may_break;
+    if (!mayBreak) this.orders.remove();
+    this.holders = new Parties(mayBreak ? (party) => this.take([party]) : null);
+    this.waiters = new Parties();
+    this.chart = new Chart("Waiting", number, this.server.session.history);
+    $("details-name").replaceChildren(el("span", "kind", kind), " ", named(name));
+    $("details-holders").replaceChildren(this.holders.node);
+    $("details-waiters").replaceChildren(this.chart.node, this.waiters.node);
+    put(this.said, "");
+    $("details-body").hidden = true;
+    this.dialog.showModal();
+    this.timer = setInterval(() => this.load(), EVERY);
+    this.load();
+  }
+
+  async load() {
+    const { lock } = this;
+    try {
+      const found = await this.server.get("lock", lock);
+      if (lock === this.lock && this.dialog.open) this.show(found);
+    } catch (error) {
+      put(this.said, error.message);
+    }
+  }
+
+  show(found) {
+    this.found = found;
+    const { holders, waiters, more_holders: moreHolders, more_waiters: moreWaiters } = found;
+    const facts = [];
+    if (found.limit !== null) facts.push(`At most ${number(found.limit)} at a time.`);
+    if (found.closed) facts.push(`Nobody may enter for ${duration(found.closed)}.`);
+    put($("details-facts"), facts.join(" "));
+    put($("details-held"), holders.length ? "Held by" : "Nobody holds it");
+    this.holders.show(holders, moreHolders);
+    this.orders.hidden = !holders.length;
+    put(this.all, holders.length + moreHolders > 1 ? "Take away from all" : "Take away");
+    put($("details-waiting"), waiters.length ? `${number(waiters.length + moreWaiters)} waiting` : "Nobody waits");
+    this.chart.node.hidden = found.history.length < 3;
+    this.chart.draw(found.history, 90);
+    this.waiters.show(waiters, moreWaiters);
+    $("details-body").hidden = false;
+  }
+
+  async ask() {
+    await this.send("ask", {}, "Asked to let go.", "Nobody holds it any more.");
+  }
+
+  /** Take it from those that were shown, and from nobody who came later. None: from all that there are. */
+  async take(holders) {
+    const who = holders?.length === 1 ? where(holders[0]) : "all who hold it";
+    if (!(await this.confirm.ask(`Take ${plain(this.lock.name)} away from ${who}?`))) return;
+    const fences = holders?.map((party) => party.fence);
+    await this.send("break", fences ? { fences } : {}, "Taken away.", "They did not hold it any more.");
+  }
+
+  async send(order, more, done, notDone) {
+    try {
+      const answer = await this.server.post(order, { ...this.lock, ...more });
+      put(this.said, answer.done ? done : notDone);
+    } catch (error) {
+      put(this.said, error.message);
+    }
+    await this.load();
+  }
+}
+
+/** Asks whether to. The button that has the focus, and that Enter presses, says no. */
+class Confirm {
+  constructor() {
+    this.dialog = $("confirm");
+    $("confirm-no").addEventListener("click", () => this.dialog.close("no"));
+    $("confirm-yes").addEventListener("click", () => this.dialog.close("yes"));
+  }
+
+  ask(question) {
+    put($("confirm-question"), question);
+    this.dialog.returnValue = "no";
+    this.dialog.showModal();
+    return new Promise((answered) => {
+      this.dialog.addEventListener("close", () => answered(this.dialog.returnValue === "yes"), { once: true });
+    });
+  }
+}

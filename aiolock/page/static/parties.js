@@ -1,0 +1,57 @@
+// A list of holders or waiters. Each keeps its line while it is shown: a button does not go away under a finger.
+import { duration, el, number, plain, put, where } from "./text.js";
+
+export class Parties {
+  /** `take`, if there is one, is called with a party that is to lose it. */
+  constructor(take = null) {
+    this.take = take;
+    this.lines = new Map();
+    this.list = el("ol", "parties");
+    this.more = el("p");
+    this.node = el("div", "", this.list, this.more);
+  }
+
+  show(parties, more) {
+    const lines = new Map();
+    for (const party of parties) {
+      const key = `${party.client}#${party.seq}#${party.fence}`;
+      const line = this.lines.get(key) ?? new Line(party, this.take);
+      line.show(party);
+      lines.set(key, line);
+    }
+    for (const [key, line] of this.lines) if (!lines.has(key)) line.node.remove();
+    this.lines = lines;
+    let place = this.list.firstElementChild;
+    for (const { node } of lines.values()) {
+      if (node === place) place = place.nextElementSibling;
+      else this.list.insertBefore(node, place);
+    }
+    put(this.more, more ? `and ${number(more)} more` : "");
+  }
+}
+
+class Line {
+  constructor(party, take) {
+    this.label = el("strong");
+    this.facts = el("span", "facts");
+    this.dead = el("span", "mark bad", "does not answer");
+    this.node = el("li", "", this.label, " ", el("span", "where", `${where(party)}#${party.seq}`), " ", this.facts, " ", this.dead);
+    if (take) {
+      this.button = el("button", "", "Take away");
+      this.button.type = "button";
+      this.button.addEventListener("click", () => take(party));
+      this.node.append(this.button);
+    }
+  }
+
+  show(party) {
+    const facts = [`for ${duration(party.since)}`];
+    if (!party.place) facts.push(`lease ${duration(party.lease)}`, `fence ${party.fence}`);
+    if (party.permits) facts.push(`${party.permits} permit${party.permits > 1 ? "s" : ""}`);
+    else if (party.shared) facts.push("shared");
+    put(this.facts, facts.join(", "));
+    put(this.label, plain(party.label));
+    this.dead.hidden = party.alive;
+    if (party.place) this.node.value = party.place;
+  }
+}

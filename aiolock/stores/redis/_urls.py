@@ -1,0 +1,91 @@
+"""URLs of Redis and Valkey: what redis-py takes, and those of a Sentinel's service besides.
+
+``redis+sentinel://[user:password@]host[:port],host[:port]/service[/db][?option=value]`` is what
+redis-sentinel-url, LangChain and others take; redis-py itself has no such URL.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from redis.asyncio.connection import ConnectionPool, parse_url
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+
+SENTINEL_PORT: Final = 26379
+
+_SHAPE: Final = "{scheme}://[user:password@]host[:port],host[:port]/service[/db]"
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:@\s]+))(?::(?P<port>\d+))?"
+)
+_HIGHEST_PORT: Final = 65535
+_OF_THE_SENTINELS: Final = ("sentinel_username", "sentinel_password")
+_FOR_BOTH: Final = ("ssl_", "socket_")
+"""What the options begin with that hold for connections to the Sentinels, too."""
+
+
+def pool_at(url: str) -> ConnectionPool:
+    """What connects to ``url``; `ValueError` for one that cannot be right. No I/O.
+
+    No error shows any of the URL but its scheme and the names of options: it may hold passwords,
+    and in a wrong URL these may be anywhere.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.replace("valkey", "redis")
+    kind, _, sentinel = scheme.partition("+")
+    pool = _sentinels_pool(url, tls=kind == "rediss") if sentinel else _pool(f"{scheme}://{rest}")
+    options: Any = pool.connection_kwargs
+    try:
+        pool.connection_class(**options)  # connects nothing, but sees every option
+    except TypeError as error:
+        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
+    return pool
+
+
+def _pool(url: str) -> ConnectionPool:
+    return ConnectionPool.from_url(url)  # pyright: ignore[reportUnknownMemberType]  # **kwargs
+
+
+def _sentinels_pool(url: str, *, tls: bool) -> ConnectionPool:
+    scheme, _, rest = url.partition("://")
+    shape = _SHAPE.format(scheme=scheme)
+    rest, _, query = rest.partition("#")[0].partition("?")
+    places, _, path = rest.partition("/")
+    login, at, addresses = places.rpartition("@")
+    sentinels = _addresses(addresses, shape)
+    service, _, database = path.partition("/")
+    if not service:
+        raise ValueError(f"this URL does not say which service the Sentinels are to find: {shape}")
+    if database and not re.fullmatch(r"[0-9]+", database):
+        raise ValueError(f"the database of this URL is not a number: {shape}")
+    given = parse_qsl(query, keep_blank_values=True)
+    own = {name.removeprefix("sentinel_"): v for name, v in given if name in _OF_THE_SENTINELS}
+    others = urlencode([(name, value) for name, value in given if name not in _OF_THE_SENTINELS])
+    # redis-py knows which type each option has, and how a user is written.
+    options: dict[str, Any] = {**parse_url(f"redis://{login}{at}localhost/{database}?{others}")}
+    for known_better in ("host", "port", "connection_class"):
+        options.pop(known_better, None)
+    shared = {name: value for name, value in options.items() if name.startswith(_FOR_BOTH)}
+    untyped: Any = Sentinel
+    pool: Any = SentinelConnectionPool
+    try:
+        manager = untyped(sentinels, sentinel_kwargs={"ssl": tls, **shared, **own})
+        made: ConnectionPool = pool(unquote(service), manager, ssl=tls, **options)
+    except TypeError as error:
+        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
+    return made
+
+
+def _addresses(text: str, shape: str) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for number, address in enumerate(text.split(","), 1):
+        match = _ADDRESS.fullmatch(address)
+        port = int(match["port"] or SENTINEL_PORT) if match else 0
+        if match is None or not 0 < port <= _HIGHEST_PORT:
+            raise ValueError(
+                f"address {number} of the Sentinels in this URL is not host or host:port: {shape}"
+                " (what is not a letter or a digit in a password is percent-encoded)"
+            )
+        found.append((match["ip6"] or unquote(match["host"]), port))
+    return found

@@ -1,0 +1,197 @@
+"""Who waits for whom, over all locks: the circles in a snapshot."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from aiolock._engine.circles import circles, same, stuck_on
+from aiolock.store import Party, Status
+
+_numbers = itertools.count(1)
+
+
+def party(task: str, *, place: int, shared: bool = False, permits: int = 0) -> Party:
+    """What a task of some client holds, or waits for; one in brackets is not known."""
+    client, _, number = task.strip("()").partition("/")
+    return Party(
+        client=client,
+        host="host",
+        pid=1,
+        since=0.0,
+        place=place,
+        fence=0 if place else next(_numbers),
+        shared=shared or permits > 0,
+        permits=permits,
+        seq=next(_numbers),
+        label=task,
+        task=0 if task.startswith("(") else int(number),
+    )
+
+
+def status(
+    name: str, holders: str, waiters: str = "", *, kind: str = "lock", limit: int | None = None
+) -> Status:
+    """Who holds this and who waits; ``r:`` before one that shares, ``n:`` before n permits."""
+
+    def read(text: str, place: int) -> Party:
+        how, _, task = text.rpartition(":")
+        permits = int(how) if how.isdecimal() else 0
+        return party(task, place=place, shared=how == "r", permits=permits)
+
+    return Status(
+        name,
+        tuple(read(each, 0) for each in holders.split()),
+        tuple(read(each, place) for place, each in enumerate(waiters.split(), 1)),
+        limit=limit,
+        kind=kind,
+    )
+
+
+def found(*statuses: Status) -> list[list[str]]:
+    """The labels of those in each circle."""
+    return [[each.waiter.label for each in deadlock.circle] for deadlock in circles(statuses)]
+
+
+CASES = {
+    "nobody waits": ([status("a", "x/1")], []),
+    "one waits": ([status("a", "x/1", "y/1")], []),
+    "two tasks": (
+        [status("a", "x/1", "y/1"), status("b", "y/1", "x/1")],
+        [["x/1", "y/1"]],
+    ),
+    "two tasks of one client": (
+        [status("a", "x/1", "x/2"), status("b", "x/2", "x/1")],
+        [["x/1", "x/2"]],
+    ),
+    "by itself": ([status("a", "x/1", "x/1")], [["x/1"]]),
+    "three tasks": (
+        [status("a", "x/1", "z/1"), status("b", "y/1", "x/1"), status("c", "z/1", "y/1")],
+        [["x/1", "y/1", "z/1"]],
+    ),
+    "who only waits behind them is in no circle": (
+        [status("a", "x/1", "y/1 z/1"), status("b", "y/1", "x/1")],
+        [["x/1", "y/1"]],
+    ),
+    "a task that is not known may let go": (
+        [status("a", "(x/1)", "y/1"), status("b", "y/1", "x/1")],
+        [],
+    ),
+    "who waits is not known to do nothing else": (
+        [status("a", "x/1", "(y/1)"), status("b", "y/1", "x/1")],
+        [],
+    ),
+    "another task of the same client goes on": (
+        [status("a", "x/1", "y/1"), status("b", "y/1", "x/2")],
+        [],
+    ),
+    "the queue counts": (
+        # z waits for a behind y, who waits for b as well, which z holds.
+        [status("a", "x/1", "y/1 z/1"), status("b", "z/1", "y/1")],
+        [["y/1", "z/1"]],
+    ),
+    "nobody is overtaken": (
+        # Readers share a; a writer stands between them, and waits for what the last of them has.
+        [status("a", "r:x/1", "y/1 r:z/1"), status("b", "z/1", "x/1")],
+        [["x/1", "z/1", "y/1"]],
+    ),
+    "readers are not in each other's way": (
+        [status("a", "r:x/1", "r:y/1"), status("b", "y/1", "x/1")],
+        [],
+    ),
+    "permits that are left": (
+        [status("a", "1:x/1", "1:y/1", limit=2), status("b", "y/1", "x/1")],
+        [],
+    ),
+    "no permit is left": (
+        [status("a", "1:x/1 1:z/1", "1:y/1", limit=2), status("b", "y/1", "x/1 z/1")],
+        [["x/1", "y/1"]],
+    ),
+    "one of two who have permits goes on": (
+        [status("a", "1:x/1 1:z/1", "1:y/1", limit=2), status("b", "y/1", "x/1")],
+        [],
+    ),
+    "two circles": (
+        [
+            status("a", "x/1", "y/1"),
+            status("b", "y/1", "x/1"),
+            status("c", "u/1", "v/1"),
+            status("d", "v/1", "u/1"),
+        ],
+        [["u/1", "v/1"], ["x/1", "y/1"]],
+    ),
+    "what one does not hold": (
+        [status("a", "x/1", "y/1", kind="latch"), status("b", "y/1", "x/1", kind="latch")],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("statuses", "expected"), CASES.values(), ids=CASES)
+def test_circles(statuses: list[Status], expected: list[list[str]]) -> None:
+    """Those who wait for each other, and nobody else."""
+    assert found(*statuses) == expected
+
+
+def test_what_they_wait_for() -> None:
+    """All that is to be looked at again, to be sure."""
+    statuses = [
+        status("a", "x/1", "y/1 z/1"),
+        status("b", "y/1", "x/1", kind="semaphore"),
+        status("c", "u/1", "v/1"),
+    ]
+    assert stuck_on(statuses) == {("lock", "a"), ("semaphore", "b")}
+
+
+def test_text() -> None:
+    """It says who waits for what of whom, and what to do."""
+    (deadlock,) = circles([status("a", "x/1", "y/1"), status("b", "y/1", "x/1")])
+    lines = str(deadlock).splitlines()
+    assert lines[0] == "2 tasks wait for each other, and none of them can go on:"
+    assert lines[1] == (
+        "  'x/1' (host:1) has waited since 00:00:00 UTC for the lock 'b': 'y/1' (host:1) holds it"
+    )
+    assert lines[-1] == "Take 'a', 'b' in the same order everywhere (multilock() does)."
+
+
+def test_what_was_seen_twice() -> None:
+    """It is the same while the same acquisitions wait for the same grants."""
+    statuses = [status("a", "x/1", "y/1"), status("b", "y/1", "x/1")]
+    first = circles(statuses)
+    assert same(first, circles(statuses)) == first
+    again = circles([status("a", "x/1", "y/1"), statuses[1]])
+    assert again
+    assert same(first, again) == []
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_against_letting_go(seed: int) -> None:
+    """There is a circle exactly where tasks are left that nothing can let on, however one tries."""
+    dice = random.Random(seed)
+    tasks = [f"t/{number}" for number in range(1, 7)]
+    names = "abcde"
+    holds = {name: dice.choice(tasks) for name in names if dice.random() < 0.8}
+    wants = {task: dice.choice(names) for task in tasks if dice.random() < 0.7}
+    queues = {name: [task for task in tasks if wants.get(task) == name] for name in names}
+    for queue in queues.values():
+        dice.shuffle(queue)
+    statuses = [
+        status(name, holds.get(name, ""), " ".join(queue))
+        for name, queue in queues.items()
+        if queue or name in holds
+    ]
+    # Play it: whoever waits for nothing lets go of all, and whoever is first in a queue enters.
+    going = [task for task in tasks if task not in wants]
+    held, waiting = dict(holds), {name: list(queue) for name, queue in queues.items()}
+    while True:
+        held = {name: task for name, task in held.items() if task not in going}
+        entered = [name for name in names if name not in held and waiting[name]]
+        if not entered:
+            break
+        going += [waiting[name].pop(0) for name in entered]
+    left = {task for queue in waiting.values() for task in queue}
+    assert bool(circles(statuses)) == bool(left)
+    assert {task for each in found(*statuses) for task in each} <= left
+    assert {name for _, name in stuck_on(statuses)} == {n for n in names if waiting[n]}

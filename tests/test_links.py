@@ -1,0 +1,55 @@
+"""Several connections of a store, which its observers know as one link."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from aiolock.store import Inbox
+from aiolock.stores._links import Links
+
+
+class Heard:
+    """The inbox of a client that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.links = list[Exception | None]()
+
+    def link(self, error: Exception | None) -> None:
+        self.links.append(error)
+
+
+def links(*, observed: bool = True) -> tuple[Links, list[Exception | None]]:
+    """Those of a client, and what it is told."""
+    heard = Heard()
+    links = Links(cast(Inbox, heard))
+    links.observed = observed
+    return links, heard.links
+
+
+def test_down_with_the_first_and_up_with_the_last() -> None:
+    """One that breaks breaks the link, and it is whole again once all are."""
+    link, heard = links()
+    broken = OSError("broken")
+    link.down("commands", broken)
+    link.down("subscription", OSError("as well"))
+    link.up("commands")
+    link.down("commands", OSError("again"))
+    link.up("subscription")
+    assert heard == [broken]
+    link.up("commands")
+    assert heard == [broken, None]
+
+
+def test_before_it_is_open_and_after() -> None:
+    """What goes wrong while it is being opened, or closed, is told otherwise."""
+    link, heard = links(observed=False)
+    link.down("commands", OSError())
+    link.up("commands")
+    assert heard == []
+
+
+def test_what_a_driver_raises_that_is_no_exception() -> None:
+    """It is told as one."""
+    link, heard = links()
+    link.down("commands", cast(Any, KeyboardInterrupt("x")))
+    assert [type(error) for error in heard] == [OSError]
