@@ -346,6 +346,8 @@ async def test_no_operation_waits_for_long(
 ) -> None:
     """However many there are, where the file is locked: what has waited as long is told, too."""
     monkeypatch.setattr("aiolock.stores.sqlite._connection.BUSY", 0.3)
+    # A hundred batches, each of which would wait as long.
+    monkeypatch.setattr("aiolock.stores._worker._TOGETHER", 10)
     async with aiolock.connect(url) as client:
         store = client._engine.store
         await store.read("x")
