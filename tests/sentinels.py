@@ -1,4 +1,7 @@
-"""Three Sentinels, a master and two replicas, all of them real, to be killed and failed over."""
+"""Three Sentinels, a master and two replicas, all of them real, to be killed and failed over.
+
+And Sentinels that say what the test wants, for what real ones do seldom.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from aiolock.stores.redis._scripts import command
 from tests.failures import until
 from tests.procs import freeze, tied
 from tests.servers import BINARY, RedisServer, hold_port
@@ -152,3 +156,99 @@ async def answers(sentinel: SentinelServer, command: str, accepts: Callable[[Any
             (said := await sentinel.call(command, SERVICE)) and accepts(said)
         ):
             await asyncio.sleep(0.01)
+
+
+class ScriptedSentinel:
+    """A Sentinel that knows of the master, and says, what the test wants; used with ``async with``.
+
+    Like a real one it closes nothing by itself, and confirms a subscription.
+    """
+
+    def __init__(self, master: RedisServer) -> None:
+        self.master = master
+        self.epoch = 1
+        self.refuses = False
+        """It lets nobody subscribe."""
+        self.silent = False
+        """It answers nothing, and takes connections still."""
+        self.subscriptions = 0
+        """How many it has confirmed."""
+        self.asked = 0
+        """How often it was asked for the master."""
+        self.pinged = 0
+        self._subscribers = dict[asyncio.StreamWriter, list[str]]()
+        self._serving = set[asyncio.Task[None]]()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.hang_up()
+        for serving in self._serving:
+            serving.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    @property
+    def subscribers(self) -> int:
+        """How many are subscribed now."""
+        return len(self._subscribers)
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._serving)
+
+    def say(self, channel: str) -> None:
+        """Publish what happens in a fail-over; what the message says, nobody reads."""
+        for subscriber, channels in self._subscribers.items():
+            if channel in channels:
+                subscriber.write(command("message", channel, SERVICE))
+
+    def hang_up(self) -> None:
+        """Close the connections of those who are subscribed."""
+        for subscriber in self._subscribers:
+            subscriber.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            while (line := await reader.readline()).startswith(b"*"):
+                words: list[str] = []
+                for _ in range(int(line[1:])):
+                    size = int((await reader.readline())[1:])
+                    words.append((await reader.readexactly(size + 2))[:-2].decode())
+                if not self.silent:
+                    writer.write(self._answer(words, writer))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._subscribers.pop(writer, None)
+            self._serving.discard(task)
+            writer.close()
+
+    def _answer(self, words: list[str], writer: asyncio.StreamWriter) -> bytes:
+        match words:
+            case ["SENTINEL", "MASTER", _]:
+                self.asked += 1
+                known = {"ip": "127.0.0.1", "port": self.master.port, "flags": "master"}
+                known |= {"config-epoch": self.epoch, "num-other-sentinels": 2}
+                return command(*[str(word) for pair in known.items() for word in pair])
+            case ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _]:
+                return command("127.0.0.1", str(self.master.port))
+            case ["SUBSCRIBE", *_] if self.refuses:
+                return b"-NOPERM this user has no permissions to access one of the channels\r\n"
+            case ["SUBSCRIBE", *channels]:
+                self.subscriptions += 1
+                self._subscribers[writer] = channels
+                confirmed = [command("subscribe", channel, "1") for channel in channels]
+                return b"".join(confirmed)
+            case ["PING"]:
+                self.pinged += 1
+                return command("pong", "")
+            case _:
+                return b"+OK\r\n"

@@ -17,7 +17,7 @@ from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
 from aiolock.stores.redis import _wire
-from aiolock.stores.redis._errors import Refusal
+from aiolock.stores.redis._errors import Refusal, address_of
 from aiolock.stores.redis._scripts import command
 from aiolock.stores.redis._sentinel import Address, locate, sentinels_of
 from aiolock.stores.redis._wire import Wire
@@ -32,13 +32,16 @@ _ANSWER: Final = 2.0
 _SILENCE: Final = 5.0
 """Seconds of silence after which the Sentinel is tried; and for its answer, before it is left."""
 _PAUSE: Final = 1.0
-"""Seconds between two rounds in which no Sentinel lets us subscribe."""
+"""Seconds between two attempts to subscribe at a Sentinel."""
 
 
 class Switches:
-    """One subscription, to whichever Sentinel confirms it first, and another when it breaks.
+    """A subscription to each Sentinel, and another when it breaks.
 
-    What it says is only a reason to ask all Sentinels (`locate`), and so is a new subscription, as
+    To each, for the one that carries a fail-over out knows of it first: the others are told by a
+    message that may be lost with the connections to the old master, and then two seconds later.
+
+    What they say is only a reason to ask all Sentinels (`locate`), and so is a new subscription, as
     a message may have been missed. ``moved`` gets each answer.
     """
 
@@ -47,54 +50,46 @@ class Switches:
         self._moved = moved
         self._warned = False
         self._closed = False
-        self._task = asyncio.create_task(self._follow(), name="aiolock follow Sentinel")
-
-    async def _follow(self) -> None:
-        # Ends by the flag, too: cancellation can get lost in a driver (cpython gh-86296).
-        while not self._closed:
-            told = await self._subscribe()
-            if told is None:
-                await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
-                continue
-            try:
-                while not told.broken and not self._closed:
-                    told.news.clear()
-                    await self._ask()
-                    await told.wait()
-            finally:
-                await told.aclose()
+        self._news = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._ask(), name="aiolock ask Sentinel")]
+        self._tasks += [
+            asyncio.create_task(self._follow(each), name=f"aiolock follow {address_of(each)}")
+            for each in sentinels_of(pool)
+        ]
 
     async def _ask(self) -> None:
-        try:
-            address = await locate(self._pool)
-        except (RedisError, OSError) as error:
-            log.debug("aiolock: %s", error)  # who needs a connection asks, too, and says so
-        else:
-            if address is not None and not self._closed:
-                self._moved(address)
+        """Ask once for all that was said meanwhile."""
+        # Ends by the flag, too: cancellation can get lost in a driver (cpython gh-86296).
+        while not self._closed:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                address = await locate(self._pool)
+            except (RedisError, OSError) as error:
+                log.debug("aiolock: %s", error)  # who needs a connection asks, too, and says so
+            else:
+                if address is not None and not self._closed:
+                    self._moved(address)
 
-    async def _subscribe(self) -> _Subscribed | None:
-        """To all Sentinels at once; the first that confirms it is kept."""
-        trying = {asyncio.create_task(_Subscribed.to(each)) for each in sentinels_of(self._pool)}
-        left, kept = trying, None
-        try:
-            while left and kept is None:
-                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    self._warn_of(one.exception())
-                kept = next((one for one in done if one.exception() is None), None)
-        finally:
-            for one in trying - {kept}:
-                one.cancel()
-                one.add_done_callback(_close)
-        return kept.result() if kept else None
+    async def _follow(self, sentinel: ConnectionPool) -> None:
+        while not self._closed:
+            subscribed = _Subscribed(self._news.set)
+            try:
+                await subscribed.begin(sentinel)
+                self._news.set()
+                await subscribed.broken()
+            except Exception as error:  # noqa: BLE001  # whatever it is, subscribe again
+                self._warn_of(error)
+            finally:
+                await subscribed.aclose()
+            await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
 
-    def _warn_of(self, error: BaseException | None) -> None:
+    def _warn_of(self, error: Exception) -> None:
         if isinstance(error, Refusal) and not self._warned:
             self._warned = True
             log.warning(
-                "aiolock: a Sentinel does not let us subscribe to %s (%s): a fail-over by hand is"
-                " noticed only when the old master steps down, some ten seconds later",
+                "aiolock: a Sentinel does not let us subscribe to %s (%s): a fail-over by hand may"
+                " be noticed only when the old master steps down, some ten seconds later",
                 " and ".join(_CHANNELS),
                 error,
             )
@@ -102,81 +97,68 @@ class Switches:
     async def aclose(self) -> None:
         """Follow no more. Idempotent."""
         self._closed = True
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
 
 
 class _Subscribed:
-    """A connection to one Sentinel that has confirmed the subscription."""
+    """A connection to one Sentinel; ``news`` is called at each message."""
 
-    def __init__(self) -> None:
-        self.news = asyncio.Event()
-        """Set by a message, and by the end of the connection."""
-        self.broken = False
+    def __init__(self, news: Callable[[], None]) -> None:
+        self._news = news
         self._heard = False
-        self._confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._confirmed = asyncio.Event()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when the connection ends."""
         self._wire: Wire | None = None
 
-    @classmethod
-    async def to(cls, sentinel: ConnectionPool) -> _Subscribed:
-        made = cls()
-        try:
-            async with asyncio.timeout(_ANSWER):
-                made._wire = await _wire.dial(sentinel, made._received, made._broke)
-                made._wire.write(command("SUBSCRIBE", *_CHANNELS), at_once=True)
-                await made._confirmed
-        except BaseException:
-            await made.aclose()
-            raise
-        return made
+    async def begin(self, sentinel: ConnectionPool) -> None:
+        """Connect, and return when the subscription is confirmed; raises what redis-py raises."""
+        async with asyncio.timeout(_ANSWER):
+            self._wire = await _wire.dial(sentinel, self._received, self._broke)
+            self._wire.write(command("SUBSCRIBE", *_CHANNELS), at_once=True)
+            await self._confirmed.wait()
+        if self._broken.done():
+            self._broken.result()
 
     def _received(self, message: Any) -> None:
         self._heard = True
         if isinstance(message, Refusal):
             self._broke(message)
         elif message[0] == b"message":
-            self.news.set()
-        elif message[0] == b"subscribe" and not self._confirmed.done():
-            self._confirmed.set_result(None)
+            self._news()
+        elif message[0] == b"subscribe":
+            self._confirmed.set()
 
     def _broke(self, error: Exception) -> None:
-        if not self._confirmed.done():
-            self._confirmed.set_exception(error)
-        self.broken = True
-        self.news.set()
+        self._confirmed.set()
+        if not self._broken.done():
+            self._broken.set_exception(error)
 
-    async def wait(self) -> None:
-        """Return when there is news, or no more connection."""
+    async def broken(self) -> None:
+        """Raise what ends the connection, once it has ended, or when this Sentinel is silent."""
         assert self._wire is not None
-        while not self.news.is_set():
+        asked = False
+        while not await self._over_within(_SILENCE):
+            if self._heard:
+                asked = False
+            elif asked:
+                raise TimeoutError("this Sentinel is silent")
+            else:
+                asked = True
+                self._wire.write(command("PING"), at_once=True)
             self._heard = False
-            for silent in (False, True):
-                try:
-                    async with asyncio.timeout(_SILENCE):
-                        await self.news.wait()
-                except TimeoutError:
-                    pass
-                if self.news.is_set() or self._heard:
-                    break
-                if silent:
-                    self._broke(TimeoutError("this Sentinel is silent"))
-                else:
-                    self._wire.write(command("PING"), at_once=True)
+        self._broken.result()
+
+    async def _over_within(self, seconds: float) -> bool:
+        over, _ = await asyncio.wait([self._broken], timeout=seconds)
+        return bool(over)
 
     async def aclose(self) -> None:
-        self.end()
-        if self._wire is not None:
-            await self._wire.wait_closed()
-
-    def end(self) -> None:
-        """Close the connection, without waiting for that."""
+        """Close the connection. Idempotent."""
         if self._wire is not None:
             self._wire.close()
-        if not self._confirmed.cancel() and not self._confirmed.cancelled():
-            self._confirmed.exception()  # seen
-
-
-def _close(late: asyncio.Task[_Subscribed]) -> None:
-    """One that was too late, or that failed."""
-    if not late.cancelled() and late.exception() is None:
-        late.result().end()
+            await self._wire.wait_closed()
+        if not self._broken.cancel():
+            self._broken.exception()  # seen
