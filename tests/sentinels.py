@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import tempfile
 import time
@@ -62,19 +63,35 @@ class SentinelServer:
             down_after=_DOWN_AFTER,
         )
         config.write_text(text + "\n".join(lines) + "\n")
-        with (self._path / "log").open("wb") as log:
+        self._stack.callback(self.kill)
+        self._launch()
+
+    def _launch(self) -> None:
+        with (self._path / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                tied(BINARY, str(config), "--sentinel"),
+                tied(BINARY, str(self._path / "sentinel.conf"), "--sentinel"),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self._stack.callback(self._process.wait)
-        self._stack.callback(self._process.kill)
 
     def pause(self) -> None:
         """Stop it in its tracks: its kernel still takes connections."""
         freeze(self._process.pid)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill it, and return when it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """Start it again, with what it had written down."""
+        self.kill()
+        self._launch()
 
     async def call(self, *args: str) -> Any:
         """Run a command of the Sentinel's; None where it cannot answer (yet)."""
@@ -126,6 +143,16 @@ class Watched:
                     if replica.call("ROLE")[0] == "master":
                         return replica
             await asyncio.sleep(0.01)
+
+    def now_master(self, new: RedisServer) -> None:
+        """From now on this is the master, and the one before is a replica."""
+        self.replicas = [server for server in (self.master, *self.replicas) if server is not new]
+        self.master = new
+
+    async def agreed(self, *, but: int = 0) -> None:
+        """Return when all of the Sentinels, but so many of the first, say that it is another."""
+        old = str(self.master.port)
+        await asyncio.gather(*(_other_than(each, old) for each in self.sentinels[but:]))
 
     async def replaced(self) -> float:
         """When the first of the Sentinels says that there is another master."""

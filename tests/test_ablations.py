@@ -2012,9 +2012,23 @@ SAFEGUARDS = (
     Safeguard(
         "no pause goes on where there is a new master",
         "stores/redis/_link.py",
-        "        self._pause = 0.0\n        if self.wire is not None:\n",
-        "        if self.wire is not None:\n",
+        "        self._pause = 0.0\n        self._told",
+        "        self._told",
         "test_sentinel.py::test_no_pause_is_sat_out_once_there_is_a_master",
+    ),
+    Safeguard(
+        "where Sentinel has said where to go, nobody asks it once more",
+        "stores/redis/_link.py",
+        "        self._told = address\n",
+        "",
+        "test_sentinel.py::test_links_go_where_they_are_told",
+    ),
+    Safeguard(
+        "who is about to subscribe is not counted yet",
+        "stores/redis/_store.py",
+        "        stayed = since is not None and since == self._subscription.since\n",
+        "        stayed = True\n",
+        "test_redis_connect.py::test_a_count_from_before_it_was_subscribed",
     ),
     Safeguard(
         "the latest of the masters",

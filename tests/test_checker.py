@@ -134,6 +134,11 @@ def wiped(t: float, fence: int) -> Event:
     return at(t, "conductor", "wiped", since=ns(t - 0.001), fence=fence)
 
 
+def failed_over(begin: float, end: float, fence: int) -> Event:
+    """Another server is the master; what was granted before all knew of it has a lower fence."""
+    return at(end, "conductor", "failed_over", since=ns(begin), fence=fence)
+
+
 W: Final = "x1000:ada:1"
 """A's waiter, as the server has it."""
 
@@ -664,6 +669,30 @@ RIGHT: dict[str, Story] = {
         gone(3.6, "2.0"),
         leaves(3.7, A),
     ],
+    "granted_again_where_the_new_master_had_not_heard_of_it": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        failed_over(1.3, 1.6, 20),
+        enters(1.4, B, 11, 2.4),
+        of(1.5, A, "told"),
+        leaves(1.5, A, "LeaseLost"),
+        leaves(1.7, B),
+    ],
+    "what_the_new_master_has_is_renewed": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        failed_over(1.3, 1.6, 20),
+        renewed(2.0, A, 10, 3.0),
+        renewed(2.9, A, 10, 8.0),
+        leaves(7.0, A),
+    ],
+    "a_sentinel_that_hangs_is_in_nobodys_way": [
+        asks(1.0, A),
+        fault(0.5, 5.0, "hang_sentinel", "all"),
+        enters(1.1, A, 10, 2.1),
+        leaves(1.2, A),
+    ],
     "left_over_but_not_for_long": [
         at(9.0, "conductor", "key", key="x:fence", ttl=600, holders=(), waiters=())
     ],
@@ -724,6 +753,31 @@ WRONG: dict[str, Story] = {
         enters(1.3, B, 11, 2.3),
         leaves(1.4, B),
         leaves(1.5, A),
+    ],
+    "exclusion-both_granted_after_the_failover": [
+        failed_over(0.3, 0.6, 5),
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        enters(1.3, B, 11, 2.3),
+        leaves(1.4, B),
+        leaves(1.5, A),
+    ],
+    "exclusion-two_at_once_before_the_failover": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        enters(1.3, B, 11, 2.3),
+        failed_over(1.35, 1.6, 20),
+        leaves(1.4, B),
+        leaves(1.5, A),
+    ],
+    "losses-while_a_sentinel_hangs": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        fault(0.5, 5.0, "hang_sentinel", "all"),
+        of(2.2, A, "told"),
+        leaves(2.2, A, "LeaseLost"),
     ],
     "exclusion-told_but_the_server_still_had_it": [
         asks(1.0, A, renew=False),

@@ -618,3 +618,27 @@ async def test_clients_that_are_not_counted(server: RedisServer, prefix: str) ->
         assert (holder.client, holder.alive) == (bob.client, True)
         assert waiting[0].waiter.client == bob.client
         assert await ann.store.break_("n", [holder.fence]) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_count_from_before_it_was_subscribed(
+    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """That nobody heard us says something only where we were subscribed all the while."""
+    async with Peer(from_url(server.url, prefix)) as ann:
+        store = ann.store
+        assert isinstance(store, RedisStore)
+        subscription = store._subscription
+        wire, since = subscription._link.wire, subscription.since
+        counted: asyncio.Future[_scripts.Present] = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(store, "_presence", lambda: counted)
+        if when == "meanwhile":
+            subscription.since = None  # and confirmed before the answer comes
+        store._ask_whether_heard()
+        subscription.since = since
+        counted.set_result(_scripts.Present(heard=0, now=0))
+        await asyncio.sleep(0)
+        dropped = subscription._link.wire is not wire
+        assert dropped == (when == "before")
+        monkeypatch.undo()
+        await until(lambda: subscription.since is not None)

@@ -217,3 +217,20 @@ async def test_closed_client_leaves_no_sentinel_a_connection(
         await until(lambda: sentinels[0].subscribers and sentinels[2].subscribers)
     await until(lambda: not any(sentinel.connections for sentinel in sentinels))
     assert not [task for task in asyncio.all_tasks() if "Sentinel" in task.get_name()]
+
+
+async def test_links_go_where_they_are_told(
+    sentinels: list[ScriptedSentinel],
+    servers: tuple[RedisServer, RedisServer],
+    client: aiolock.LockClient,
+    prefix: str,
+) -> None:
+    """Nobody asks once more what has just been said."""
+    asked = sentinels[0].asked
+    for epoch in range(2, 12):
+        new = servers[(epoch + 1) % 2]
+        sentinels[1].master, sentinels[1].epoch = new, epoch
+        sentinels[1].say("+switch-master")
+        await until(lambda new=new: len(connections(new)) == 2)  # type: ignore[misc]  # no type
+    await is_master(servers[0], client, prefix)
+    assert sentinels[0].asked - asked == 10

@@ -12,15 +12,17 @@ lease is returned (`entered`) and ends with the first of these:
 * its own deadline passed, the one that `Lease.remaining` counts down to, wherever that stood last;
 * its process died (stamped when it was dead), or closed the client;
 * somebody began to break exactly this grant, or to wipe the server after it was granted: they ask
-  for two bodies at once, and the first is told afterwards.
+  for two bodies at once, and the first is told afterwards;
+* a fail-over began, of those that were granted before all had left the old master: replication is
+  asynchronous, so the new one may not know of them.
 
 It does not end, though, before a release was called of which the server said that it found the
-grant. Spans of one name never overlap, but those of readers do, a writer's from when it began to be
-downgraded among them; and permits that are out are never more than there are. Every stamp is on the
-side that makes a span no longer than what aiolock warranted, so an overlap is a fault. A process
-that was stopped, blocked or starved needs no exception: its deadline passes all the same. Nor does
-one that was stopped between the grant and the entry: its span is empty, and what it does is what
-the fence is for.
+grant, unless that may have been the old master. Spans of one name never overlap, but those of
+readers do, a writer's from when it began to be downgraded among them; and permits that are out are
+never more than there are. Every stamp is on the side that makes a span no longer than what aiolock
+warranted, so an overlap is a fault. A process that was stopped, blocked or starved needs no
+exception: its deadline passes all the same. Nor does one that was stopped between the grant and the
+entry: its span is empty, and what it does is what the fence is for.
 
 **Entering.** Nobody enters with a lease that had ended when the store's last word about it came:
 a process that was stopped with a grant in its socket asks again.
@@ -50,8 +52,9 @@ being renewed; or it was broken, wiped, or its client closed. `StoreError` needs
 many others as it takes, or a latch that was not counted down. A message that was handled is not
 handled again. Several locks at once are taken by one, where nothing disturbed it. Who is seen to be
 elected is, and nobody sees an earlier leader after a later one; and whoever watches, not busy, sees
-each that stays. What a wipe has made the server forget is excepted. A period of the job is not left
-out where nothing but stopped processes was in the way, each of which may cost a claim.
+each that stays. What a wipe has made the server forget is excepted, and what a fail-over may have.
+A period of the job is not left out where nothing but stopped processes was in the way, each of
+which may cost a claim.
 
 **No ghosts.** Who has ended does not stand at the server. A grant is younger than the release of
 its waiter only where it is given back at once; a place in the queue, never for long. What was held
@@ -299,9 +302,11 @@ def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
     assert attempt.entered is not None
     begin, deadline = attempt.entered.t, attempt.deadline
     wiped, broken = run.wiped(attempt), run.broken(attempt)
+    failover = run.failed_over(attempt)
     if (
         run.closing(attempt.who, attempt.asked.t, lost) is not None
         or (wiped is not None and wiped["since"] <= lost)
+        or (failover is not None and failover["since"] <= lost)
         or (broken is not None and broken[0].t <= lost)
     ):
         return True

@@ -57,6 +57,22 @@ REDIS_SERVER: Final = {
     "refuse_unsaved": Kind(0.5, 2.0, 2.0),  # MISCONF
 }
 
+SENTINEL_LINKS: Final = {
+    # They go to whatever server Sentinel has for the master, past any proxy.
+    kind: SERVER_LINKS[kind]
+    for kind in ("kill_commands", "kill_subscription")
+}
+
+SENTINEL_SERVER: Final = {
+    "crash_master": Kind(0.0, 1.0, 3.0),  # and it comes back as a replica
+    "fail_over": Kind(0.0, 0.0, 3.0),  # by hand: the old master lives, and becomes a replica
+    "freeze_master": Kind(0.0, 1.5, 3.0),  # until it is replaced, and for so long after that
+    "hang_sentinel": Kind(0.5, 4.0, 0.0),
+    "kill_connections": REDIS_SERVER["kill_connections"],
+    "kill_sentinel": Kind(0.0, 2.0, 0.0),
+    "restart_replica": Kind(0.0, 1.0, 0.0),
+}
+
 SQLITE_LINKS: Final = {
     "unlisted": Kind(0.0, 0.0, 2.5),  # its file is removed: it passes for dead, until it looks
     "unrung": Kind(0.0, 0.0, 2.5),  # its socket is
@@ -116,6 +132,7 @@ class Attack(NamedTuple):
 
 ATTACKS: Final = {
     "redis": Attack(SERVER_LINKS, REDIS_SERVER),
+    "sentinel": Attack(SENTINEL_LINKS, SENTINEL_SERVER),
     "sqlite": Attack(SQLITE_LINKS, SQLITE_SERVER),
     "postgres": Attack(SERVER_LINKS, POSTGRES_SERVER, grace=6.0),
     "mysql": Attack(SERVER_LINKS, MYSQL_SERVER, grace=6.0, keeps=True),
@@ -130,6 +147,9 @@ REFUSALS: Final = {
     *("read_only", "rows_locked_long"),
 }
 """The server answers, but does not serve anybody for a while."""
+
+HARMLESS: Final = {"hang_sentinel", "kill_sentinel", "restart_replica"}
+"""In nobody's way, while the master stays where it is."""
 
 LATE_WITHIN: Final = 9.0
 """Seconds within which what was held up on a link that was cut comes to the server."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, Waiter
 from aiolock.stores.redis._codec import waiter_of
-from tests.chaos.faults import ATTACKS, KINDS, PROCESS, REFUSALS, STARTS, Attack
+from tests.chaos.faults import ATTACKS, HARMLESS, KINDS, PROCESS, REFUSALS, STARTS, Attack
 from tests.chaos.history import Event
 
 NS: Final = 1_000_000_000
@@ -173,6 +173,7 @@ class Run:
         self._closings: dict[str, list[int]] = defaultdict(list)
         self._reconnected: dict[str, list[int]] = defaultdict(list)
         self.wipes: list[Event] = []
+        self.failovers: list[Event] = []
         self._clients: dict[str, str] = {}
         self._client: dict[str, str] = {}
         """The one that each process has opened last."""
@@ -295,6 +296,8 @@ class Run:
             self._closed[self._client[event.who]] = event.t
 
     def _note_fault(self, event: Event) -> None:
+        if event["kind"] in HARMLESS:
+            return
         kind = KINDS[event["kind"]]
         span = event["since"], event.t + int(kind.settle * NS)
         self._faults[event["target"]].append((event["kind"], span))
@@ -316,6 +319,9 @@ class Run:
 
     def _note_wiped(self, event: Event) -> None:
         self.wipes.append(event)
+
+    def _note_failed_over(self, event: Event) -> None:
+        self.failovers.append(event)
 
     # When all is read
 
@@ -464,8 +470,11 @@ class Run:
 
     def wiped(self, attempt: Attempt) -> Event | None:
         """The wipe that the grant was lost in, if any."""
-        index = bisect_right(self.wipes, attempt.fence, key=lambda wipe: wipe["fence"])
-        return self.wipes[index] if index < len(self.wipes) else None
+        return _first_after(self.wipes, attempt.fence)
+
+    def failed_over(self, attempt: Attempt) -> Event | None:
+        """The fail-over in which the grant may have been forgotten, if any."""
+        return _first_after(self.failovers, attempt.fence)
 
     def broken(self, attempt: Attempt) -> tuple[Event, Event | None] | None:
         """Who began to break this grant, and the store's answer."""
@@ -494,11 +503,15 @@ class Run:
             ends.append(wiped["since"])
         if broken is not None:
             ends.append(broken[0].t)
-        return begin, max(min(ends), attempt.held_until)
+        end = max(min(ends), attempt.held_until)
+        failover = self.failed_over(attempt)
+        return begin, end if failover is None else min(end, failover["since"])
 
     def wiped_between(self, begin: int, end: int) -> bool:
-        """Whether the server lost what it knew between two moments."""
-        return any(begin <= wipe.t and wipe["since"] <= end for wipe in self.wipes)
+        """Whether the server lost, or may have lost, what it knew between two moments."""
+        return any(
+            begin <= wipe.t and wipe["since"] <= end for wipe in (*self.wipes, *self.failovers)
+        )
 
     def parts(self, attempt: Attempt) -> list[Part]:
         """The span of a body, as one or as two: a writer's, and then a reader's."""
@@ -525,7 +538,7 @@ class Run:
             if event.t < begin - 2 * NS or since > end:
                 continue
             if (
-                event.kind == "wiped"
+                event.kind in {"wiped", "failed_over"}
                 or (event.kind == "fault" and event["target"] in targets)
                 or (event.kind == "killed" and event["who"] in processes)
                 or (event.kind in {"stall", "closing", "reconnected"} and event.who in processes)
@@ -533,3 +546,9 @@ class Run:
             ):
                 about[id(event)] = event
         return Violation(rule, text, tuple(sorted(about.values(), key=attrgetter("t"))))
+
+
+def _first_after(forgetting: list[Event], fence: int) -> Event | None:
+    """The first of these that is younger than a grant."""
+    index = bisect_right(forgetting, fence, key=lambda event: event["fence"])
+    return forgetting[index] if index < len(forgetting) else None

@@ -44,6 +44,8 @@ class Link:
         """That one, and those before it that were told to end."""
         self._address: Address | None = None
         """Where it is connected to, or is being connected to, if Sentinel has said so."""
+        self._told: Address | None = None
+        """Where to connect to next, without asking."""
         self.wire: Wire | None = None
         self.error: Exception = ConnectionError("not connected")
         """Why there was no connection the last time that there was none."""
@@ -75,6 +77,7 @@ class Link:
         if address == self._address or self._closed:
             return
         self._pause = 0.0
+        self._told = address
         if self.wire is not None:
             self.drop(ConnectionError("Sentinel has another master"))
         else:
@@ -93,7 +96,8 @@ class Link:
 
     async def _dial(self) -> Wire:
         self._address = None
-        self._address = address = await locate(self._pool)
+        told, self._told = self._told, None
+        self._address = address = told or await locate(self._pool)
         try:
             return await dial(self._pool, self._received, self.drop, address)
         except BaseException:

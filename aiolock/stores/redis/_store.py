@@ -104,7 +104,9 @@ class RedisStore:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
         self._links = Links(inbox)
-        self._subscription = Subscription(self._pool, self._names, client, inbox, self._links)
+        self._subscription = Subscription(
+            *(self._pool, self._names, client, inbox, self._links), again=self._ask_whether_heard
+        )
         self._pipe = Pipe(
             self._pool,
             self._prefix,
@@ -165,7 +167,8 @@ class RedisStore:
         """
         self._links.up("commands")
         if self._counted is not None and not self._closing:
-            self._count(heard)
+            if heard == 0:
+                self._ask_whether_heard()  # it may have been subscribed meanwhile
             self._inbox.reconnected()
 
     def _moved(self, address: Address) -> None:
@@ -416,16 +419,20 @@ class RedisStore:
         self._inbox.beat()
         if self._beating:  # nobody has asked
             self._beating = False
-            self._presence().add_done_callback(self._beaten)
+            self._ask_whether_heard()
         # From now, not from the reply: both links may be dead, and each is seen to by itself.
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 
-    def _beaten(self, heard: asyncio.Future[Present]) -> None:
-        if not heard.cancelled() and heard.exception() is None:
-            self._count(heard.result().heard)  # else the pipe sees to its own connection
+    def _ask_whether_heard(self) -> None:
+        if not self._closing:
+            self._presence().add_done_callback(partial(self._beaten, self._subscription.since))
 
-    def _count(self, heard: int | None) -> None:
-        if heard == 0 and self._counted and not self._closing:
+    def _beaten(self, since: float | None, present: asyncio.Future[Present]) -> None:
+        if present.cancelled() or present.exception() is not None or self._closing:
+            return  # the pipe sees to its own connection
+        # Where it was not subscribed yet, or has been since, nobody could have been counted.
+        stayed = since is not None and since == self._subscription.since
+        if present.result().heard == 0 and self._counted and stayed:
             self._subscription.drop(ConnectionError("the server has lost our subscription"))
 
     def _check_heard(self, sent: float) -> None:

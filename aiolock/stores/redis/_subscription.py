@@ -26,16 +26,29 @@ SUBSCRIBE_TIMEOUT: Final = 5.0
 
 
 class Subscription:
-    """Keeps the client's channel subscribed, and hands what arrives there to its inbox."""
+    """Keeps the client's channel subscribed, and hands what arrives there to its inbox.
+
+    ``again`` is called when it is subscribed once more.
+    """
 
     def __init__(
-        self, pool: ConnectionPool, names: Names, client: str, inbox: Inbox, links: Links
+        self,
+        pool: ConnectionPool,
+        names: Names,
+        client: str,
+        inbox: Inbox,
+        links: Links,
+        *,
+        again: Callable[[], None],
     ) -> None:
         self._link = Link(pool, received=self._received, up=self._subscribe, down=self._down)
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
         self._inbox = inbox
         self._links = links
+        self._again = again
+        self.since: float | None = None
+        """Since when the server that it is connected to has said that it is subscribed."""
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[None] = self._loop.create_future()
         self._overdue: asyncio.TimerHandle | None = None
@@ -67,6 +80,7 @@ class Subscription:
         self._link.drop(reason)
 
     def _down(self, reason: Exception) -> None:
+        self.since = None
         self._confirm()
         self._links.down("subscription", reason)
         if not self._subscribed.done():
@@ -90,6 +104,7 @@ class Subscription:
         if message[0] == b"message":
             self.deliver(message[2].decode("utf-8", "replace"))
         elif message[0] == b"subscribe":
+            self.since = self.heard
             self._confirm()
             self._link.proved()
             self._links.up("subscription")
@@ -97,6 +112,7 @@ class Subscription:
                 self._subscribed.set_result(None)
             else:
                 self._inbox.reconnected()
+                self._again()
 
     def deliver(self, push: str) -> None:
         """Hand a push to the inbox, whichever way it came."""

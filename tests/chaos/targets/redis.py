@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
-from tests.chaos.targets import Kept, Silent, Standing
+from tests.chaos.targets import Door, Kept, Silent, Standing
 from tests.chaos.targets.links import Late, ProxyDoor, ports
 from tests.proxy import Link, Proxy
 from tests.servers import RedisServer
@@ -56,16 +56,9 @@ class RedisTarget:
         self._server = stack.enter_context(
             RedisServer("--key-load-delay", str(_LOAD_KEY), "--rdbcompression", "no")
         )
-        self._admin = await stack.enter_async_context(
-            redis.asyncio.Redis(
-                unix_socket_path=self._server.socket_path,
-                decode_responses=True,
-                socket_timeout=2.0,
-                retry=Retry(NoBackoff(), 1),
-            )
-        )
+        self._admin = await stack.enter_async_context(admin_of(self._server))
 
-    async def door(self, stack: AsyncExitStack) -> ProxyDoor:
+    async def door(self, stack: AsyncExitStack) -> Door:
         proxy = await stack.enter_async_context(Proxy(self._server.port))
         return ProxyDoor(self, proxy, proxy.url)
 
@@ -182,6 +175,16 @@ class RedisTarget:
                     break
             await asyncio.sleep(0.02)
         self._server.dump.unlink()
+
+
+def admin_of(server: RedisServer) -> redis.asyncio.Redis:
+    """A connection past all proxies."""
+    return redis.asyncio.Redis(
+        unix_socket_path=server.socket_path,
+        decode_responses=True,
+        socket_timeout=2.0,
+        retry=Retry(NoBackoff(), 1),
+    )
 
 
 def make() -> RedisTarget:
