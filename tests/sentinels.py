@@ -152,22 +152,25 @@ class Watched:
     async def agreed(self, *, but: int = 0) -> None:
         """Return when all of the Sentinels, but so many of the first, say that it is another."""
         old = str(self.master.port)
-        await asyncio.gather(*(_other_than(each, old) for each in self.sentinels[but:]))
+        for sentinel in self.sentinels[but:]:
+            await answers(sentinel, "GET-MASTER-ADDR-BY-NAME", lambda said: said[1] != old)
 
     async def replaced(self) -> float:
         """When the first of the Sentinels says that there is another master."""
         old = str(self.master.port)
-        asking = {asyncio.create_task(_other_than(each, old)) for each in self.sentinels}
-        done, left = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        return min(task.result() for task in done)
+        known: list[float] = []
 
+        async def look(sentinel: SentinelServer) -> None:
+            async with asyncio.timeout(20):
+                while not known:
+                    said = await sentinel.call("GET-MASTER-ADDR-BY-NAME", SERVICE)
+                    if said and said[1] != old:
+                        known.append(time.monotonic())
+                    await asyncio.sleep(0.01)
 
-async def _other_than(sentinel: SentinelServer, port: str) -> float:
-    await answers(sentinel, "GET-MASTER-ADDR-BY-NAME", lambda said: said[1] != port)
-    return time.monotonic()
+        # None is cancelled while it connects: redis-py would leave a socket behind.
+        await asyncio.gather(*map(look, self.sentinels))
+        return min(known)
 
 
 def _all_good(replicas: Any) -> bool:

@@ -687,6 +687,11 @@ RIGHT: dict[str, Story] = {
         renewed(2.9, A, 10, 8.0),
         leaves(7.0, A),
     ],
+    "a_place_that_is_back_after_a_failover": [
+        at(0.1, "0.0", "opened", client="ada"),
+        failed_over(0.3, 0.6, 5),
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
+    ],
     "a_sentinel_that_hangs_is_in_nobodys_way": [
         asks(1.0, A),
         fault(0.5, 5.0, "hang_sentinel", "all"),
@@ -771,6 +776,16 @@ WRONG: dict[str, Story] = {
         failed_over(1.35, 1.6, 20),
         leaves(1.4, B),
         leaves(1.5, A),
+    ],
+    "left_over-opened_after_the_failover": [
+        failed_over(0.3, 0.6, 5),
+        at(0.7, "0.0", "opened", client="ada"),
+        at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
+    ],
+    "left_over-held_since_before_the_failover": [
+        at(0.1, "0.0", "opened", client="ada"),
+        failed_over(0.3, 0.6, 5),
+        at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada",), waiters=()),
     ],
     "losses-while_a_sentinel_hangs": [
         asks(1.0, A),

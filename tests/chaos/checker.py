@@ -443,7 +443,9 @@ def left_over(run: Run) -> Iterator[Violation]:
             continue
         # Who was killed at a barrier stands there until its lease ends, or the queue is forgotten;
         # and what is closed, or done, is nobody's. So does who was closed while the server refused.
-        of_whom = {*event["holders"], *event["waiters"]} - run.dead - run.unheard - {NOBODY}
+        # A place that is back after a fail-over stays where nobody comes by, for its queue's time.
+        waiters = {*event["waiters"]} - run.resurrected
+        of_whom = {*event["holders"], *waiters} - run.dead - run.unheard - {NOBODY}
         if event["ttl"] < 0 or of_whom:
             yield Violation("left_over", f"{event['key']!r} was left", (event,))
 

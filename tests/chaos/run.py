@@ -175,6 +175,7 @@ class Run:
         self.wipes: list[Event] = []
         self.failovers: list[Event] = []
         self._clients: dict[str, str] = {}
+        self._opened: dict[str, int] = {}
         self._client: dict[str, str] = {}
         """The one that each process has opened last."""
         self._closed: dict[str, int] = {}
@@ -285,6 +286,7 @@ class Run:
 
     def _note_opened(self, event: Event) -> None:
         self._clients[event["client"]] = event.who
+        self._opened[event["client"]] = event.t
         self._client[event.who] = event["client"]
 
     def _note_reconnected(self, event: Event) -> None:
@@ -390,6 +392,12 @@ class Run:
             for client, at in self._closed.items()
             if self._refused[self._clients[client]].touch(at, at + CLOSE)
         }
+
+    @property
+    def resurrected(self) -> set[str]:
+        """The clients of which a fail-over may have forgotten that they left a queue."""
+        last = max((failover.t for failover in self.failovers), default=0)
+        return {client for client, at in self._opened.items() if at < last}
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """All that was written down of these kinds."""

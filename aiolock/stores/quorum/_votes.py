@@ -1,0 +1,229 @@
+"""What one waiter makes of the votes of several servers: no I/O, no clock, no timer.
+
+Every server is a fair queue of its own, and a *vote* is its grant. A waiter stands in all of them
+under one ticket, and enters once it has votes of a majority. That is Maekawa's algorithm (1985),
+with leases in place of servers that never fail:
+
+* **Who is short of a majority gives way.** A server that has voted, and is then asked by a waiter
+  with a lower ticket, inquires; whoever it has voted for gives that vote back, unless it has a
+  majority. So the lowest ticket never gives way, and gets them all.
+* **A vote that is given back is never counted again.** It is taken for void before the command is
+  sent, by its number: a late answer cannot revive it, and one that comes again has a higher number.
+* **The fence is known to a majority before anybody enters.** Each server numbers its votes by
+  itself, so the numbers of one acquisition differ. The fence is the lowest number that a majority
+  of the votes does not exceed, and servers whose last number is lower are told it first: the
+  write-back of Attiya, Bar-Noy and Dolev (1995). Any two majorities have a server in common, so
+  the next fence is higher, with no clock that is compared to another.
+* **The deadline is that which a majority reaches.** Each vote has one of its own, by the client's
+  clock, counted from before the question was sent.
+
+Times are seconds of the client's clock. Servers are numbers from 0 on.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Phase(Enum):
+    """How far a waiter has come."""
+
+    WAITING = "waiting"
+    ENTERED = "entered"
+    OVER = "over"
+
+
+class Enter(NamedTuple):
+    """The lock is ours."""
+
+    fence: int
+
+
+class Raise(NamedTuple):
+    """Renew this vote, and have the server know this fence, before anybody may enter with it."""
+
+    server: int
+    vote: int
+    fence: int
+
+
+class GiveWay(NamedTuple):
+    """Give this vote back, and stand in the queue there again."""
+
+    server: int
+    vote: int
+
+
+class Release(NamedTuple):
+    """Leave the queue there, and give back what was voted, up to this number."""
+
+    server: int
+    upto: int
+
+
+Step = Enter | Raise | GiveWay
+"""What a client has to do now."""
+
+
+class Vote:
+    """What one server has granted."""
+
+    __slots__ = ("deadline", "known", "number", "raising")
+
+    def __init__(self, number: int, deadline: float) -> None:
+        self.number = number
+        """The server's own number of this vote; each later one of that name has a higher one."""
+        self.known = number
+        """The highest fence that the server knows, as far as we know."""
+        self.deadline = deadline
+        """Until when it certainly stands."""
+        self.raising = False
+        """It was told a fence, and has not answered yet."""
+
+    def __repr__(self) -> str:
+        return f"<Vote {self.number} known={self.known} deadline={self.deadline:.6f}>"
+
+
+class Ballot:
+    """The votes of one waiter, and what follows from them."""
+
+    def __init__(self, servers: int) -> None:
+        self.quorum = servers // 2 + 1
+        self.phase = Phase.WAITING
+        self.votes: list[Vote | None] = [None] * servers
+        self.fence = 0
+        """Under which it has entered."""
+        self.highest = 0
+        """The highest number that it was ever given; a release tells it to all servers, which then
+        agree, so that the next need not be told a fence before it enters."""
+        self.aside = False
+        """It stands in no queue: see `step_aside`."""
+        self._void = [0] * servers
+        """Numbers up to this are not ours any more."""
+        self._inquired = [0] * servers
+        """The highest number for which each server has inquired."""
+
+    # What is heard
+
+    def voted(self, server: int, number: int, deadline: float) -> Release | None:
+        """A server has voted for us, by an answer or by a push; what is to be done if in vain."""
+        self.highest = max(self.highest, number)
+        if number <= self._void[server]:
+            return None
+        if self.aside:
+            self._void[server] = number
+            return Release(server, number)
+        vote = self.votes[server]
+        if vote is None or vote.number < number:
+            self.votes[server] = Vote(number, deadline)
+        elif vote.number == number:
+            vote.deadline = max(vote.deadline, deadline)
+        return None
+
+    def renewed(self, server: int, number: int, deadline: float, fence: int = 0) -> None:
+        """A server has renewed this vote, and knows this fence."""
+        vote = self.votes[server]
+        if vote is not None and vote.number == number:
+            vote.deadline = max(vote.deadline, deadline)
+            vote.known = max(vote.known, fence)
+            vote.raising = False
+
+    def unanswered(self, server: int, number: int) -> None:
+        """Nobody knows what became of a renewal: a fence is to be told once more."""
+        vote = self.votes[server]
+        if vote is not None and vote.number == number:
+            vote.raising = False
+
+    def gone(self, server: int, number: int) -> None:
+        """This vote does not stand any more: its server says so."""
+        vote = self.votes[server]
+        if vote is not None and vote.number <= number:
+            self.votes[server] = None
+        self._void[server] = max(self._void[server], number)
+
+    def inquired(self, server: int, number: int) -> None:
+        """Somebody who asked before us wants this vote."""
+        self._inquired[server] = max(self._inquired[server], number)
+
+    # What follows
+
+    def look(self, now: float) -> list[Step]:
+        """What is to be done; to be asked after everything that is heard, and now and then.
+
+        Who is to enter has entered by this: the clock is read for it, so it enters at once.
+        """
+        if self.phase is not Phase.WAITING:
+            return []
+        standing = [
+            (server, vote)
+            for server, vote in enumerate(self.votes)
+            if vote is not None and self._stands(vote, now)
+        ]
+        if len(standing) < self.quorum:
+            return self._give_way(now)
+        fence = self._fence(sorted(vote.number for _, vote in standing))
+        if self._is_known([vote for _, vote in standing], fence):
+            self.phase, self.fence = Phase.ENTERED, fence
+            return [Enter(fence)]
+        steps: list[Step] = []
+        for server, vote in standing:
+            if vote.known < fence and not vote.raising:
+                vote.raising = True
+                steps.append(Raise(server, vote.number, fence))
+        return steps
+
+    @staticmethod
+    def _stands(vote: Vote, now: float) -> bool:
+        return vote.deadline > now
+
+    def _fence(self, numbers: list[int]) -> int:
+        """Of the numbers of the votes, in order: the least that a majority does not exceed."""
+        return numbers[self.quorum - 1]
+
+    def _is_known(self, standing: list[Vote], fence: int) -> bool:
+        return sum(vote.known >= fence for vote in standing) >= self.quorum
+
+    def _give_way(self, now: float) -> list[Step]:
+        steps: list[Step] = []
+        for server, vote in enumerate(self.votes):
+            if vote is None:
+                continue
+            # One that has ended is given back, too: for a new number, or for who is before us.
+            if self._inquired[server] >= vote.number or not self._stands(vote, now):
+                self._drop(server, vote)
+                steps.append(GiveWay(server, vote.number))
+        return steps
+
+    def _drop(self, server: int, vote: Vote) -> None:
+        self.votes[server] = None
+        self._void[server] = max(self._void[server], vote.number)
+
+    @property
+    def deadline(self) -> float | None:
+        """Until when a majority of the votes certainly stands; None if there is none."""
+        deadlines = sorted((vote.deadline for vote in self.votes if vote is not None), reverse=True)
+        return deadlines[self.quorum - 1] if len(deadlines) >= self.quorum else None
+
+    # The end
+
+    def step_aside(self) -> list[Release]:
+        """No majority is in reach: be in nobody's way, who may have one. The ticket is kept.
+
+        Else a waiter that reaches one server only, and has the lowest ticket there, would block
+        those for ever that need this server for their majority.
+        """
+        self.aside = True
+        for server, vote in enumerate(self.votes):
+            if vote is not None:
+                self._drop(server, vote)
+        # No further than this: a copy that comes late must not take what is voted after it.
+        return [Release(server, upto) for server, upto in enumerate(self._void)]
+
+    def come_back(self) -> None:
+        """A majority is in reach again: ask all of them."""
+        self.aside = False
+
+    def leave(self) -> None:
+        """It is over: release without a bound at every server that was ever asked."""
+        self.phase = Phase.OVER

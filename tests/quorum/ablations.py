@@ -1,0 +1,190 @@
+"""The protocol with one thing left out: a simulation must find out what that was there for."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from aiolock.stores.quorum._votes import Ballot, GiveWay, Release, Step, Vote
+from tests.quorum import server as at
+from tests.quorum.client import Client, Waiter
+from tests.quorum.server import Answer, Done, Granted, Out, Server
+from tests.quorum.world import Kinds
+
+
+class Ablation(NamedTuple):
+    """What is left out, and where that shows."""
+
+    name: str
+    kinds: Kinds
+    world: str
+    finds: str
+    """The first word of the violation."""
+    seed: int
+    """From where on to search: the first one that showed it."""
+
+
+# Of the ballot
+
+
+class _EntersWithTheHighest(Ballot):
+    def _fence(self, numbers: list[int]) -> int:
+        return numbers[-1]
+
+    def _is_known(self, standing: list[Vote], fence: int) -> bool:
+        return True
+
+
+class _OneVoteLess(Ballot):
+    def __init__(self, servers: int) -> None:
+        super().__init__(servers)
+        self.quorum -= 1
+
+
+class _CountsWhatItGivesBack(Ballot):
+    def _give_way(self, now: float) -> list[Step]:
+        steps: list[Step] = []
+        for server, vote in enumerate(self.votes):
+            wanted = vote and (self._inquired[server] >= vote.number or vote.deadline <= now)
+            if vote and wanted and self._void[server] < vote.number - 1:
+                self._void[server] = vote.number - 1  # told once
+                steps.append(GiveWay(server, vote.number))
+        return steps
+
+
+class _CountsWhatHasEnded(Ballot):
+    @staticmethod
+    def _stands(vote: Vote, now: float) -> bool:
+        return True
+
+
+class _RevivesWhatIsVoid(Ballot):
+    def voted(self, server: int, number: int, deadline: float) -> Release | None:
+        self._void[server] = 0
+        return super().voted(server, number, deadline)
+
+
+def _with(ballot: type[Ballot]) -> type[Client]:
+    class Other(Client):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)  # type: ignore[arg-type]  # whatever they are
+            self.quorum = self.ballot().quorum
+
+        def ballot(self) -> Ballot:
+            return ballot(self.servers)
+
+    return Other
+
+
+# Of the client
+
+
+class _NoHundredth(Client):
+    def lasts(self, lease: float) -> float:
+        return lease
+
+
+class _CountsFromTheAnswer(Client):
+    def _from(self, sent: float) -> float:
+        return self.clock()
+
+
+class _NeverStepsAside(Client):
+    def in_reach(self, now: float) -> bool:
+        return True
+
+
+class _NeverAsksAgain(Client):
+    def ask_again(self, waiter: Waiter, server: int) -> None:
+        pass
+
+
+class _KeepsItsNumber(Client):
+    """Takes a vote that it gave back as it was, where the server lets it keep it."""
+
+    def answered(self, server: int, number: int, answer: Answer) -> None:
+        sent = self._sent.get(number)
+        kept = sent and isinstance(sent.command, at.GiveWay) and isinstance(answer, Granted)
+        if sent and sent.waiter and kept and not sent.waiter.ballot.aside:
+            assert isinstance(answer, Granted)
+            sent.waiter.ballot._void[server] = answer.number - 1
+        super().answered(server, number, answer)
+
+
+# Of the server
+
+
+class _VotesAtOnce(Server):
+    def _silent(self, now: float) -> bool:
+        return False
+
+
+class _NeverInquires(Server):
+    def _inquire(self, out: Out) -> None:
+        pass
+
+
+class _TakesWhateverItFinds(Server):
+    @staticmethod
+    def _within(out: Out, left: at.Release) -> bool:
+        return True
+
+
+class _LetsItKeepTheNumber(Server):
+    def _next(self, before: Out, now: float) -> Answer:
+        if self._head() == before.who and before.end > now:
+            self._unqueue(before.who)
+            self.out = before
+            return Granted(before.number, before.end - now, now)
+        return super()._next(before, now)
+
+
+class _RenewsWhatAnotherHas(Server):
+    def _renew(self, renewal: at.Renew, now: float) -> Answer:
+        out = self.out
+        if out is not None and out.who != renewal.who and renewal.fence:
+            self.out = Out(renewal.who, renewal.number, now + renewal.ttl)
+            return Done(now)
+        return super()._renew(renewal, now)
+
+
+ABLATIONS: Final = (
+    Ablation(
+        "a fence that a majority knows", Kinds(_with(_EntersWithTheHighest)), "all", "fence", 160
+    ),
+    Ablation("a majority", Kinds(_with(_OneVoteLess)), "all", "two", 0),
+    Ablation(
+        "one list of servers",
+        Kinds(Client, other_client=_with(_OneVoteLess)),
+        *("all", "two", 0),
+    ),
+    Ablation(
+        "uncounted before it is given back",
+        Kinds(_with(_CountsWhatItGivesBack)),
+        *("storm", "two", 22),
+    ),
+    Ablation("a look at the clock at entry", Kinds(_with(_CountsWhatHasEnded)), "storm", "two", 19),
+    Ablation("what was given back is void", Kinds(_with(_RevivesWhatIsVoid)), "storm", "two", 1455),
+    Ablation("a hundredth for clocks", Kinds(_NoHundredth), "drift", "two", 19),
+    Ablation("counted from before the question", Kinds(_CountsFromTheAnswer), "all", "two", 50),
+    Ablation("no vote soon after a loss of memory", Kinds(server=_VotesAtOnce), "all", "two", 226),
+    Ablation(
+        "a vote that another has is not renewed",
+        Kinds(server=_RenewsWhatAnotherHas),
+        *("storm", "two", 118),
+    ),
+    Ablation(
+        "a new number after giving way",
+        Kinds(_KeepsItsNumber, server=_LetsItKeepTheNumber),
+        *("twice", "two", 7899),
+    ),
+    Ablation(
+        "a bound to what stepping aside releases",
+        Kinds(server=_TakesWhateverItFinds),
+        *("drift", "two", 17),
+    ),
+    Ablation("inquiries", Kinds(server=_NeverInquires), "all", "forgotten", 11),
+    Ablation(
+        "stepping aside without a majority", Kinds(_NeverStepsAside), "stranded", "forgotten", 0
+    ),
+    Ablation("asking again", Kinds(_NeverAsksAgain), "all", "forgotten", 3),
+)

@@ -1,0 +1,389 @@
+"""A client of several servers: its waiters, its clock, what it asks and when it asks again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise
+from aiolock.stores.quorum._votes import Release as Leave
+from tests.quorum import server as at
+from tests.quorum.server import CLAIM, Answer, Command, Granted, Push, Queued, Silent, Who
+
+TTL: Final = 1000.0
+"""ms, of every lease; and the longest that there is."""
+_RESEND: Final = 120.0
+"""ms until a command is sent again that was not answered."""
+_FOR_GOOD: Final = 27 * _RESEND
+"""ms until it is given up."""
+_LONG: Final = 3 * _RESEND
+_UNBOUNDED: Final = float("inf")
+
+
+def lasts(lease: float) -> float:
+    """For how long a lease is certainly ours, from before it was asked for: as aiolock has it."""
+    return lease * 0.99 - 2.0
+
+
+class Network(Protocol):
+    """What a client has around it."""
+
+    def now(self) -> float: ...
+    def later(self, after: float, call: Callable[[], None], of: Client) -> None: ...
+    def send(self, client: Client, server: int, number: int, command: Command) -> None: ...
+    def entered(self, waiter: Waiter) -> None: ...
+    def left(self, waiter: Waiter) -> None: ...
+    def over(self, waiter: Waiter) -> None: ...
+
+
+class Waiter:
+    """One acquisition."""
+
+    def __init__(self, client: Client, who: Who, ballot: Ballot, patience: float | None) -> None:
+        servers = len(ballot.votes)
+        self.client = client
+        self.who = who
+        self.ballot = ballot
+        self.patience = patience
+        self.body = 0.0
+        """For how long it stays inside, in ms."""
+        self.task = 0
+        self.born = client.clock()
+        self.started = client.network.now()
+        self.queued_at: float | None = None
+        """When a majority had it in the queue, in real time."""
+        self.asked = [0.0] * servers
+        """When each was asked last, by the client's clock."""
+        self.asking = [False] * servers
+        self.answered: list[tuple[float, float] | None] = [None] * servers
+        """When it was asked what it has answered last, and the server's clock then."""
+        self.ask_at = [_UNBOUNDED] * servers
+        self.renewing = [0.0] * servers
+        """Since when a renewal is under way; 0 if none is."""
+        self.done: Counter[str] = Counter()
+
+    @property
+    def inside(self) -> bool:
+        return self.ballot.phase is Phase.ENTERED
+
+
+@dataclass
+class _Sent:
+    """A command that is not answered."""
+
+    server: int
+    command: Command
+    waiter: Waiter | None
+    first: float
+    last: float
+
+
+class Client:
+    """A process."""
+
+    def __init__(
+        self, network: Network, name: str, servers: int, offset: float, rate: float
+    ) -> None:
+        self.network = network
+        self.name = name
+        self.servers = servers
+        self.quorum = servers // 2 + 1
+        self._offset, self._rate = offset, rate
+        self.alive = True
+        self.waiters: dict[Who, Waiter] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._numbers = 0
+        self._offsets: list[float | None] = [None] * servers
+        """Each server's clock less ours, at least."""
+        self.heard = [float("-inf")] * servers
+        self._pinged = [float("-inf")] * servers
+        self._seen = 0
+        self._last_ticket = 0
+
+    def ballot(self) -> Ballot:
+        """The votes of one more waiter."""
+        return Ballot(self.servers)
+
+    def clock(self) -> float:
+        """Its own."""
+        return self._offset + self._rate * self.network.now()
+
+    @property
+    def waits_for_answers(self) -> bool:
+        return bool(self._sent)
+
+    def open(self, server: int, its_clock: float, round_trip: float) -> None:
+        """The first sample of a server's clock."""
+        self._offsets[server] = its_clock - self.clock() - round_trip / 2
+        self.heard[server] = self.clock()
+
+    def _servers_clock(self) -> float:
+        """The lower median of what is known of the servers' clocks, now."""
+        known = sorted(offset for offset in self._offsets if offset is not None)
+        return known[(len(known) - 1) // 2] + self.clock() if known else 0.0
+
+    def _send(self, server: int, command: Command, waiter: Waiter | None) -> None:
+        self._numbers += 1
+        now = self.clock()
+        self._sent[self._numbers] = _Sent(server, command, waiter, now, now)
+        self.network.send(self, server, self._numbers, command)
+
+    # Asking
+
+    def acquire(self, name: str, patience: float | None) -> Waiter:
+        """Wait for the lock, or for so many ms at most."""
+        ticket = max(int(self._servers_clock() * 1000), self._last_ticket + 1)
+        self._last_ticket = ticket
+        waiter = Waiter(self, Who(ticket, name), self.ballot(), patience)
+        self.waiters[waiter.who] = waiter
+        for server in range(self.servers):
+            self._ask(waiter, server)
+        self.tick(waiter)
+        return waiter
+
+    def _ask(self, waiter: Waiter, server: int) -> None:
+        if waiter.asking[server] or waiter.ballot.votes[server] or waiter.ballot.aside:
+            return
+        waiter.asking[server] = True
+        waiter.asked[server] = self.clock()
+        waiter.ask_at[server] = self.clock() + _LONG
+        proposal = max(int(self._servers_clock() * 1000), self._seen + 1)
+        vote = at.Vote(waiter.who, 0 if waiter.inside else proposal, TTL)
+        self._send(server, vote, waiter)
+
+    # Hearing
+
+    def answered(self, server: int, number: int, answer: Answer) -> None:
+        """A server has answered."""
+        sent = self._sent.pop(number, None)
+        if sent is None:
+            return
+        self._hear(server, answer.now)
+        waiter = sent.waiter
+        if waiter is None:
+            self._pinged[server] = float("-inf")
+            return
+        command = sent.command
+        if isinstance(command, at.Vote):
+            waiter.asking[server] = False
+        if waiter.who not in self.waiters:
+            if not isinstance(command, at.Release) and isinstance(answer, Granted | Queued):
+                self._release(waiter, server, 0)  # nobody wants it any more
+            return
+        match answer:
+            case Granted():
+                self._voted(waiter, server, answer, self._from(sent.first))
+            case Queued():
+                waiter.answered[server] = (sent.first, answer.now)
+                waiter.ask_at[server] = self.clock() + max(1.0, answer.left + 3)
+                self._note_queued(waiter)
+            case Silent():
+                waiter.ask_at[server] = self.clock() + answer.left * 1.02 + 3
+            case _:
+                self._done(waiter, server, sent, refused=isinstance(answer, at.Refused))
+        self.look(waiter)
+
+    def _done(self, waiter: Waiter, server: int, sent: _Sent, *, refused: bool) -> None:
+        match sent.command:
+            case at.Renew(_, number, ttl, fence):
+                waiter.renewing[server] = 0.0
+                if refused:
+                    self._gone(waiter, server, number)
+                else:
+                    until = self._from(sent.first) + self.lasts(ttl)
+                    waiter.ballot.renewed(server, number, until, fence)
+            case at.GiveWay():
+                waiter.ask_at[server] = self.clock()  # it had ended
+            case _:
+                pass
+
+    def _from(self, sent: float) -> float:
+        """From when on a lease is counted that came as an answer."""
+        return sent
+
+    def lasts(self, lease: float) -> float:
+        """For how long a lease is certainly ours."""
+        return lasts(lease)
+
+    def _hear(self, server: int, its_clock: float) -> None:
+        now = self.clock()
+        self.heard[server] = now
+        low = its_clock - now
+        known = self._offsets[server]
+        if known is None or low > known:
+            self._offsets[server] = low
+        else:
+            self._offsets[server] = known + 0.05 * (low - known)
+
+    def _note_queued(self, waiter: Waiter) -> None:
+        stands = zip(waiter.answered, waiter.ballot.votes, strict=True)
+        if waiter.queued_at is None and sum(bool(a or v) for a, v in stands) >= self.quorum:
+            waiter.queued_at = self.network.now()
+
+    def told(self, server: int, who: Who, push: Push) -> None:
+        """A server has pushed something."""
+        waiter = self.waiters.get(who)
+        if waiter is None:
+            if not isinstance(push, at.Lost):
+                self._send(server, at.Release(who, 0, _UNBOUNDED), None)
+            return
+        match push:
+            case Granted():
+                answered = waiter.answered[server]
+                began = waiter.asked[server]
+                if answered is not None:
+                    began = answered[0] + (push.now - answered[1])
+                self._voted(waiter, server, push, min(self._from(began), self.clock()))
+            case at.Lost(number):
+                self._gone(waiter, server, number)
+            case at.Inquire(number):
+                waiter.ballot.inquired(server, number)
+        self.look(waiter)
+
+    def _voted(self, waiter: Waiter, server: int, granted: Granted, began: float) -> None:
+        self._seen = max(self._seen, granted.number)
+        until = began + self.lasts(granted.lease)
+        leave = waiter.ballot.voted(server, granted.number, until)
+        if leave is not None:
+            self._release(waiter, server, 0, leave.upto)
+
+    def _gone(self, waiter: Waiter, server: int, number: int) -> None:
+        waiter.ballot.gone(server, number)
+        waiter.ask_at[server] = self.clock()
+
+    def again(self, server: int) -> None:
+        """The connection to this server is a new one: whoever has no vote there asks."""
+        for waiter in self.waiters.values():
+            if not waiter.ballot.votes[server]:
+                waiter.ask_at[server] = min(waiter.ask_at[server], self.clock())
+
+    # What follows
+
+    def look(self, waiter: Waiter) -> None:
+        """Do what the votes say."""
+        if waiter.inside:
+            if not self._lasts_still(waiter):
+                self._leave(waiter)
+            return
+        for step in waiter.ballot.look(self.clock()):
+            match step:
+                case Enter():
+                    self.network.entered(waiter)
+                    self.network.later(waiter.body, lambda: self._ends(waiter), self)
+                case Raise(server, vote, fence):
+                    waiter.done["raise"] += 1
+                    waiter.renewing[server] = self.clock()
+                    self._send(server, at.Renew(waiter.who, vote, CLAIM, fence), waiter)
+                case GiveWay(server, vote):
+                    waiter.done["give way"] += 1
+                    waiter.ask_at[server] = self.clock() + _LONG
+                    self._send(server, at.GiveWay(waiter.who, vote), waiter)
+
+    def _lasts_still(self, waiter: Waiter) -> bool:
+        deadline = waiter.ballot.deadline
+        return deadline is not None and deadline > self.clock()
+
+    def _ends(self, waiter: Waiter) -> None:
+        """Its body has ended."""
+        if waiter.inside:
+            self._leave(waiter)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """It is over: it left, gave up, or has lost the lock."""
+        if waiter.inside:
+            self.network.left(waiter)
+        waiter.ballot.leave()
+        del self.waiters[waiter.who]
+        for server in self.released_at(waiter):
+            self._release(waiter, server, waiter.ballot.highest)
+        self.network.over(waiter)
+
+    def released_at(self, waiter: Waiter) -> list[int]:
+        """The servers that are told that it has left: all."""
+        return list(range(self.servers))
+
+    def _release(self, waiter: Waiter, server: int, highest: int, upto: float = _UNBOUNDED) -> None:
+        self._send(server, at.Release(waiter.who, highest, upto), waiter)
+
+    # Timers
+
+    def tick(self, waiter: Waiter) -> None:
+        """Look after one waiter, now and then."""
+        if waiter.who not in self.waiters:
+            return
+        now = self.clock()
+        waits = waiter.ballot.phase is Phase.WAITING
+        if waits and waiter.patience is not None and now - waiter.born > waiter.patience:
+            self._leave(waiter)
+            return
+        self.look(waiter)
+        if waiter.who not in self.waiters:
+            return
+        self._ping(now)
+        in_reach = waiter.inside or self.in_reach(now)
+        if not in_reach and not waiter.ballot.aside:
+            for leave in waiter.ballot.step_aside():
+                self._step_aside(waiter, leave)
+        elif in_reach and waiter.ballot.aside:
+            waiter.ballot.come_back()
+            waiter.ask_at = [now] * self.servers
+        if in_reach:
+            for server in range(self.servers):
+                self._look_after(waiter, server, now)
+        self.network.later(CLAIM / 8, lambda: self.tick(waiter), self)
+
+    def _step_aside(self, waiter: Waiter, leave: Leave) -> None:
+        self._release(waiter, leave.server, 0, leave.upto)
+
+    def in_reach(self, now: float) -> bool:
+        """Whether a majority of the servers was heard of lately."""
+        return sum(now - heard < 2 * CLAIM for heard in self.heard) >= self.quorum
+
+    def _ping(self, now: float) -> None:
+        for server in range(self.servers):
+            silent = now - self.heard[server] > CLAIM / 2
+            if silent and now - self._pinged[server] > CLAIM / 2:
+                self._pinged[server] = now
+                self._send(server, at.Ping(), None)
+
+    def _look_after(self, waiter: Waiter, server: int, now: float) -> None:
+        """Renew a vote, or ask again where there is none."""
+        vote = waiter.ballot.votes[server]
+        if vote is None:
+            if now >= waiter.ask_at[server]:
+                self.ask_again(waiter, server)
+            return
+        lease = TTL if waiter.inside else CLAIM
+        under_way = waiter.renewing[server] and now - waiter.renewing[server] <= _RESEND
+        stands = waiter.inside or vote.deadline > now
+        if vote.deadline - now < lease * 0.67 and not under_way and stands:
+            waiter.renewing[server] = now
+            fence = waiter.ballot.fence if waiter.inside else 0
+            self._send(server, at.Renew(waiter.who, vote.number, lease, fence), waiter)
+
+    def ask_again(self, waiter: Waiter, server: int) -> None:
+        """A push may have been lost."""
+        self._ask(waiter, server)
+
+    def resend(self) -> None:
+        """Send once more what was not answered; and give up what was not for long."""
+        now = self.clock()
+        for number, sent in list(self._sent.items()):
+            waiter, command = sent.waiter, sent.command
+            if now - sent.first > _FOR_GOOD:
+                del self._sent[number]
+                if waiter is not None and isinstance(command, at.Vote):
+                    waiter.asking[sent.server] = False
+                if waiter is not None and isinstance(command, at.Renew):
+                    waiter.renewing[sent.server] = 0.0
+                    waiter.ballot.unanswered(sent.server, command.number)
+            elif now - sent.last > _RESEND:
+                asks = isinstance(command, at.Vote)
+                if asks and (waiter is None or waiter.who not in self.waiters):
+                    del self._sent[number]
+                    continue
+                sent.last = now
+                self.network.send(self, sent.server, number, command)
+        self.network.later(_RESEND / 2, self.resend, self)

@@ -1,0 +1,248 @@
+"""One of the servers: a fair queue, whose grants are votes. Each command is one step."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+CLAIM = 300.0
+"""The lease of a vote that is pushed, in ms."""
+
+
+class Who(NamedTuple):
+    """A waiter, as all servers have it: by its ticket, and then by its name."""
+
+    ticket: int
+    id: str
+
+
+# Commands. Each may be carried out twice, late, and in any order.
+
+
+class Vote(NamedTuple):
+    """Vote for us, or let us stand in the queue."""
+
+    who: Who
+    proposal: int
+    ttl: float
+
+
+class Release(NamedTuple):
+    """Leave the queue, and give back what has a number up to this; learn the highest number."""
+
+    who: Who
+    highest: int
+    upto: float
+
+
+class GiveWay(NamedTuple):
+    """Take this vote back, and let us stand in the queue."""
+
+    who: Who
+    number: int
+
+
+class Renew(NamedTuple):
+    """Prolong this vote, and know this fence."""
+
+    who: Who
+    number: int
+    ttl: float
+    fence: int
+
+
+class Ping(NamedTuple):
+    """Answer."""
+
+
+Command = Vote | Release | GiveWay | Renew | Ping
+
+# Answers, and what is pushed.
+
+
+class Granted(NamedTuple):
+    """The vote is yours, for so long."""
+
+    number: int
+    lease: float
+    now: float
+
+
+class Queued(NamedTuple):
+    """Somebody else has it, for so long."""
+
+    left: float
+    now: float
+
+
+class Silent(NamedTuple):
+    """No vote before so long: what was voted for earlier is forgotten here."""
+
+    left: float
+    now: float
+
+
+class Done(NamedTuple):
+    """As told."""
+
+    now: float
+
+
+class Refused(NamedTuple):
+    """That vote does not stand."""
+
+    now: float
+
+
+Answer = Granted | Queued | Silent | Done | Refused
+
+
+class Inquire(NamedTuple):
+    """Somebody who asked before you wants this vote."""
+
+    number: int
+
+
+class Lost(NamedTuple):
+    """This vote has ended."""
+
+    number: int
+
+
+Push = Granted | Inquire | Lost
+
+
+@dataclass
+class Out:
+    """A vote that is out."""
+
+    who: Who
+    number: int
+    end: float
+
+
+class Server:
+    """What one server does, by its own clock."""
+
+    def __init__(self, listens: Callable[[Who], bool], push: Callable[[Who, Push], object]) -> None:
+        self._listens = listens
+        self._push = push
+        self.votes_from = float("-inf")
+        """By its clock: before that it may have votes out that it has forgotten."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Lose all memory."""
+        self.out: Out | None = None
+        self.queue: list[Who] = []
+        self.last = 0
+
+    def execute(self, command: Command, now: float) -> Answer:
+        """Carry out a command."""
+        match command:
+            case Vote():
+                return self._vote(command, now)
+            case Release():
+                return self._release(command, now)
+            case GiveWay():
+                return self._take_back(command, now)
+            case Renew():
+                return self._renew(command, now)
+            case Ping():
+                return Done(now)
+
+    def _silent(self, now: float) -> bool:
+        return now < self.votes_from
+
+    def _vote(self, asked: Vote, now: float) -> Answer:
+        if self._silent(now):
+            return Silent(self.votes_from - now, now)
+        if self.out is not None and self.out.end <= now:
+            ended, self.out = self.out, None
+            self._push(ended.who, Lost(ended.number))
+        if self.out is None:
+            head = self._head()
+            if head is None or asked.who <= head:
+                self._unqueue(asked.who)
+                return self._grant(asked.who, asked.ttl, asked.proposal, now)
+            self._enqueue(asked.who)
+            return Queued(self._advance(now), now)
+        if self.out.who == asked.who:
+            return Granted(self.out.number, self.out.end - now, now)
+        self._enqueue(asked.who)
+        if asked.who < self.out.who:
+            self._inquire(self.out)
+        return Queued(self.out.end - now, now)
+
+    def _inquire(self, out: Out) -> None:
+        self._push(out.who, Inquire(out.number))
+
+    def _release(self, left: Release, now: float) -> Answer:
+        self._learn(left.highest)
+        self._unqueue(left.who)
+        if self.out is not None and self.out.who == left.who and self._within(self.out, left):
+            self.out = None
+            self._advance(now)
+        return Done(now)
+
+    @staticmethod
+    def _within(out: Out, left: Release) -> bool:
+        return out.number <= left.upto
+
+    def _learn(self, highest: int) -> None:
+        self.last = max(self.last, highest)
+
+    def _take_back(self, given: GiveWay, now: float) -> Answer:
+        out = self.out
+        if out is None or out.who != given.who or out.number != given.number:
+            return Refused(now)
+        self.out = None
+        self._enqueue(given.who)
+        return self._next(out, now)
+
+    def _next(self, before: Out, now: float) -> Answer:
+        """The first in the queue has it; if that is the same again, under a new number."""
+        left = self._advance(now, asking=before.who)
+        out = self.out
+        if out is not None and out.who == before.who:
+            return Granted(out.number, left, now)
+        return Queued(left, now)
+
+    def _renew(self, renewal: Renew, now: float) -> Answer:
+        out = self.out
+        if out is None or out.who != renewal.who or out.number != renewal.number or out.end <= now:
+            return Refused(now)
+        out.end = max(out.end, now + renewal.ttl)
+        self._learn(renewal.fence)
+        return Done(now)
+
+    def _enqueue(self, who: Who) -> None:
+        if who not in self.queue:
+            bisect.insort(self.queue, who)
+
+    def _unqueue(self, who: Who) -> None:
+        if who in self.queue:
+            self.queue.remove(who)
+
+    def _head(self) -> Who | None:
+        while self.queue and not self._listens(self.queue[0]):
+            del self.queue[0]
+        return self.queue[0] if self.queue else None
+
+    def _grant(self, who: Who, lease: float, proposal: int, now: float) -> Granted:
+        self.last = max(self.last + 1, proposal)
+        self.out = Out(who, self.last, now + lease)
+        return Granted(self.last, lease, now)
+
+    def _advance(self, now: float, asking: Who | None = None) -> float:
+        """The first in the queue has it, if there is one; for how long."""
+        head = self._head()
+        if head is None:
+            return 0.0
+        self._unqueue(head)
+        granted = self._grant(head, CLAIM, 0, now)
+        if head != asking:
+            self._push(head, granted)
+        return granted.lease

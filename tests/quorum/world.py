@@ -1,0 +1,331 @@
+"""Servers, clients and a network that breaks, in virtual time; and what must never be.
+
+Everything is drawn from one seed. Times are in ms of real time; each server and each client has a
+clock of its own, with an offset and a rate. Messages take their time, some very long; they are
+lost, come twice, and overtake each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.quorum.client import Client, Waiter
+from tests.quorum.faults import Faults
+from tests.quorum.server import Answer, Command, GiveWay, Push, Server, Who
+
+_LIMIT: Final = 60_000.0
+"""ms by which all have been served."""
+_ROUND_TRIP: Final = 2.0
+"""The longest, in a world without faults."""
+
+
+class Violation(Exception):
+    """Something that must never be; its first word says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What may happen."""
+
+    faults: tuple[str, ...] = ()
+    """What breaks: `Faults`. Nothing, and no message is late or lost: then order is checked."""
+    breaks: tuple[int, int] = (1, 6)
+    """How often something does, at least and at most."""
+    begins: tuple[float, float] = (0.0, 3600.0)
+    late: float = 0.01
+    """How many of the messages are late."""
+    lateness: float = 900.0
+    """By how much, at most, in ms."""
+    twice: float = 0.01
+    given_twice: float = 0.0
+    """How many of the votes that are given back come twice: more than of the others."""
+    quick: bool = False
+    """Messages take a fifth of a millisecond."""
+    skews: tuple[float, ...] = (0.0, 1.0, 30.0, 200.0)
+    """By how much the servers' clocks differ at most, one of these."""
+    rates: tuple[float, float, float] = (0.995, 1.0, 1.005)
+    """Of the clients' clocks, one of these; of the servers', one of those, or the last."""
+    fast_servers: bool = False
+    limit: float = _LIMIT
+
+
+_ALL: Final = (*("crash", "amnesia", "amnesia", "stop", "pause", "die", "cut", "deaf", "isolate"),)
+WORLDS: Final = {
+    "quiet": World(skews=(0.0, 5.0), rates=(1.0, 1.0, 1.0)),
+    "all": World(_ALL),
+    "drift": World(("isolate holder",), quick=True, skews=(1.0,), fast_servers=True),
+    "storm": World(("pause", "cut", "deaf"), late=0.2, lateness=150.0, twice=0.15),
+    "stranded": World(("stranded",), breaks=(1, 1), begins=(5.0, 300.0), limit=25_000.0),
+    "twice": World(("pause", "deaf"), late=0.2, lateness=150.0, twice=0.15, given_twice=0.8),
+    # Outside of the assumptions: rates that differ by three in a hundred.
+    "too fast": World(
+        ("isolate holder",),
+        quick=True,
+        skews=(1.0,),
+        fast_servers=True,
+        rates=(0.985, 0.985, 1.015),
+    ),
+}
+
+
+@dataclass
+class Place:
+    """A server, where it stands."""
+
+    server: Server
+    offset: float
+    rate: float
+    up: bool = True
+    stopped: bool = False
+    backlog: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Of what the world is made; an ablation changes one of them."""
+
+    client: type[Client] = Client
+    other_client: type[Client] | None = None
+    """Another kind of the first of them."""
+    server: type[Server] = Server
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(
+        self, seed: int, world: World, servers: int = 3, kinds: Kinds | None = None
+    ) -> None:
+        kinds = kinds or Kinds()
+        self.rng = rng = random.Random(seed)
+        self.world = world
+        self.time = 0.0
+        self.counts: Counter[str] = Counter()
+        self.stranded: Client | None = None
+        """Who reaches no majority, and need not be served."""
+        self.paused: dict[Client, list[Callable[[], None]]] = {}
+        self.cut: set[tuple[Client, int]] = set()
+        self.deaf: dict[tuple[Client, int], float] = {}
+        """Until when a client does not listen there."""
+        self.inside: list[Waiter] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._scheduled = 0
+        self._mean_delay = rng.choice([2.0, 2.0, 10.0])
+        self._in_order: dict[tuple[Client, int, str], float] = {}
+        self._entered: list[Waiter] = []
+        self._last_fence = 0
+        skew = rng.choice(world.skews)
+        self.places = [self._place(index, kinds.server, skew) for index in range(servers)]
+        many = rng.randint(2, 4 if servers == 3 else 5)
+        self.clients = [self._client(index, kinds, servers) for index in range(many)]
+        self._named = {client.name: client for client in self.clients}
+        self._left: dict[tuple[Client, int], int] = {}
+        for client in self.clients:
+            for task in range(rng.randint(1, 2)):
+                self._left[client, task] = 5
+                self._begin_in(rng.uniform(0, 20), client, task)
+            self.later(rng.uniform(0, 120), client.resend, client)
+            for index, place in enumerate(self.places):
+                client.open(index, self.clock_of(place), rng.uniform(0.3, 3))
+        self._faults = Faults(self)
+        if world.faults:
+            self._faults.plan(world.faults, world.breaks, world.begins)
+
+    def _place(self, index: int, kind: type[Server], skew: float) -> Place:
+        server = kind(
+            lambda who: self._listens(index, who), lambda who, push: self._push(index, who, push)
+        )
+        rate = (
+            self.world.rates[-1] if self.world.fast_servers else self.rng.choice(self.world.rates)
+        )
+        return Place(server, 1e6 + self.rng.uniform(-skew, skew), rate)
+
+    def _client(self, index: int, kinds: Kinds, servers: int) -> Client:
+        kind = kinds.client if index or kinds.other_client is None else kinds.other_client
+        offset = self.rng.uniform(-1e6, 1e6)
+        return kind(self, f"{index}", servers, offset, self.rng.choice(self.world.rates))
+
+    # Time
+
+    def now(self) -> float:
+        """Real time."""
+        return self.time
+
+    def clock_of(self, place: Place) -> float:
+        """A server's clock."""
+        return place.offset + place.rate * self.time
+
+    def after(self, delay: float, call: Callable[[], None]) -> None:
+        """Have that happen."""
+        self._scheduled += 1
+        heapq.heappush(self._events, (self.time + delay, self._scheduled, call))
+
+    def later(self, after: float, call: Callable[[], None], of: Client) -> None:
+        """Have a client do that: when it runs, if it lives."""
+        self.after(after, lambda: self._by(of, call))
+
+    def _by(self, client: Client, call: Callable[[], None]) -> None:
+        if not client.alive:
+            return
+        if client in self.paused:
+            self.paused[client].append(call)
+        else:
+            call()
+
+    # What the tasks do
+
+    def _begin_in(self, delay: float, client: Client, task: int) -> None:
+        self.later(delay, lambda: self._begin(client, task), client)
+
+    def _begin(self, client: Client, task: int) -> None:
+        if self._left[client, task] == 0:
+            return
+        self._left[client, task] -= 1
+        rng, faulty = self.rng, bool(self.world.faults)
+        patience = rng.choice([None, None, None, 500.0, 2000.0]) if faulty else None
+        bodies = [0.0, 1.0, 20.0, 200.0, 1500.0] if faulty else [0.0, 3.0, 30.0]
+        name = f"{client.name}.{task}.{self._left[client, task]}"
+        waiter = client.acquire(name, patience)
+        waiter.body, waiter.task = rng.choice(bodies), task
+
+    def over(self, waiter: Waiter) -> None:
+        """A waiter has ended: its task goes on."""
+        self._begin_in(self.rng.choice([0.0, 1.0, 10.0, 200.0]), waiter.client, waiter.task)
+
+    # Messages
+
+    def _delay(self) -> float:
+        if not self.world.faults:
+            return self.rng.uniform(0.2, 1.0)
+        if self.world.quick:
+            return self.rng.expovariate(5.0)
+        delay = self.rng.expovariate(1 / self._mean_delay)
+        if self.rng.random() < self.world.late:
+            delay += self.rng.uniform(0, self.world.lateness)
+        return delay
+
+    def _carry(self, link: tuple[Client, int, str], deliver: Callable[[], None]) -> None:
+        if self.world.faults:
+            self.after(self._delay(), deliver)
+            return
+        arrives = max(self._in_order.get(link, 0.0) + 1e-6, self.time + self._delay())
+        self._in_order[link] = arrives
+        self.after(arrives - self.time, deliver)
+
+    def send(self, client: Client, server: int, number: int, command: Command) -> None:
+        """A command is on its way; or two of it."""
+        self.counts["commands"] += 1
+
+        def arrive() -> None:
+            self._arrive(client, server, number, command)
+
+        if self.world.faults:
+            if self.rng.random() < 0.01:
+                return
+            given = isinstance(command, GiveWay) and self.world.given_twice
+            if self.rng.random() < (given or self.world.twice):
+                more = self.rng.uniform(0, self.rng.choice([30.0, 1500.0]))
+                self.after(self._delay() + more, arrive)
+        self._carry((client, server, "command"), arrive)
+
+    def _arrive(self, client: Client, server: int, number: int, command: Command) -> None:
+        place = self.places[server]
+        if not place.up or (client, server) in self.cut:
+            return
+        if place.stopped:
+            place.backlog.append(lambda: self._arrive(client, server, number, command))
+            return
+        answer = place.server.execute(command, self.clock_of(place))
+        if self.world.faults and self.rng.random() < 0.01:
+            return
+        self._carry(
+            (client, server, "answer"),
+            lambda: self._answered(client, server, number, answer),
+        )
+
+    def _answered(self, client: Client, server: int, number: int, answer: Answer) -> None:
+        if (client, server) not in self.cut:
+            self._by(client, lambda: client.answered(server, number, answer))
+
+    def _push(self, server: int, who: Who, push: Push) -> None:
+        self.counts[type(push).__name__] += 1
+        client = self._client_of(who)
+        if self.world.faults and self.rng.random() < 0.03:
+            return
+
+        def deliver() -> None:
+            if (client, server) not in self.cut:
+                self._by(client, lambda: client.told(server, who, push))
+
+        self._carry((client, server, "push"), deliver)
+
+    def _client_of(self, who: Who) -> Client:
+        return self._named[who.id.partition(".")[0]]
+
+    def _listens(self, server: int, who: Who) -> bool:
+        client = self._client_of(who)
+        return client.alive and self.deaf.get((client, server), -1.0) < self.time
+
+    # What must never be
+
+    def entered(self, waiter: Waiter) -> None:
+        """A waiter has entered: alone, and with the highest fence."""
+        self.counts["entered"] += 1
+        self.counts.update(waiter.done.keys())
+        for other in self.inside:
+            deadline = other.ballot.deadline
+            relies = deadline is not None and deadline > other.client.clock()
+            if other.client.alive and relies:
+                raise Violation(f"two: {other.who.id} and {waiter.who.id} at {self.time:.1f} ms")
+        if waiter.ballot.fence <= self._last_fence:
+            text = f"{waiter.ballot.fence} of {waiter.who.id} after {self._last_fence}"
+            raise Violation(f"fence: {text} at {self.time:.1f} ms")
+        self._last_fence = waiter.ballot.fence
+        self.inside.append(waiter)
+        self._entered.append(waiter)
+
+    def left(self, waiter: Waiter) -> None:
+        """It is not inside any more."""
+        if waiter in self.inside:
+            self.inside.remove(waiter)
+
+    def run(self) -> None:
+        """Until all have been served; raises `Violation`."""
+        while self._events:
+            self.time, _, call = heapq.heappop(self._events)
+            if self.time > self.world.limit:
+                break
+            call()
+            if self.time > 100 and not self._goes_on():
+                break
+        left = [
+            (client.name, task, count)
+            for (client, task), count in self._left.items()
+            if self._is_served(client) and (count or client.waiters)
+        ]
+        if left:
+            raise Violation(f"forgotten: {left}")
+        if not self.world.faults:
+            self._check_order()
+
+    def _is_served(self, client: Client) -> bool:
+        return client.alive and client is not self.stranded
+
+    def _goes_on(self) -> bool:
+        served = [client for client in self.clients if self._is_served(client)]
+        return any(client.waiters or client.waits_for_answers for client in served) or any(
+            count for (client, _), count in self._left.items() if client in served
+        )
+
+    def _check_order(self) -> None:
+        """Who asked more than a round trip after another stood in line does not overtake it."""
+        for index, waiter in enumerate(self._entered):
+            for later in self._entered[index + 1 :]:
+                stood = later.queued_at
+                if stood is not None and stood + _ROUND_TRIP < waiter.started:
+                    raise Violation(f"order: {waiter.who.id} overtook {later.who.id}")

@@ -1,0 +1,222 @@
+"""The votes of a majority of servers: counted one by one, gone through, and in worlds that break.
+
+A long campaign is ``python -m tests.quorum``; `tests/quorum` says what is modelled.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise, Release, Vote
+from tests.quorum.ablations import ABLATIONS, Ablation
+from tests.quorum.exhaustive import Search, Wrong
+from tests.quorum.world import WORLDS, Simulation, Violation
+
+LATER = 10.0
+"""A deadline."""
+
+RUNS = {
+    ("quiet", 3): 300,
+    ("quiet", 5): 100,
+    ("all", 3): 100,
+    ("all", 5): 30,
+    ("drift", 3): 100,
+    ("drift", 5): 30,
+    ("storm", 3): 100,
+    ("storm", 5): 30,
+    ("stranded", 3): 20,
+    ("stranded", 5): 5,
+    ("twice", 3): 60,
+    ("twice", 5): 20,
+}
+"""How many simulations of each world; a fault of those that were found shows in some tens."""
+_FAR = 4000
+"""Runs within which an ablation is found, from the seed on that showed it once."""
+
+
+# One ballot
+
+
+def test_who_has_a_majority_enters() -> None:
+    """With equal numbers nobody need be told a fence; and it enters once."""
+    ballot = Ballot(3)
+    ballot.voted(0, 7, LATER)
+    assert ballot.look(0.0) == []
+    ballot.voted(2, 7, LATER - 1)
+    assert ballot.look(0.0) == [Enter(7)]
+    assert ballot.phase is Phase.ENTERED
+    assert ballot.fence == 7
+    assert ballot.deadline == LATER - 1
+    assert ballot.look(0.0) == []
+
+
+def test_the_fence_is_told_to_a_majority_first() -> None:
+    """Of 3, 5 and 9 it is 5, that two of them know already."""
+    ballot = Ballot(3)
+    ballot.voted(0, 3, LATER)
+    ballot.voted(1, 9, LATER)
+    assert ballot.look(0.0) == [Raise(0, 3, 9)]
+    assert ballot.look(0.0) == []  # it is under way
+    ballot.voted(2, 5, LATER)
+    assert ballot.look(0.0) == [Enter(5)]
+
+
+def test_it_enters_when_the_fence_is_known() -> None:
+    """And not by an answer to something else, or for another vote."""
+    ballot = Ballot(3)
+    ballot.voted(0, 3, LATER)
+    ballot.voted(1, 9, LATER)
+    assert ballot.look(0.0) == [Raise(0, 3, 9)]
+    ballot.renewed(0, 2, LATER, 9)
+    ballot.renewed(0, 3, LATER, 4)
+    assert ballot.look(0.0) == [Raise(0, 3, 9)]
+    ballot.unanswered(0, 3)
+    assert ballot.look(0.0) == [Raise(0, 3, 9)]
+    ballot.renewed(0, 3, LATER, 9)
+    assert ballot.look(0.0) == [Enter(9)]
+
+
+def test_who_is_short_of_a_majority_gives_way() -> None:
+    """Once, and what is given back does not count, whatever is heard of it."""
+    ballot = Ballot(3)
+    ballot.voted(1, 4, LATER)
+    ballot.inquired(1, 3)  # of an earlier vote
+    assert ballot.look(0.0) == []
+    ballot.inquired(1, 4)
+    assert ballot.look(0.0) == [GiveWay(1, 4)]
+    ballot.voted(1, 4, LATER)  # late
+    assert ballot.votes == [None, None, None]
+    assert ballot.look(0.0) == []
+    ballot.voted(1, 5, LATER)
+    ballot.voted(2, 1, LATER)
+    assert ballot.look(0.0) == [Raise(2, 1, 5)]
+
+
+def test_who_has_a_majority_gives_nothing_back() -> None:
+    """Also while it tells the fence."""
+    ballot = Ballot(3)
+    ballot.voted(0, 3, LATER)
+    ballot.voted(1, 9, LATER)
+    ballot.inquired(0, 3)
+    ballot.inquired(1, 9)
+    assert ballot.look(0.0) == [Raise(0, 3, 9)]
+
+
+def test_a_vote_that_has_ended_does_not_count() -> None:
+    """It is given back, for another."""
+    ballot = Ballot(3)
+    ballot.voted(0, 3, 1.0)
+    ballot.voted(1, 3, LATER)
+    assert ballot.look(1.0) == [GiveWay(0, 3)]
+    ballot.voted(2, 3, LATER)
+    assert ballot.look(1.0) == [Enter(3)]
+
+
+def test_deadlines_only_grow() -> None:
+    """An answer that comes late says less than one that was heard; the deadline is a majority's."""
+    ballot = Ballot(5)
+    for server, deadline in enumerate((5.0, 1.0, 4.0, 2.0)):
+        ballot.voted(server, 1, deadline)
+    assert ballot.deadline == 2.0
+    ballot.renewed(1, 1, 0.5)
+    ballot.voted(1, 1, 0.5)
+    assert ballot.deadline == 2.0
+    ballot.renewed(1, 1, 3.0)
+    assert ballot.deadline == 3.0
+    ballot.gone(0, 1)
+    assert ballot.deadline == 2.0
+    ballot.gone(2, 1)
+    assert ballot.deadline is None
+
+
+def test_stepping_aside() -> None:
+    """It gives back what it has, up to its number, and takes nothing before it comes back."""
+    ballot = Ballot(3)
+    ballot.voted(1, 4, LATER)
+    assert ballot.step_aside() == [Release(0, 0), Release(1, 4), Release(2, 0)]
+    assert ballot.voted(2, 6, LATER) == Release(2, 6)
+    assert ballot.voted(1, 4, LATER) is None
+    ballot.come_back()
+    assert ballot.voted(1, 4, LATER) is None
+    assert ballot.votes == [None, None, None]
+    assert ballot.voted(1, 5, LATER) is None
+    assert isinstance(ballot.votes[1], Vote)
+    assert ballot.highest == 6
+    ballot.leave()
+    assert ballot.look(0.0) == []
+
+
+# All orders of events
+
+
+def test_every_order_of_events() -> None:
+    """Two clients and three servers: never two inside, fences grow, nobody waits for ever."""
+    assert Search(2, 1).run() > 10_000
+
+
+class _NotTold(Ballot):
+    def _is_known(self, standing: list[Vote], fence: int) -> bool:
+        return True
+
+    def _fence(self, numbers: list[int]) -> int:
+        return numbers[-1]
+
+
+class _OneLess(Ballot):
+    def __init__(self, servers: int) -> None:
+        super().__init__(servers)
+        self.quorum -= 1
+
+
+@pytest.mark.parametrize(
+    ("search", "finds"),
+    [
+        (Search(2, 1, _NotTold, tells=False), "fence"),
+        (Search(2, 1, _OneLess), "two"),
+        (Search(3, 1, inquires=False), "for ever"),
+    ],
+    ids=["a_fence_that_is_known", "a_majority", "inquiries"],
+)
+def test_without(search: Search, finds: str) -> None:
+    """The search finds what each of these is there for."""
+    with pytest.raises(Wrong, match=f"^{finds}"):
+        search.run()
+
+
+# Worlds that break
+
+
+@pytest.mark.parametrize(("world", "servers"), RUNS, ids=[f"{w}-{n}" for w, n in RUNS])
+def test_simulation(world: str, servers: int) -> None:
+    """Whatever breaks: never two inside, fences grow, all who live are served; in order, if not."""
+    entered = 0
+    for seed in range(RUNS[world, servers]):
+        simulation = Simulation(seed, WORLDS[world], servers)
+        simulation.run()
+        entered += simulation.counts["entered"]
+    assert entered > 10 * RUNS[world, servers]
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda ablation: ablation.name)
+def test_simulation_without(ablation: Ablation) -> None:
+    """The simulation finds what each part of the protocol is there for."""
+    found = ""
+    for seed in range(ablation.seed, ablation.seed + _FAR):
+        try:
+            Simulation(seed, WORLDS[ablation.world], 3, ablation.kinds).run()
+        except Violation as violation:
+            found = str(violation).partition(":")[0]
+            if found == ablation.finds:
+                break
+    assert found == ablation.finds
+
+
+def test_clocks_that_do_not_run_alike() -> None:
+    """What is assumed of clocks is needed: with three in a hundred there are two inside."""
+
+    def campaign() -> None:
+        for seed in range(100):
+            Simulation(seed, WORLDS["too fast"], 3).run()
+
+    with pytest.raises(Violation, match="two"):
+        campaign()
