@@ -90,6 +90,7 @@ class Barrier:
     def __init__(self, pool: ConnectionPool, key: str, replicas: Replicas) -> None:
         self._link = Link(pool, received=self._received, up=self._begin, down=self._down)
         self._request = BARRIER.call_in_full(3) + b"".join(map(bulk, (1, key, KEPT)))
+        self._forget = command("PEXPIRE", key, 1)
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._arrived = list[Waiting]()
@@ -231,6 +232,8 @@ class Barrier:
         self._closed = True
         for waiting in (*(self._covered or ()), *self._arrived):
             waiting.conclude(Outcome.MISSED)
+        if self._covered is None and self._link.wire is not None:  # else it would not be read
+            self._link.wire.write(self._forget, at_once=True)
         self._arrived.clear()
         self._end()
         await self._link.aclose()

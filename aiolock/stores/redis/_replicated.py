@@ -108,7 +108,11 @@ class ReplicatedStore(RedisStore):
             wait=wait,
             max_waiters=max_waiters,
         )
-        return _Confirmed(self, ask, _is_granted, _within(form), again=True)
+
+        def failed(granted: Granted, error: StoreError) -> None:
+            self._inbox.unconfirmed(name, waiter, granted.fence, error)
+
+        return _Confirmed(self, ask, _is_granted, _within(form), failed)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         ask = partial(super().renew, renewals)
@@ -217,9 +221,9 @@ class ReplicatedStore(RedisStore):
                 " for all there are: connect one, or leave replicas out"
             )
         return (
-            f"Redis at {place.address} has {following} replica{'s' * (following != 1)} that"
-            f" follow it, of the {self._replicas} in replicas={self._replicas}: connect the others"
-            " (see `INFO replication`), or ask for fewer"
+            f"{following} of {self._replicas} replicas follow Redis at {place.address}: connect"
+            f" the others (see `INFO replication`), or ask for fewer than"
+            f" replicas={self._replicas}"
         )
 
     def unconfirmed(self, outcome: Outcome, within: float) -> StoreError:
@@ -234,8 +238,8 @@ class ReplicatedStore(RedisStore):
         else:
             why = "see whether they run and keep up with it (`INFO replication`)"
         error = StoreError(
-            f"{barrier.confirmed} of {barrier.wanted} replicas of Redis at {place.address}"
-            f" confirmed it within {within:.2g} s: {why}"
+            f"{barrier.confirmed} of {barrier.wanted} replicas confirmed it within {within:.2g} s"
+            f" at Redis at {place.address}: {why}"
         )
         error.__cause__ = barrier.error
         return error
@@ -271,13 +275,12 @@ class _Confirmed(Prompt):
         ask: Callable[[], asyncio.Future[Any]],
         matters: Callable[[Any], object],
         within: float,
-        *,
-        again: bool = False,
+        failed: Callable[[Any, StoreError], None] | None = None,
     ) -> None:
         """``matters`` says of an answer whether it is to be confirmed.
 
-        ``again``: it is asked for again where the master is another by then. Else that is an error,
-        and whoever gets it asks again.
+        With ``failed``, which is told of an answer that is not, it is asked for again where the
+        master is another by then. Without, that is an error, and whoever gets it asks again.
         """
         self._time = asyncio.get_running_loop().time
         super().__init__()
@@ -285,7 +288,7 @@ class _Confirmed(Prompt):
         self._ask = ask
         self._matters = matters
         self._within = within
-        self._again = again
+        self._failed = failed
         self._start()
 
     def _start(self) -> None:
@@ -320,10 +323,14 @@ class _Confirmed(Prompt):
         if outcome is Outcome.ELSEWHERE:
             self._store.differ()
             late = self._time() >= self._until and self._losses == self._store.losses
-            if self._again and not late:
+            if self._failed is not None and not late:
                 self._start()
                 return
-        self.set_exception(self._store.unconfirmed(outcome, self._within))
+        error = self._store.unconfirmed(outcome, self._within)
+        if self._failed is not None:
+            self._failed(self._answer.result(), error)
+        if not self.done():
+            self.set_exception(error)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """As of any future; and the store need not carry it out (see `Store`)."""

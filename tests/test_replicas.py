@@ -1,0 +1,513 @@
+"""Replicas confirm what a client has: real masters and replicas, held up, killed and promoted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock._engine import policy
+from aiolock.stores.memory import MemoryServer
+from aiolock.stores.redis import _replicated, from_url
+from tests.failures import Peek, check_nothing_left, take, until
+from tests.proxy import Link
+from tests.replicas import Cluster, cluster, following
+
+LONG = 60
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[Cluster]:
+    """A master and a replica."""
+    async with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients wait for replicas, and claims last, for longer than any test does."""
+    monkeypatch.setattr(policy, "CLAIM", 3000 * LONG)
+    monkeypatch.setattr(_replicated, "PATIENCE", LONG)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients wait for replicas only for a moment: where none comes, none is waited for."""
+    monkeypatch.setattr(_replicated, "_within", lambda _: 0.05)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize("replicas", [0, -1])
+async def test_too_small(replicas: int) -> None:
+    """There is one at least."""
+    with pytest.raises(ValueError, match="1 or more"):
+        aiolock.connect("redis://localhost", replicas=replicas)
+
+
+@pytest.mark.parametrize("replicas", [1.0, True, "1", "ALL", b"all", ()])
+async def test_no_number(replicas: Any) -> None:
+    """It is a number, or "all"."""
+    with pytest.raises(TypeError, match="whole number"):
+        aiolock.connect("redis://localhost", replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("memory://", "sqlite:///locks.db", "postgresql://localhost/a", "mysql://localhost/a"),
+        MemoryServer(),
+        from_url("redis://localhost", "aiolock"),
+    ],
+)
+async def test_no_replicas_there(target: Any) -> None:
+    """Other stores have none, and a store that was made already cannot be given any."""
+    with pytest.raises(ValueError, match="Redis or Valkey server"):
+        aiolock.connect(target, replicas="all")
+
+
+async def test_fewer_than_wanted(one: Cluster) -> None:
+    """Fewer replicas than are waited for, or none of "all", is an error when a client opens."""
+    with pytest.raises(
+        aiolock.StoreError, match=r"1 of 2 replicas follow Redis at 127.*fewer than"
+    ):
+        await aiolock.connect(one.url, replicas=2).open()
+    one.replica.kill()
+    await until(lambda: not following(one.master), within=30)
+    with pytest.raises(aiolock.StoreError, match="has no replica that follows it"):
+        await aiolock.connect(one.url, replicas="all").open()
+
+
+async def test_a_replica_itself(one: Cluster) -> None:
+    """A replica is no place for locks, with replicas as without."""
+    with pytest.raises(aiolock.StoreError, match="is a replica"):
+        await aiolock.connect(one.replica.url, replicas=1).open()
+
+
+@pytest.mark.parametrize("right", ["-wait", "-info"])
+async def test_a_right_that_is_missing(one: Cluster, right: str) -> None:
+    """Who may not wait for replicas is told which right to grant."""
+    one.master.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", right)
+    url = one.url.replace("//", "//app:pw@")
+    with pytest.raises(aiolock.StoreError, match=r"grant the user: \+wait \+info"):
+        await aiolock.connect(url, replicas=1).open()
+
+
+async def test_a_replica_that_hangs(one: Cluster, prefix: str) -> None:
+    """A client does not open where the replicas that are connected confirm nothing."""
+    one.replica.pause()
+    with pytest.raises(aiolock.StoreError, match="0 of 1 replicas confirmed it within 1 s"):
+        await aiolock.connect(one.url, prefix=prefix, replicas=1).open()
+    check_nothing_left(one.master, prefix)
+
+
+# What is confirmed
+
+
+async def test_a_body_begins_when_replicas_have_the_grant(
+    one: Cluster, prefix: str, patient: None
+) -> None:
+    """Not before that; and its key is gone when the client has closed."""
+    master, replica = Peek(one.master, prefix), Peek(one.replica, prefix)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        one.replica.link.deaf()
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(master.holders)
+        await asyncio.sleep(0.1)  # it would have had the answer long ago
+        assert not taking.done()
+        assert not replica.holders()
+        one.replica.link.hear()
+        lease = await taking
+        assert replica.holders() == master.holders()
+        await lease.release()
+    await until(lambda: not one.master.call("KEYS", f"{prefix}:barrier:*"))
+    check_nothing_left(one.master, prefix)
+
+
+async def test_pushed_grants_too(one: Cluster, prefix: str, patient: None) -> None:
+    """Whoever is handed the lock enters when replicas know of it, by whichever connection it is."""
+    master, replica = Peek(one.master, prefix), Peek(one.replica, prefix)
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas="all")
+        )
+        for giver in (plain, client):
+            # Another form than the taker's, so that it is not handed on within the client.
+            held = await take(giver.lock("lock", ttl=31))
+            taking = asyncio.create_task(take(client.lock("lock", ttl=32)))
+            await master.queued(1)
+            one.replica.link.deaf()
+            assert await held.release()
+            await until(lambda: not master.queue())
+            await asyncio.sleep(0.1)  # as above
+            assert not taking.done()
+            one.replica.link.hear()
+            lease = await taking
+            assert replica.holders() == master.holders()
+            assert await lease.release()
+
+
+async def test_a_deadline_moves_when_replicas_have_the_renewal(
+    one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nobody relies on it."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        lease = await take(client.lock("lock", ttl=20))
+        assert await lease.extend(40)
+        assert lease.remaining() > 20
+        monkeypatch.setattr(_replicated, "_within", lambda _: 0.05)
+        one.replica.link.deaf()
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas confirmed"):
+            await lease.extend(80)
+        assert Peek(one.master, prefix).ends() > asyncio.get_running_loop().time() + 60
+        assert lease.remaining() < 40
+        assert await lease.verify()  # which prolongs nothing
+        one.replica.link.hear()
+        assert await lease.release()
+
+
+async def test_renewals_that_replicas_miss(one: Cluster, prefix: str) -> None:
+    """The lease is at risk, and lost at the deadline that they have confirmed."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        with pytest.raises(aiolock.LeaseLost):
+            async with client.lock("lock", ttl=1.5) as lease:
+                one.replica.link.deaf()
+                await until(lambda: lease.state == "at_risk")
+                await asyncio.sleep(LONG)
+        one.replica.link.hear()
+        async with client.lock("lock", ttl=1.5) as lease:
+            one.replica.link.deaf()
+            await until(lambda: lease.state != "held")
+            one.replica.link.hear()
+            await until(lambda: lease.state != "at_risk")
+
+
+async def test_a_full_server(one: Cluster, prefix: str) -> None:
+    """Where a server takes nothing new, what is held can be renewed."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1, ttl=20) as client:
+        async with client.lock("lock") as lease:
+            one.master.call("CONFIG", "SET", "maxmemory", "1")
+            assert await lease.extend(40)
+            assert lease.remaining() > 20
+        one.master.call("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_counts_and_what_is_done(one: Cluster, prefix: str, hasty: None) -> None:
+    """What is counted, resized or done once is confirmed, too, or nobody knows."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        semaphore, latch = client.semaphore("s", 2), client.latch("l", 2)
+        with pytest.raises(aiolock.StoreError, match="nobody knows whether that is remembered"):
+            async with client.once("o", remember=LONG) as lease:
+                assert lease
+                one.replica.link.deaf()
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas"):
+            await latch.count_down()
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas"):
+            await semaphore.resize(3)
+        one.replica.link.hear()
+        await until(lambda: one.replica.call("DBSIZE") == one.master.call("DBSIZE"))
+
+
+async def test_all_kinds(one: Cluster, prefix: str) -> None:
+    """Whatever there is works as without replicas."""
+    async with AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix, replicas=1))
+            for _ in range(2)
+        ]
+        entered = list[int]()
+
+        async def work(client: aiolock.LockClient) -> None:
+            for _ in range(10):
+                async with client.lock("lock") as lease:
+                    entered.append(lease.fence)
+
+        await asyncio.gather(*[work(client) for client in (first, second) for _ in range(5)])
+        assert entered == sorted(set(entered))
+        assert len(entered) == 100
+        async with first.lock("lock", reentrant=True) as lease:
+            async with first.lock("lock", reentrant=True) as again:
+                assert again.fence == lease.fence
+        async with first.multilock(["a", "b", "c"]):
+            pass
+        rw = first.rwlock("rw")
+        async with rw.read(), second.rwlock("rw").read():
+            pass
+        async with rw.write() as writing:
+            await writing.downgrade()
+            async with second.rwlock("rw").read():
+                pass
+        async with first.semaphore("s", 2), second.semaphore("s", 2):
+            pass
+        async with second.once("o", remember=LONG) as doing:
+            assert doing
+        async with first.once("o", remember=LONG) as doing:
+            assert doing is None
+        await asyncio.gather(first.barrier("b", 2).wait(), second.barrier("b", 2).wait())
+        latch = first.latch("l", 2)
+        await asyncio.gather(latch.wait(), latch.count_down(), second.latch("l", 2).count_down())
+    check_nothing_left(one.master, prefix)
+
+
+# What they do not confirm
+
+
+async def test_given_back(one: Cluster, prefix: str, hasty: None) -> None:
+    """A grant that replicas do not confirm is given back: others who need none get it at once."""
+    master = Peek(one.master, prefix)
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        one.replica.pause()
+        wrong = r"0 of 1 replicas confirmed it within 0.05 s at Redis at 127.0.0.1:\d+: see"
+        with pytest.raises(aiolock.StoreError, match=wrong):
+            await take(client.lock("lock"))
+        with pytest.raises(aiolock.StoreError, match=wrong):
+            await client.lock("lock").acquire(blocking=False)
+        async with plain.lock("lock"):
+            pushed = asyncio.create_task(take(client.lock("lock")))
+            await master.queued(1)
+            behind = asyncio.create_task(take(plain.lock("lock")))
+            await master.queued(2)
+        with pytest.raises(aiolock.StoreError, match=wrong):
+            await pushed
+        assert await (await behind).release()
+        one.replica.resume()
+    check_nothing_left(one.master, prefix)
+
+
+async def test_not_for_longer_than_the_caller_waits(
+    one: Cluster, prefix: str, patient: None
+) -> None:
+    """The caller's timeout holds, and nothing is left after it."""
+    master = Peek(one.master, prefix)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        other = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        one.replica.link.deaf()
+        with pytest.raises(aiolock.StoreError):
+            await client.lock("lock").acquire(timeout=0.1)
+        await until(lambda: not master.holders())
+        held = await take(other.lock("lock"))
+        asking = asyncio.create_task(client.lock("lock").acquire(timeout=0.5))
+        await master.queued(1)
+        assert await held.release()
+        assert await asking is None
+        await until(lambda: not master.holders())
+        one.replica.link.hear()
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+async def test_cancelled_meanwhile(
+    one: Cluster, prefix: str, patient: None, *, pushed: bool
+) -> None:
+    """Who is cancelled while it waits for replicas goes at once, and the grant goes back."""
+    master = Peek(one.master, prefix)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        other = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        held = await take(other.lock("lock")) if pushed else None
+        one.replica.link.deaf()
+        taking = asyncio.create_task(take(client.lock("lock")))
+        if held is not None:
+            await master.queued(1)
+            assert await held.release()
+        await until(lambda: client.id in str(master.holders()))
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await until(lambda: not master.holders())
+        one.replica.link.hear()
+        async with client.lock("lock"):  # by a barrier that covers the old one, too
+            assert len(master.holders()) == 1
+    check_nothing_left(one.master, prefix)
+
+
+async def test_closed_meanwhile(one: Cluster, prefix: str, patient: None) -> None:
+    """A client that is closed waits for no replica."""
+    client = aiolock.connect(one.url, prefix=prefix, replicas=1)
+    await client.open()
+    one.replica.link.deaf()
+    taking = asyncio.create_task(take(client.lock("lock")))
+    await until(Peek(one.master, prefix).holders)
+    await client.aclose()
+    with pytest.raises(aiolock.ClientClosed):
+        await taking
+    assert not Peek(one.master, prefix).holders()
+    one.replica.link.hear()
+
+
+# All, some
+
+
+async def test_all_and_some(prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two is enough for 1, and not for all; one that has left is not waited for."""
+    async with cluster(2) as two, AsyncExitStack() as stack:
+        some, both, every = [
+            await stack.enter_async_context(
+                aiolock.connect(two.url, prefix=prefix, replicas=replicas)
+            )
+            for replicas in (1, 2, "all")  # type: ignore[list-item]
+        ]
+        two.replica.link.deaf()
+        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
+            await take(every.lock("lock"))
+        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
+            await take(both.lock("lock"))
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        assert await (await take(some.lock("lock"))).release()
+        two.replica.link.cut()
+        two.replica.link.refuse()
+        two.replica.link.hear()
+        await until(lambda: following(two.master) == 1, within=30)
+        assert await (await take(every.lock("lock"))).release()
+        monkeypatch.setattr(_replicated, "_within", lambda _: 0.05)
+        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
+            await take(both.lock("lock"))
+
+
+# The connection of the barrier
+
+
+def third(one: Cluster) -> Link:
+    """The connection on which replicas are waited for: dialled when that for commands is there."""
+    return one.entrance.links[1]
+
+
+async def test_its_connection_breaks(one: Cluster, prefix: str, patient: None) -> None:
+    """It is dialled again, and whoever waits is confirmed there."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        link = third(one)
+        assert len(one.entrance.links) == 3
+        link.deaf(drop=True)
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(Peek(one.master, prefix).holders)
+        assert not taking.done()
+        link.cut()
+        assert await (await taking).release()
+
+
+# Fail-over
+
+
+def forget(one: Cluster) -> None:
+    """Kill the master, and promote its replica, whatever that has got."""
+    one.master.kill()
+    one.replica.link.cut()
+    one.replica.promote()
+
+
+async def test_what_all_have_survives(prefix: str) -> None:
+    """What "all" replicas have confirmed is not forgotten, whichever of them is promoted."""
+    for promoted in (0, 1):
+        async with cluster(2) as two:
+            client = aiolock.connect(two.url, prefix=prefix, replicas="all")
+            await client.open()
+            lease = await take(client.lock("lock", ttl=LONG))
+            two.master.kill()  # at once, with SIGKILL
+            two.replicas[promoted].promote()
+            grants = Peek(two.replicas[promoted], prefix).holders()
+            assert [grant.rpartition(":")[2] for grant in grants] == [str(lease.fence)]
+            two.entrance.lead_to(two.replicas[promoted].port)
+            async with aiolock.connect(two.replicas[promoted].url, prefix=prefix) as other:
+                assert await other.lock("lock").acquire(blocking=False) is None
+                assert await lease.verify()
+                assert await lease.release()
+                again = await take(other.lock("lock"))
+                assert again.fence > lease.fence
+                assert await again.release()
+            with pytest.raises(aiolock.StoreError, match="replicas"):
+                # The other one does not follow it yet.
+                await take(client.lock("lock", ttl=0.3))
+            await client.aclose()
+
+
+async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: None) -> None:
+    """Without the setting a grant may be forgotten: with it, that is none."""
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        careful = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas="all")
+        )
+        one.replica.link.deaf(drop=True)
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas confirmed"):
+            await take(careful.lock("careful", ttl=LONG))
+        lease = await take(plain.lock("lock", ttl=LONG))
+        forget(one)
+        async with aiolock.connect(one.replica.url, prefix=prefix) as other:
+            two_at_once = await take(other.lock("lock"))
+            assert lease.state == "held"
+            assert two_at_once.fence > lease.fence
+            assert await two_at_once.release()
+        one.entrance.lead_to(one.replica.port)
+        one.entrance.cut()
+        await until(lambda: lease.state == "held")
+        assert not await lease.verify()
+
+
+async def test_a_barrier_at_another_master(
+    one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the old master grants is not confirmed by a barrier on the new one.
+
+    Not what is answered, not what is pushed, and not a renewal.
+    """
+    old, new = Peek(one.master, prefix), Peek(one.replica, prefix)
+    await one.add(of=one.replica)
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.master.url, prefix=prefix))
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        held = await take(client.lock("held", ttl=LONG))
+        given = await take(plain.lock("lock"))
+        pushed = asyncio.create_task(take(client.lock("lock")))
+        await old.queued(1)
+        one.replica.promote()
+        one.replica.link.cut()
+        one.entrance.lead_to(one.replica.port)
+        third(one).cut()
+        with pytest.raises(aiolock.StoreError, match="lead to different masters"):
+            await take(client.lock("another"))
+        with pytest.raises(aiolock.StoreError, match="lead to different masters"):
+            await held.extend(2 * LONG)
+        assert held.remaining() < LONG
+        assert await given.release()
+        with pytest.raises(aiolock.StoreError, match="lead to different masters"):
+            await pushed
+        await until(lambda: not old.holders())
+        # Now the others get there, too.
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        one.entrance.cut()
+        lease = await take(client.lock("lock"))
+        assert len(new.holders()) == 1
+        assert await held.extend(2 * LONG)
+        assert await lease.release()
+        assert await held.release()
+
+
+async def test_asked_again_at_the_new_master(one: Cluster, prefix: str, patient: None) -> None:
+    """What the old master had granted, and nobody confirmed, is asked for at the new one."""
+    await one.add(of=one.replica)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        one.replica.link.deaf(drop=True)
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(Peek(one.master, prefix).holders)
+        forget(one)
+        one.entrance.lead_to(one.replica.port)
+        lease = await taking
+        assert len(Peek(one.replica, prefix).holders()) == 1
+        assert await lease.release()
