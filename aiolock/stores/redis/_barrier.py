@@ -30,8 +30,8 @@ KEPT: Final = 3_600_000
 """Milliseconds for which a barrier's key is kept: a full server takes no other."""
 _SHORTEST: Final = 10
 """Milliseconds for which the server waits for the replicas at least: 0 would be for ever."""
-_GRACE: Final = 0.05
-"""Seconds for the server's word that they are late."""
+_GRACE: Final = 0.15
+"""Seconds, at most, for the server's word that they are late: it looks ten times a second."""
 _ANSWER: Final = 2.0
 """Seconds behind that, after which the connection is taken for dead."""
 
@@ -130,7 +130,7 @@ class Barrier:
         cancelled.
         """
         now = self._loop.time()
-        timer = self._loop.call_later(within + _GRACE, self._late)
+        timer = self._loop.call_later(within + min(_GRACE, within), self._late)
         waiting = Waiting(history, now + within, timer, concluded)
         if self._closed:
             self._loop.call_soon(waiting.conclude, Outcome.MISSED)
@@ -162,20 +162,31 @@ class Barrier:
 
     def _received(self, reply: Any) -> None:
         if isinstance(reply, Refusal):
-            if code_of(reply) == "NOPERM":
-                reply = Refusal(f"NOWAIT {reply}")
-            self.drop(reply)
+            self._refused(reply)
         elif self._covered is None:
             self.drop(InvalidResponse(f"nobody asked for {reply!r}"))
         elif self._master is None:
             try:
-                self._master = BARRIER.decode(reply)
+                master: Master = BARRIER.decode(reply)
             except (TypeError, ValueError, AttributeError):
                 self.drop(InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
             else:
-                self._see_who_follows(self._master)
+                self._master = master
+                self._see_who_follows(master)
         else:
             self._passed(self._covered, self._master, int(reply))
+
+    def _refused(self, refusal: Refusal) -> None:
+        if code_of(refusal) in ("NOWAIT", "NOPERM"):
+            self.drop(Refusal(f"NOWAIT {refusal}"))
+            self._give_up()  # nothing changes that soon
+        else:
+            self.drop(refusal)
+
+    def _give_up(self) -> None:
+        for waiting in (*(self._covered or ()), *self._arrived):
+            waiting.conclude(Outcome.MISSED)
+        self._arrived.clear()
 
     def _see_who_follows(self, master: Master) -> None:
         """Where all are waited for, and there are fewer by now, ask again for those."""
@@ -222,7 +233,7 @@ class Barrier:
         self._arrived = [each for each in self._arrived if not each.over]
 
     def _down(self, reason: Exception) -> None:
-        self.error = reason
+        self.error, self.confirmed = reason, 0
         if self._covered is not None:
             self._arrived[:0] = self._covered
             self._end()
@@ -230,10 +241,8 @@ class Barrier:
     async def aclose(self) -> None:
         """Confirm nothing any more, and disconnect. Idempotent."""
         self._closed = True
-        for waiting in (*(self._covered or ()), *self._arrived):
-            waiting.conclude(Outcome.MISSED)
+        self._give_up()
         if self._covered is None and self._link.wire is not None:  # else it would not be read
             self._link.wire.write(self._forget, at_once=True)
-        self._arrived.clear()
         self._end()
         await self._link.aclose()

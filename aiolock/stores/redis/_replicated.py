@@ -33,6 +33,7 @@ from aiolock.stores.redis._sentinel import Address
 from aiolock.stores.redis._store import HEARTBEAT, RedisStore
 from aiolock.stores.redis._subscription import Granting, Subscription
 
+_ELSEWHERE: Final = "our connections lead to different masters, so a fail-over is under way"
 _HISTORY: Final = re.compile(rb"master_replid:(\w+)")
 
 
@@ -205,7 +206,7 @@ class ReplicatedStore(RedisStore):
             self.differ()  # it may have been told by the connection before
             return
         history = self.history = told.result().history
-        elsewhere = ConnectionError("this connection has another master than the commands")
+        elsewhere = ConnectionError(_ELSEWHERE)
         if self._barrier.history not in ("", history):
             self._barrier.drop(elsewhere)
         if self._subscription.history not in ("", history):
@@ -231,14 +232,16 @@ class ReplicatedStore(RedisStore):
         place, barrier = Place.of(self._pool, self._prefix), self._barrier
         if isinstance(barrier.error, Refusal):
             return store_error(barrier.error, place)
+        confirmed = barrier.confirmed
         if outcome is Outcome.ELSEWHERE:
-            why = "our connections lead to different masters: a fail-over is under way"
+            confirmed = 0
+            why = _ELSEWHERE
         elif barrier.error is not None:
             why = f"there is no connection on which to wait for them: {barrier.error}"
         else:
             why = "see whether they run and keep up with it (`INFO replication`)"
         error = StoreError(
-            f"{barrier.confirmed} of {barrier.wanted} replicas confirmed it within {within:.2g} s"
+            f"{confirmed} of {barrier.wanted} replicas confirmed it within {within:.2g} s"
             f" at Redis at {place.address}: {why}"
         )
         error.__cause__ = barrier.error
