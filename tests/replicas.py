@@ -10,14 +10,15 @@ from tests.failures import until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 
-_AT_ONCE: Final = ("--repl-diskless-sync-delay", "0")
+AT_ONCE: Final = ("--repl-diskless-sync-delay", "0")
+"""So that a replica need not wait for others to come."""
 
 
 class Replica(RedisServer):
     """A server that follows another one, through a proxy."""
 
     def __init__(self, link: Proxy) -> None:
-        super().__init__(*_AT_ONCE, "--replicaof", "127.0.0.1", str(link.port))
+        super().__init__(*AT_ONCE, "--replicaof", "127.0.0.1", str(link.port))
         self.link = link
         """What holds up, or cuts off, all that this replica gets."""
 
@@ -75,7 +76,7 @@ def following(server: RedisServer) -> int:
 async def cluster(replicas: int = 1) -> AsyncIterator[Cluster]:
     """A master that so many follow."""
     async with AsyncExitStack() as stack:
-        master = stack.enter_context(RedisServer(*_AT_ONCE))
+        master = stack.enter_context(RedisServer(*AT_ONCE))
         entrance = await stack.enter_async_context(Proxy(master.port))
         made = Cluster(stack, master, entrance)
         for _ in range(replicas):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 import aiolock
 from aiolock._engine import policy
+from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _replicated, from_url
+from aiolock.testing import RunsContract, StoreContract
 from tests.failures import Peek, check_nothing_left, take, until
 from tests.proxy import Link
-from tests.replicas import Cluster, cluster, following
+from tests.replicas import AT_ONCE, Cluster, cluster, following
+from tests.servers import RedisServer
 
 LONG = 60
 HASTE = 0.3
@@ -521,3 +525,30 @@ async def test_asked_again_at_the_new_master(one: Cluster, prefix: str, patient:
         lease = await taking
         assert len(Peek(one.replica, prefix).holders()) == 1
         assert await lease.release()
+
+
+# The contract of all stores
+
+
+@pytest.fixture(scope="module")
+def followed() -> Iterator[RedisServer]:
+    """A master and a replica, for tests that break neither."""
+    with RedisServer(*AT_ONCE) as master:
+        follow = ("--replicaof", "127.0.0.1", str(master.port))
+        with RedisServer(*AT_ONCE, *follow) as replica:
+            while not following(master) or replica.call("ROLE")[3] != "connected":
+                time.sleep(0.01)
+            yield master
+
+
+class TestReplicated(StoreContract, RunsContract):
+    """A store that gives what a replica has keeps the contract as any other."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, followed: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._master, self._prefix = followed, prefix
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)  # some claims last 1 ms
+
+    def store(self) -> Store:
+        """Another store on the master."""
+        return from_url(self._master.url, self._prefix, replicas=1)
