@@ -6,15 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import aiolock
 from aiolock._engine import policy
-from aiolock.store import Store
+from aiolock.store import Form, Store, Waiter
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.redis import _replicated, from_url
+from aiolock.stores.redis import _barrier, _replicated, _store, from_url
 from aiolock.testing import RunsContract, StoreContract
 from tests.failures import Peek, check_nothing_left, take, until
 from tests.proxy import Link
@@ -414,6 +415,22 @@ async def test_its_connection_breaks(one: Cluster, prefix: str, patient: None) -
         assert await (await taking).release()
 
 
+async def test_its_connection_dies(
+    one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has died without a word while nobody needed it is noticed, and dialled again."""
+    for module in (_store, _replicated):
+        monkeypatch.setattr(module, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(_barrier, "PATIENCE", HASTE)
+    monkeypatch.setattr(_barrier, "_ANSWER", HASTE)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        dead = third(one)
+        dead.deaf(drop=True)
+        await until(lambda: dead not in one.entrance.links and len(one.entrance.links) == 3)
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        assert await (await take(client.lock("lock"))).release()
+
+
 # Fail-over
 
 
@@ -511,6 +528,41 @@ async def test_a_barrier_at_another_master(
         await held.extend(2 * LONG)
         assert await lease.release()
         assert await held.release()
+
+
+async def test_the_commands_have_another_master(prefix: str, patient: None) -> None:
+    """What the new master grants is not confirmed by a barrier on the old one."""
+    async with cluster(2) as two:
+        promoted = two.replica
+        its_own = await two.add(of=promoted)
+        async with aiolock.connect(two.url, prefix=prefix, replicas=1) as client:
+            promoted.promote()
+            promoted.link.cut()
+            its_own.link.deaf()
+            two.entrance.lead_to(promoted.port)
+            two.entrance.links[0].cut()
+            taking = asyncio.create_task(take(client.lock("lock")))
+            await until(Peek(promoted, prefix).holders)
+            await asyncio.sleep(0.1)  # the old one has a replica that answers at once
+            assert not taking.done()
+            its_own.link.hear()
+            assert await (await taking).release()
+
+
+async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
+    """So is its master: the two connections may have different ones."""
+    store: Any = from_url("redis://localhost", "aiolock", replicas=1)
+    asked = list[str]()
+
+    class Asked:
+        def wait(self, history: str, within: float, concluded: object) -> None:
+            asked.append(history)
+
+    store._barrier, store.history = Asked(), "of the commands"
+    for speaks in (True, False):
+        store._subscription = SimpleNamespace(speaks=speaks, history="of the subscription")
+        store._granted("name", Waiter("client", 1), Form(claim=3000), 1, 3000, 1)
+    assert asked == ["of the subscription", "of the commands"]
 
 
 async def test_asked_again_at_the_new_master(one: Cluster, prefix: str, patient: None) -> None:

@@ -19,10 +19,10 @@ def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisSt
 
     With ``replicas`` it gives only what so many replicas have.
     """
-    return _store(pool_at(url), prefix, replicas)
+    return _on(pool_at(url), prefix, replicas)
 
 
-def _store(pool: ConnectionPool, prefix: str, replicas: Replicas | None) -> RedisStore:
+def _on(pool: ConnectionPool, prefix: str, replicas: Replicas | None) -> RedisStore:
     return RedisStore(pool, prefix) if replicas is None else ReplicatedStore(pool, prefix, replicas)
 
 
@@ -41,4 +41,4 @@ def from_client(client: object, prefix: str, replicas: Replicas | None = None) -
     if not isinstance(client, redis.asyncio.Redis):
         raise TypeError(f"aiolock takes a redis.asyncio.Redis, not {type(client).__name__}")
     pool: ConnectionPool = client.connection_pool
-    return _store(pool, prefix, replicas)
+    return _on(pool, prefix, replicas)
