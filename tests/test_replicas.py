@@ -426,7 +426,7 @@ async def test_its_connection_dies(
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         dead = third(one)
         dead.deaf(drop=True)
-        await until(lambda: dead not in one.entrance.links and len(one.entrance.links) == 3)
+        await until(lambda: one.entrance.connections == 4)
         monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
         assert await (await take(client.lock("lock"))).release()
 
@@ -547,6 +547,17 @@ async def test_the_commands_have_another_master(prefix: str, patient: None) -> N
             assert not taking.done()
             its_own.link.hear()
             assert await (await taking).release()
+
+
+async def test_nobody_knows_whose_what_is_not_connected_is(one: Cluster, prefix: str) -> None:
+    """Where commands have no connection they have no master, until the next one has said which."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        store: Any = client._engine.store
+        assert (known := store.history)
+        store._lost(OSError("broken"))
+        assert not store.history
+        store._back(None)
+        await until(lambda: store.history == known)
 
 
 async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
