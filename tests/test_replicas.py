@@ -553,7 +553,8 @@ async def test_nobody_knows_whose_what_is_not_connected_is(one: Cluster, prefix:
     """Where commands have no connection they have no master, until the next one has said which."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         store: Any = client._engine.store
-        assert (known := store.history)
+        known = store.history
+        assert known
         store._lost(OSError("broken"))
         assert not store.history
         store._back(None)
