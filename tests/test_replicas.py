@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,7 @@ from aiolock.testing import RunsContract, StoreContract
 from tests.failures import Peek, check_nothing_left, take, until
 from tests.proxy import Link
 from tests.replicas import AT_ONCE, Cluster, cluster, following
+from tests.sentinels import Watched
 from tests.servers import RedisServer
 
 LONG = 60
@@ -466,9 +467,7 @@ async def test_what_all_have_survives(prefix: str) -> None:
             await client.aclose()
 
 
-async def test_what_nobody_has_is_forgotten(
-    one: Cluster, prefix: str, hasty: None, record_property: Callable[[str, object], None]
-) -> None:
+async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: None) -> None:
     """Without the setting what a replica lacks is forgotten, and has two holders for a while.
 
     With it, that was never granted.
@@ -494,7 +493,7 @@ async def test_what_nobody_has_is_forgotten(
             for lease in leases:
                 async with asyncio.timeout(LONG):
                     await lease.lost.wait()
-            record_property("seconds with two holders, of a ttl of 3", time.monotonic() - began)
+            assert time.monotonic() - began < LONG  # 0.9 s, or as long as the machine is busy
             for lease in second:
                 assert await lease.release()
 
@@ -626,3 +625,28 @@ class TestReplicated(StoreContract, RunsContract):
     def store(self) -> Store:
         """Another store on the master."""
         return from_url(self._master.url, self._prefix, replicas=1)
+
+
+# By Sentinel
+
+
+async def test_sentinel(prefix: str) -> None:
+    """A client follows Sentinel to the new primary; there its lease is known, and prolonged."""
+    with ExitStack() as stack:
+        watched = Watched(stack)
+        await watched.ready()
+        async with aiolock.connect(watched.url, prefix=prefix, replicas="all", ttl=LONG) as client:
+            lease = await take(client.lock("lock"))
+            watched.master.kill()
+            promoted = await watched.promoted()
+            assert len(Peek(promoted, prefix).holders()) == 1
+            async with asyncio.timeout(LONG):
+                while True:  # until the other replica follows that one
+                    try:
+                        await lease.extend(2 * LONG)
+                        break
+                    except aiolock.StoreError:
+                        await asyncio.sleep(0.05)
+            assert lease.remaining() > LONG
+            assert await lease.release()
+            assert await (await take(client.lock("lock"))).release()
