@@ -17,11 +17,13 @@ from aiolock.store import Form, Store, Waiter
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _barrier, _replicated, _store, from_url
 from aiolock.testing import RunsContract, StoreContract
+from tests.cancel import cancel_everywhere
 from tests.failures import Peek, check_nothing_left, take, until
 from tests.proxy import Link
 from tests.replicas import AT_ONCE, Cluster, cluster, following
 from tests.sentinels import Watched
 from tests.servers import RedisServer
+from tests.worlds import empty
 
 LONG = 60
 HASTE = 0.3
@@ -625,6 +627,44 @@ class TestReplicated(StoreContract, RunsContract):
     def store(self) -> Store:
         """Another store on the master."""
         return from_url(self._master.url, self._prefix, replicas=1)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_cancelled_at_every_step(followed: RedisServer, prefix: str, *, wanted: bool) -> None:
+    """Wherever it is cancelled, nothing is left: of a free lock, and of one that is handed over."""
+    async with AsyncExitStack() as stack:
+        client, other = [
+            await stack.enter_async_context(
+                aiolock.connect(followed.url, prefix=prefix, replicas=1, ttl=LONG)
+            )
+            for _ in range(2)
+        ]
+        lock, others = client.lock("lock"), other.lock("lock")
+        giving = set[asyncio.Task[None]]()
+
+        async def give() -> None:
+            async with others:
+                await asyncio.sleep(0.002)
+
+        async def scenario() -> None:
+            if wanted:
+                giving.add(asyncio.create_task(give()))
+                await asyncio.sleep(0.001)
+            async with lock:
+                await asyncio.sleep(0)
+
+        ran = 0
+        async for _ in cancel_everywhere(scenario):
+            await asyncio.gather(*giving)
+            giving.clear()
+            await empty(others)
+            engine = client._engine
+            assert not engine.waiters.attempts
+            assert not engine.watchdog.holds
+            assert not engine.watchdog.owned
+            ran += 1
+        assert ran > 2
+        await asyncio.gather(*giving)
 
 
 # By Sentinel
