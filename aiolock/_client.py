@@ -192,9 +192,10 @@ class LockClient:
     """One process's link to a lock store; made by `connect`.
 
     Open it once per process and event loop and share it between all tasks: it uses two
-    connections (three with ``replicas``), however many locks they hold and wait for. ``async with`` opens and closes it;
-    `open` and `aclose` do the same for a framework's lifespan hooks. Once closed it can be opened
-    again, also in another event loop; what it made (locks, decorated functions) works again then.
+    connections (three with ``replicas``), however many locks they hold and wait for.
+    ``async with`` opens and closes it; `open` and `aclose` do the same for a framework's lifespan
+    hooks. Once closed it can be opened again, also in another event loop; what it made (locks,
+    decorated functions) works again then.
     """
 
     KINDS: Final = (

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import fakeredis
 import pytest
 
 import aiolock
@@ -16,6 +17,7 @@ from aiolock._engine import policy
 from aiolock.store import Form, Store, Waiter
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _barrier, _replicated, _store, from_url
+from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.testing import RunsContract, StoreContract
 from tests.cancel import cancel_everywhere
 from tests.failures import Peek, check_nothing_left, take, until
@@ -114,6 +116,23 @@ async def test_a_right_that_is_missing(one: Cluster, right: str) -> None:
         await aiolock.connect(url, replicas=1).open()
 
 
+async def test_the_rights_that_are_needed(one: Cluster, prefix: str) -> None:
+    """No more than are in the docs."""
+    rule = f"{ACL_RULE.format(prefix=prefix)} +wait +info"
+    one.master.call("ACL", "SETUSER", "app", "on", ">pw", *rule.split())
+    url = one.url.replace("//", "//app:pw@")
+    async with aiolock.connect(url, prefix=prefix, replicas=1) as client:
+        assert await (await take(client.lock("lock"))).release()
+    await nothing_left(one, prefix)
+
+
+async def test_a_server_without_replication(prefix: str) -> None:
+    """What does not know of replicas is an error that says so."""
+    async with fakeredis.FakeAsyncRedis() as fake:
+        with pytest.raises(aiolock.StoreError, match="Redis at"):
+            await aiolock.connect(fake, prefix=prefix, replicas=1).open()
+
+
 async def test_a_replica_that_hangs(one: Cluster, prefix: str, hasty: None) -> None:
     """A client does not open where the replicas that are connected confirm nothing."""
     one.replica.pause()
@@ -205,6 +224,20 @@ async def test_renewals_that_replicas_miss(one: Cluster, prefix: str) -> None:
             await until(lambda: lease.state != "held")
             one.replica.link.hear()
             await until(lambda: lease.state != "at_risk")
+
+
+async def test_a_server_that_wants_more_replicas(one: Cluster, prefix: str, hasty: None) -> None:
+    """NOREPLICAS: nobody knows, of a grant as of a renewal, until it is over."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        lease = await take(client.lock("lock", ttl=5))
+        one.master.call("CONFIG", "SET", "min-replicas-to-write", "2")
+        with pytest.raises(aiolock.StoreError):
+            await client.lock("another").acquire(timeout=0.1)
+        await until(lambda: lease.state == "at_risk")
+        one.master.call("CONFIG", "SET", "min-replicas-to-write", "0")
+        await until(lambda: lease.state == "held")
+        assert await lease.release()
+    await nothing_left(one, prefix)
 
 
 async def test_a_full_server(one: Cluster, prefix: str) -> None:

@@ -103,7 +103,7 @@ class Barrier:
         self._ended = self._loop.time()
         self._closed = False
         self.history = ""
-        """Of the server that the last barrier was at."""
+        """Of the server that the last barrier was at, on this connection; empty before one."""
         self.confirmed = 0
         """How many replicas confirmed the last one."""
         self.wanted = 1 if replicas == "all" else replicas
@@ -233,7 +233,7 @@ class Barrier:
         self._arrived = [each for each in self._arrived if not each.over]
 
     def _down(self, reason: Exception) -> None:
-        self.error, self.confirmed = reason, 0
+        self.error, self.confirmed, self.history = reason, 0, ""
         if self._covered is not None:
             self._arrived[:0] = self._covered
             self._end()
