@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 import anyio
 
@@ -94,6 +94,7 @@ def connect(
     label: str | None = None,
     observer: Observer | Sequence[Observer] = (),
     deadlock_after: Seconds | None = 10.0,
+    replicas: int | Literal["all"] | None = None,
 ) -> LockClient:
     """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
 
@@ -113,6 +114,14 @@ def connect(
     `LockClient.deadlocks`); with None that is
     not looked for.
 
+    ``replicas``, for Redis and Valkey: no body begins, and no deadline moves, before so many
+    replicas of the server (1 or more, or all that follow it at that moment, with ``"all"``) have
+    the grant, or the renewal. It takes a connection more, and a round trip to it and from there to
+    the replicas. Where they do not confirm it within a third of the ttl, or a second if that is
+    less, a grant is given back and whoever wanted it gets `StoreError`; a lease that is to be
+    renewed is at risk, and lost at its deadline. Where there are not as many when the client
+    opens, that is a `StoreError`, too.
+
     `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
     """
     if not isinstance(prefix, str):
@@ -123,7 +132,7 @@ def connect(
             f" not {prefix!r}"
         )
     return LockClient(
-        store_at(target, prefix),
+        store_at(target, prefix, _replicas(replicas)),
         ttl=ttl,
         label=label,
         observer=observer,
@@ -131,21 +140,30 @@ def connect(
     )
 
 
-def store_at(target: object, prefix: str) -> Store:
+def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None = None) -> Store:
     """The store that `connect` would use."""
+    options: dict[str, Any] = {} if replicas is None else {"replicas": replicas}
     if isinstance(target, str):
         scheme, separator, _ = target.partition("://")
         if not separator or scheme not in _STORES:
             known = ", ".join(f"{known}://" for known in _STORES)
             raise ValueError(f"the URL of a lock store begins with one of {known}, not {scheme!r}")
-        return cast(Store, importlib.import_module(_STORES[scheme]).from_url(target, prefix))
+        if options and _STORES[scheme] != _STORES["redis"]:
+            raise _has_none(f"{scheme}://")
+        module = importlib.import_module(_STORES[scheme])
+        return cast(Store, module.from_url(target, prefix, **options))
     if isinstance(target, Store):
+        if options:
+            raise _has_none(f"a {type(target).__name__}")
         return target
     # By the names of their modules, so that nobody imports a driver that they do not use.
     modules = {base.__module__ for base in type(target).__mro__}
     if any(module.partition(".")[0] == "redis" for module in modules):
-        return cast(Store, importlib.import_module(_STORES["redis"]).from_client(target, prefix))
+        module = importlib.import_module(_STORES["redis"])
+        return cast(Store, module.from_client(target, prefix, **options))
     if _STORES["memory"] in modules:
+        if options:
+            raise _has_none("a MemoryServer")
         return cast(Store, importlib.import_module(_STORES["memory"]).from_server(target))
     raise TypeError(
         "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, not to a"
@@ -153,13 +171,31 @@ def store_at(target: object, prefix: str) -> Store:
     )
 
 
+def _has_none(what: str) -> ValueError:
+    return ValueError(
+        "replicas are those of a Redis or Valkey server, given by its URL or a client of it: leave"
+        f" them out for {what}"
+    )
+
+
+def _replicas(given: int | Literal["all"] | None) -> int | Literal["all"] | None:
+    if given is None or given == "all":
+        return given
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f'replicas must be a whole number, "all" or None, not {given!r}')
+    if given < 1:
+        raise ValueError(f'replicas must be 1 or more, "all", or None for none, not {given}')
+    return given
+
+
 class LockClient:
     """One process's link to a lock store; made by `connect`.
 
     Open it once per process and event loop and share it between all tasks: it uses two
-    connections, however many locks they hold and wait for. ``async with`` opens and closes it;
-    `open` and `aclose` do the same for a framework's lifespan hooks. Once closed it can be opened
-    again, also in another event loop; what it made (locks, decorated functions) works again then.
+    connections (three with ``replicas``), however many locks they hold and wait for.
+    ``async with`` opens and closes it; `open` and `aclose` do the same for a framework's lifespan
+    hooks. Once closed it can be opened again, also in another event loop; what it made (locks,
+    decorated functions) works again then.
     """
 
     KINDS: Final = (

@@ -374,6 +374,12 @@ class Inbox(Protocol):
     def void(self, name: str, waiter: Waiter) -> None:
         """Somebody stands directly before this waiter who did not when it was `Queued`."""
 
+    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+        """This grant may be forgotten, so it is no good: whoever waits for it gets the error.
+
+        And gives it back. Of a store that gives a grant only once replicas of it have it.
+        """
+
     def reconnected(self) -> None:
         """Pushes may have been missed: whoever waits must ask again."""
 

@@ -35,9 +35,13 @@ class Usage:
 
 
 class RedisServer:
-    """A `redis-server` without persistence, on a free port of 127.0.0.1; used with ``with``."""
+    """A `redis-server` without persistence, on a free port of 127.0.0.1; used with ``with``.
 
-    def __init__(self) -> None:
+    The arguments go to its command line.
+    """
+
+    def __init__(self, *args: str) -> None:
+        self._args = args
         if shutil.which("redis-server") is None:
             raise RuntimeError("the benchmarks need redis-server on PATH")
         with socket.socket() as free:
@@ -50,7 +54,7 @@ class RedisServer:
         self._socket = Path(self._folder.name, "socket")
         options = ["--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self._socket]
         options += ["--save", "", "--appendonly", "no", "--dir", self._folder.name]
-        options += ["--maxclients", "15000"]
+        options += ["--maxclients", "15000", *self._args]
         self._process = subprocess.Popen(
             ["sh", "-c", _TIED, "sh", *map(str, options)],
             stdin=subprocess.PIPE,

@@ -336,6 +336,11 @@ class Proxy:
             self._listener.setblocking(False)
             self._loop.add_reader(self._listener, self._take)
 
+    def lead_to(self, port: int) -> None:
+        """Have new connections go to another server; those there are stay where they are."""
+        self._take()
+        self._target = self._target[0], port
+
     def refuse(self) -> None:
         """Have new connections refused until `accept`; the links go on."""
         if self._listener is not None:

@@ -19,6 +19,7 @@ from benchmarks import (
     measures,
     ours,
     redis_server,
+    replicas,
     run,
     scenarios,
     stores,
@@ -461,6 +462,14 @@ async def test_handoff_runs() -> None:
     for promise in ("hand-offs a second", "two processes", "inversions", "connections"):
         assert promise in text
     assert "did not come through" not in text
+
+
+async def test_replicas_run() -> None:
+    """The benchmark of waiting for replicas runs, and its table is whole."""
+    head, rule, *rows = await replicas.measure(rounds=1, times=2)
+    assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 4
+    assert "none" in rows[0]
+    assert rows[0].count(" 1.00 ") == len(replicas.MEASURES)
 
 
 async def test_stores_run() -> None:

@@ -157,6 +157,9 @@ class Heard:
     def void(self, name: str, waiter: Waiter) -> None:
         self.log.append(("void", self.texts[waiter], 0))
 
+    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+        """This store confirms nothing."""
+
     def reconnected(self) -> None:
         raise AssertionError("a model has no connection")
 

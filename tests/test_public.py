@@ -63,7 +63,8 @@ NAMES = [
 ]
 SIGNATURES = {
     "connect": (
-        "(target, *, prefix='aiolock', ttl=30.0, label=None, observer=(), deadlock_after=10.0)"
+        "(target, *, prefix='aiolock', ttl=30.0, label=None, observer=(), deadlock_after=10.0,"
+        " replicas=None)"
     ),
     "web": "(client, *, may_break=None, may_see=None, hosts=None)",
     "LockClient.id": "property",

@@ -194,6 +194,11 @@ class Waiters:
             for other in list(self.attempts.get(name, {}).values()):
                 self._ask_again(other)
 
+    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+        attempt = self._attempt(name, waiter)
+        if attempt is not None and fence > attempt.void:
+            attempt.stop(error)  # and its task releases whatever it has by then
+
     def done(self, name: str) -> None:
         # The word may be old, and what it speaks of forgotten: the answer is not.
         if name in self._queues:

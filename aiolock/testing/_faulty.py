@@ -153,6 +153,9 @@ class _FaultyInbox:
     def void(self, name: str, waiter: Waiter) -> None:
         self._push(lambda: self._inbox.void(name, waiter))
 
+    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+        self._inbox.unconfirmed(name, waiter, fence, error)
+
     def reconnected(self) -> None:
         self._inbox.reconnected()
 

@@ -244,6 +244,9 @@ class Peer:
     def link(self, error: Exception | None) -> None:
         """It does not observe."""
 
+    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+        """Nothing that the contract does keeps replicas from following."""
+
     def reconnected(self) -> None:
         """Nothing that the contract does makes a connection break."""
 

@@ -189,6 +189,9 @@ class Recorder(Relay):
     def link(self, error: Exception | None) -> None:
         self._inbox.link(error)
 
+    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+        self._inbox.unconfirmed(name, waiter, fence, error)
+
     def reconnected(self) -> None:
         self._history.note("reconnected")
         self._inbox.reconnected()

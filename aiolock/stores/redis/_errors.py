@@ -146,6 +146,10 @@ _ANSWERS: Final[dict[str, tuple[str, str]]] = {
         "does not let this user look for keys, as snapshot() and names() do",
         "grant the user: +scan",
     ),
+    "NOWAIT": (
+        "does not let this user wait for replicas, as replicas= does",
+        "grant the user: +wait +info",
+    ),
     "READONLY": (
         "is a replica",
         "connect to its master, or through Sentinel, which knows who that is",

@@ -51,6 +51,10 @@ class Names:
         """Where a client writes its host and process, for `status` to show."""
         return f"{self._prefix}:client:{client}"
 
+    def barrier(self, client: str) -> str:
+        """What a client writes before it waits for replicas: see `Barrier`."""
+        return f"{self._prefix}:barrier:{client}"
+
     def _holders(self, name: str) -> bytes:
         return bulk(self.keys(name)[0])
 

@@ -293,6 +293,20 @@ class Present(NamedTuple):
     now: int
 
 
+class Master(NamedTuple):
+    """Of whom the barrier script speaks."""
+
+    history: str
+    """What this server has as long as it is the master, and no other server ever has as one."""
+    following: int
+    """How many replicas follow it now."""
+
+
+def _master(reply: Any) -> Master:
+    history, following = reply
+    return Master(history.decode(), int(following))
+
+
 def _opened(reply: Any) -> Opened:
     policy, now = reply
     return Opened(policy.decode(), int(now))
@@ -320,3 +334,4 @@ READ: Final = Script("read", _posted)
 STATUS: Final = Script("status", _as_is)
 LIST: Final = Script("list", _listed)
 PRESENCE: Final = Script("presence", _present)
+BARRIER: Final = Script("barrier", _master)

@@ -104,15 +104,13 @@ class RedisStore:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
         self._links = Links(inbox)
-        self._subscription = Subscription(
-            *(self._pool, self._names, client, inbox, self._links), again=self._ask_whether_heard
-        )
+        self._subscription = self._make_subscription()
         self._pipe = Pipe(
             self._pool,
             self._prefix,
             probe=self._presence_arguments(),
             told=self._subscription.deliver,
-            lost=partial(self._links.down, "commands"),
+            lost=self._lost,
             back=self._back,
         )
         self._introduced = self._loop.time()
@@ -134,6 +132,7 @@ class RedisStore:
     async def _open(self) -> None:
         try:
             await self._pipe.open()
+            await self._check_server()
             await self._subscription.open()
             await self._introduce()
             counted = await self._hear_ourselves()
@@ -158,6 +157,19 @@ class RedisStore:
     def _check_opening(self) -> None:
         if self._closing:  # and our cancellation was lost in a driver
             raise StoreError("the client was closed while it was opening")
+
+    def _make_subscription(self) -> Subscription:
+        return Subscription(
+            *(self._pool, self._names, self._client, self._inbox, self._links),
+            again=self._ask_whether_heard,
+        )
+
+    async def _check_server(self) -> None:
+        """The commands have a connection, for the first time; nothing else has."""
+
+    def _lost(self, reason: Exception) -> None:
+        """The commands have no connection any more."""
+        self._links.down("commands", reason)
 
     def _back(self, heard: int | None) -> None:
         """The commands have a connection again: what came with a lost reply must be asked for.

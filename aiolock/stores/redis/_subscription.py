@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
-from aiolock.store import Inbox
+from aiolock.store import Form, Inbox, Waiter
 from aiolock.stores._links import Links
 from aiolock.stores.redis._codec import decode, waiter_of
 from aiolock.stores.redis._errors import Refusal
@@ -23,6 +23,9 @@ from aiolock.stores.redis._sentinel import Address
 log = logging.getLogger("aiolock")
 
 SUBSCRIBE_TIMEOUT: Final = 5.0
+
+Granting = Callable[[str, Waiter, Form, int, int, int], None]
+"""As `Inbox.granted`."""
 
 
 class Subscription:
@@ -45,6 +48,8 @@ class Subscription:
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
         self._inbox = inbox
+        self.granted: Granting = inbox.granted
+        """Who gets each grant."""
         self._links = links
         self._again = again
         self.since: float | None = None
@@ -133,7 +138,7 @@ class Subscription:
             waiter, fence, lease, now, key = rest.split(" ", 4)
             name = self._names.name(key)
             who, form, _ = decode(waiter)
-            return partial(self._inbox.granted, name, who, form, int(fence), int(lease), int(now))
+            return partial(self.granted, name, who, form, int(fence), int(lease), int(now))
         if kind == "l":
             grant, reason, key = rest.split(" ", 2)
             waiter, _, fence = grant.rpartition(":")

@@ -1,0 +1,248 @@
+"""The replication barrier: what the server did before it has arrived at so many replicas.
+
+``WAIT`` blocks its connection, and counts only what that connection itself has written. So it has
+one of its own, on which it writes a key and waits for replicas to have that: then they have all
+that the server had done before. One barrier is under way at a time, and covers all that was
+answered before it began; whoever comes meanwhile shares the next.
+
+A barrier speaks of one server, as long as that is the master. It says which: see `Master`. Nothing
+that another one did is confirmed by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, Literal
+
+from redis.asyncio.connection import ConnectionPool
+from redis.exceptions import InvalidResponse
+
+from aiolock.stores.redis._errors import Refusal, code_of
+from aiolock.stores.redis._link import Link
+from aiolock.stores.redis._scripts import BARRIER, Master, bulk, command
+from aiolock.stores.redis._sentinel import Address
+
+PATIENCE: Final = 1.0
+"""Seconds to wait for the replicas, at most."""
+KEPT: Final = 3_600_000
+"""Milliseconds for which a barrier's key is kept: a full server takes no other."""
+_SHORTEST: Final = 10
+"""Milliseconds for which the server waits for the replicas at least: 0 would be for ever."""
+_GRACE: Final = 0.15
+"""Seconds, at most, for the server's word that they are late: it looks ten times a second."""
+_ANSWER: Final = 2.0
+"""Seconds behind that, after which the connection is taken for dead."""
+
+Replicas = int | Literal["all"]
+"""How many replicas are waited for; "all": as many as follow at that moment, one at least."""
+
+
+class Outcome(Enum):
+    """What a barrier says to one who has waited for it."""
+
+    CONFIRMED = "confirmed"
+    """So many replicas have it."""
+    MISSED = "missed"
+    """Nobody knows whether they will: its time is over."""
+    ELSEWHERE = "elsewhere"
+    """It was answered by a server that is not the one of this barrier, or not the master it was."""
+
+
+class Waiting:
+    """Something that the server with this history has answered, and replicas are to have."""
+
+    __slots__ = ("_concluded", "_timer", "history", "until")
+
+    def __init__(
+        self, history: str, until: float, timer: asyncio.TimerHandle, concluded: Concluded
+    ) -> None:
+        self.history = history
+        self.until = until
+        self._timer = timer
+        self._concluded: Concluded | None = concluded
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._concluded is None
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Tell whoever waits, once."""
+        concluded = self._concluded
+        self.cancel()
+        if concluded is not None:
+            concluded(outcome)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        self._concluded = None
+        self._timer.cancel()
+
+
+Concluded = Callable[[Outcome], None]
+
+
+class Barrier:
+    """The barriers of one client, on a connection that is dialled again when it breaks."""
+
+    def __init__(self, pool: ConnectionPool, key: str, replicas: Replicas) -> None:
+        self._link = Link(pool, received=self._received, up=self._begin, down=self._down)
+        self._request = BARRIER.call_in_full(3) + b"".join(map(bulk, (1, key, KEPT)))
+        self._forget = command("PEXPIRE", key, 1)
+        self._replicas = replicas
+        self._loop = asyncio.get_running_loop()
+        self._arrived = list[Waiting]()
+        """Those that the next barrier is to cover."""
+        self._covered: list[Waiting] | None = None
+        """Those that the one under way covers; None where there is none."""
+        self._master: Master | None = None
+        """What the one under way has said already."""
+        self._overdue: asyncio.TimerHandle | None = None
+        self._ended = self._loop.time()
+        self._closed = False
+        self.history = ""
+        """Of the server that the last barrier was at, on this connection; empty before one."""
+        self.confirmed = 0
+        """How many replicas confirmed the last one."""
+        self.wanted = 1 if replicas == "all" else replicas
+        """How many had to."""
+        self.error: Exception | None = None
+        """Why there is no connection, where there is none."""
+
+    async def open(self) -> None:
+        """Connect; raises what redis-py raises."""
+        await self._link.open()
+
+    def follow(self, address: Address) -> None:
+        """The master is at ``address``."""
+        self._link.follow(address)
+
+    def drop(self, reason: Exception) -> None:
+        """Give this connection up; those who wait get the next one's barrier."""
+        self._link.drop(reason)
+
+    def wait(self, history: str, within: float, concluded: Concluded) -> Waiting:
+        """Have a barrier cover what a server of this history has answered by now.
+
+        ``concluded`` is told what came of it, once, ``within`` so many seconds, unless that is
+        cancelled.
+        """
+        now = self._loop.time()
+        timer = self._loop.call_later(within + min(_GRACE, within), self._late)
+        waiting = Waiting(history, now + within, timer, concluded)
+        if self._closed:
+            self._loop.call_soon(waiting.conclude, Outcome.MISSED)
+            return waiting
+        self._arrived.append(waiting)
+        if self._covered is None:
+            self._begin()
+        return waiting
+
+    def beat(self, silence: float) -> None:
+        """Try the connection, unless something was confirmed on it so many seconds ago."""
+        if self._covered is None and self._loop.time() - self._ended >= silence:
+            self._begin(even_for_nobody=True)
+
+    def _begin(self, *, even_for_nobody: bool = False) -> None:
+        wire = self._link.wire
+        covered = self._arrived = [each for each in self._arrived if not each.over]
+        if wire is None or not (covered or even_for_nobody):
+            return
+        self._covered, self._arrived = covered, []
+        self._master, self.confirmed = None, 0
+        left = min([each.until for each in covered], default=self._loop.time() + PATIENCE)
+        wait = max(_SHORTEST, int((left - self._loop.time()) * 1000))
+        wire.write(self._request + command("WAIT", self.wanted, wait), at_once=True)
+        self._overdue = self._loop.call_later(wait / 1000 + _ANSWER, self._no_answer)
+
+    def _no_answer(self) -> None:
+        self.drop(TimeoutError("the server does not answer WAIT"))
+
+    def _received(self, reply: Any) -> None:
+        if isinstance(reply, Refusal):
+            self._refused(reply)
+        elif self._covered is None:
+            self.drop(InvalidResponse(f"nobody asked for {reply!r}"))
+        elif self._master is None:
+            try:
+                master: Master = BARRIER.decode(reply)
+            except (TypeError, ValueError, AttributeError):
+                self.drop(InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
+            else:
+                self._master = master
+                self._see_who_follows(master)
+        else:
+            self._passed(self._covered, self._master, int(reply))
+
+    def _refused(self, refusal: Refusal) -> None:
+        if code_of(refusal) in ("NOWAIT", "NOPERM"):
+            self.drop(Refusal(f"NOWAIT {refusal}"))
+            self._give_up()  # nothing changes that soon
+        else:
+            self.drop(refusal)
+
+    def _give_up(self) -> None:
+        for waiting in (*(self._covered or ()), *self._arrived):
+            waiting.conclude(Outcome.MISSED)
+        self._arrived.clear()
+
+    def _see_who_follows(self, master: Master) -> None:
+        """Where all are waited for, and there are fewer by now, ask again for those."""
+        if self._replicas == "all" and max(1, master.following) < self.wanted:
+            self.wanted = max(1, master.following)
+            self._link.proved()
+            self.drop(ConnectionError("a replica has left"))  # nothing else ends a WAIT
+
+    def _passed(self, covered: list[Waiting], master: Master, confirmed: int) -> None:
+        """So many replicas have what this server had done when the barrier began."""
+        self._end()
+        self.error = None
+        self.history, self.confirmed = master.history, confirmed
+        if self._replicas == "all":
+            self.wanted = max(1, master.following)
+        now, left = self._loop.time(), list[Waiting]()
+        for waiting in covered:
+            if waiting.history != master.history:
+                waiting.conclude(Outcome.ELSEWHERE)
+            elif confirmed >= self.wanted:
+                self._link.proved()
+                waiting.conclude(Outcome.CONFIRMED)
+            elif now >= waiting.until:
+                waiting.conclude(Outcome.MISSED)
+            else:
+                left.append(waiting)
+        self._arrived[:0] = left
+        if self._arrived and self._covered is None:
+            self._begin()
+
+    def _end(self) -> None:
+        self._covered = None
+        self._ended = self._loop.time()
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def _late(self) -> None:
+        """Somebody's time is over."""
+        now = self._loop.time()
+        for waiting in (*(self._covered or ()), *self._arrived):
+            if now >= waiting.until:
+                waiting.conclude(Outcome.MISSED)
+        self._arrived = [each for each in self._arrived if not each.over]
+
+    def _down(self, reason: Exception) -> None:
+        self.error, self.confirmed, self.history = reason, 0, ""
+        if self._covered is not None:
+            self._arrived[:0] = self._covered
+            self._end()
+
+    async def aclose(self) -> None:
+        """Confirm nothing any more, and disconnect. Idempotent."""
+        self._closed = True
+        self._give_up()
+        if self._covered is None and self._link.wire is not None:  # else it would not be read
+            self._link.wire.write(self._forget, at_once=True)
+        self._end()
+        await self._link.aclose()

@@ -1,0 +1,384 @@
+"""The Redis store that gives only what replicas have: ``connect(replicas=)``.
+
+What it is answered it tells its client once a `Barrier` has confirmed it: a grant, a lease that is
+prolonged, what is counted or done. So a body does not begin, and a deadline does not move, by what
+a fail-over may forget. What may be forgotten without harm waits for nothing: a place in the queue,
+or that something was released.
+
+A barrier speaks of one master, and so does each answer. In a fail-over one connection may have the
+new master while another has still the old one. So it is known of each connection whose it is, and
+what a barrier at another master covers is not confirmed by it, but asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from redis.asyncio.connection import ConnectionPool
+
+from aiolock._prompt import Prompt
+from aiolock.errors import StoreError
+from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Pass, Renewal, Waiter
+from aiolock.stores._links import Links
+from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis._barrier import KEPT, PATIENCE, Barrier, Outcome, Replicas, Waiting
+from aiolock.stores.redis._errors import Place, Refusal, store_error
+from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._scripts import Master, bulk, command
+from aiolock.stores.redis._sentinel import Address
+from aiolock.stores.redis._store import HEARTBEAT, RedisStore
+from aiolock.stores.redis._subscription import Granting, Subscription
+
+_ELSEWHERE: Final = "our connections lead to different masters, so a fail-over is under way"
+_HISTORY: Final = re.compile(rb"master_replid:(\w+)")
+
+
+class ReplicatedStore(RedisStore):
+    """A `RedisStore` on a master with replicas, through a third connection: see `Barrier`."""
+
+    _barrier: Barrier
+    _subscription: _Known
+
+    def __init__(self, pool: ConnectionPool, prefix: str, replicas: Replicas) -> None:
+        super().__init__(pool, prefix)
+        self._replicas: Replicas = replicas
+
+    async def open(self, client: str, inbox: Inbox) -> None:
+        self._barrier = Barrier(self._pool, self._names.barrier(client), self._replicas)
+        self.history = ""
+        """Of the master that answers commands now; empty while that is not known."""
+        self.losses = 0
+        """How often the connection for commands was lost."""
+        self._reading = self._asking = False
+        await super().open(client, inbox)
+
+    def _make_subscription(self) -> Subscription:
+        return _Known(
+            *(self._pool, self._names, self._client, self._inbox, self._links),
+            again=self._ask_whether_heard,
+            granted=self._granted,
+        )
+
+    async def _check_server(self) -> None:
+        """See that there are as many replicas, and that we may wait for them."""
+        master = await self._ask_who_is_master()
+        self.history = master.history
+        least = 1 if self._replicas == "all" else self._replicas
+        if master.following < least:
+            raise StoreError(self._too_few(master.following))
+        await self._barrier.open()
+        outcome = self._loop.create_future()
+        waiting = self._barrier.wait(self.history, PATIENCE, outcome.set_result)
+        try:
+            if await outcome is not Outcome.CONFIRMED:
+                raise self.unconfirmed(outcome.result(), PATIENCE)
+        finally:
+            waiting.cancel()
+
+    def _moved(self, address: Address) -> None:
+        super()._moved(address)
+        self._barrier.follow(address)
+
+    def _beat(self) -> None:
+        super()._beat()
+        self._barrier.beat(HEARTBEAT)
+
+    async def _disconnect(self) -> None:
+        await super()._disconnect()
+        await self._barrier.aclose()
+
+    # What is confirmed before it is told
+
+    def acquire(
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
+    ) -> asyncio.Future[Answer]:
+        ask = partial(
+            super().acquire,
+            *(name, waiter, form, ttl),
+            ticket=ticket,
+            wait=wait,
+            max_waiters=max_waiters,
+        )
+
+        def failed(granted: Granted, error: StoreError) -> None:
+            self._inbox.unconfirmed(name, waiter, granted.fence, error)
+
+        return _Confirmed(self, ask, _is_granted, _within(form), failed)
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        ask = partial(super().renew, renewals)
+        if not any(renewal.ttl for renewal in renewals):
+            return ask()
+        # Each deadline is watched by itself, so the short ones need not hurry the others.
+        within = max(_within(renewal.form) for renewal in renewals)
+        return _Confirmed(self, ask, any, within)
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        return _Confirmed(self, partial(super().pass_on, passed), _was_there, _within(passed.form))
+
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
+        ask = partial(super().finish, name, waiter, form, fence, keep)
+        return _Confirmed(self, ask, _was_there, PATIENCE)
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        ask = partial(super().resize, name, declared, limit, keep)
+        return _Confirmed(self, ask, _was_done, PATIENCE)
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        ask = partial(
+            super().post,
+            *(name, count),
+            token=token,
+            declared=declared,
+            value=value,
+            keep=keep,
+        )
+        return _Confirmed(self, ask, _was_done, PATIENCE)
+
+    def _granted(  # noqa: PLR0917  # see `Inbox`
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
+        """A grant was pushed, on either connection."""
+        pushed = self._subscription
+        history, within = pushed.history if pushed.speaks else self.history, _within(form)
+
+        def concluded(outcome: Outcome) -> None:
+            if outcome is Outcome.CONFIRMED:
+                self._inbox.granted(name, waiter, form, fence, lease, now)
+            elif outcome is Outcome.ELSEWHERE:
+                self.differ()
+                self._have_all_ask_again()
+            else:
+                self._inbox.unconfirmed(name, waiter, fence, self.unconfirmed(outcome, within))
+
+        self._barrier.wait(history, within, concluded)
+
+    def _have_all_ask_again(self) -> None:
+        if not self._asking:
+            self._asking = True
+            self._loop.call_soon(self._all_ask_again)
+
+    def _all_ask_again(self) -> None:
+        self._asking = False
+        if not self._closing:
+            self._inbox.reconnected()
+
+    # Which master each connection has
+
+    def _lost(self, reason: Exception) -> None:
+        self.losses += 1
+        self.history = ""
+        super()._lost(reason)
+
+    def _back(self, heard: int | None) -> None:
+        self.differ()  # first: what is asked after that is known to be of that master
+        super()._back(heard)
+
+    def _ask_who_is_master(self) -> asyncio.Future[Master]:
+        arguments = b"".join(map(bulk, (1, self._names.barrier(self._client), KEPT)))
+        return self._pipe.call(scripts.BARRIER, 3, arguments)
+
+    def differ(self) -> None:
+        """The connections may have different masters: see which the one for commands has."""
+        if not self._reading:
+            self._reading = True
+            told = self._ask_who_is_master()
+            told.add_done_callback(partial(self._told_who_is_master, self.losses))
+
+    def _told_who_is_master(self, losses: int, told: asyncio.Future[Master]) -> None:
+        self._reading = False
+        if self._closing or told.cancelled() or told.exception() is not None:
+            return
+        if losses != self.losses:
+            self.differ()  # it may have been told by the connection before
+            return
+        history = self.history = told.result().history
+        elsewhere = ConnectionError(_ELSEWHERE)
+        if self._barrier.history not in ("", history):
+            self._barrier.drop(elsewhere)
+        if self._subscription.history not in ("", history):
+            self._subscription.drop(elsewhere)
+
+    # What is said where replicas are missing
+
+    def _too_few(self, following: int) -> str:
+        place = Place.of(self._pool, self._prefix)
+        if self._replicas == "all":
+            return (
+                f'Redis at {place.address} has no replica that follows it, and replicas="all" waits'
+                " for all there are: connect one, or leave replicas out"
+            )
+        return (
+            f"{following} of {self._replicas} replicas follow Redis at {place.address}: connect"
+            f" the others (see `INFO replication`), or ask for fewer than"
+            f" replicas={self._replicas}"
+        )
+
+    def unconfirmed(self, outcome: Outcome, within: float) -> StoreError:
+        """What is raised where replicas did not confirm something ``within`` so many seconds."""
+        place, barrier = Place.of(self._pool, self._prefix), self._barrier
+        if isinstance(barrier.error, Refusal):
+            return store_error(barrier.error, place)
+        confirmed = barrier.confirmed
+        if outcome is Outcome.ELSEWHERE:
+            confirmed = 0
+            why = _ELSEWHERE
+        elif barrier.error is not None:
+            why = f"there is no connection on which to wait for them: {barrier.error}"
+        else:
+            why = "see whether they run and keep up with it (`INFO replication`)"
+        error = StoreError(
+            f"{confirmed} of {barrier.wanted} replicas confirmed it within {within:.2g} s"
+            f" at Redis at {place.address}: {why}"
+        )
+        error.__cause__ = barrier.error
+        return error
+
+
+def _within(form: Form) -> float:
+    """For how many seconds replicas are waited for."""
+    return min(form.claim / 3000, PATIENCE)
+
+
+def _is_granted(answer: Answer) -> bool:
+    return isinstance(answer, Granted)
+
+
+def _was_there(was: int) -> bool:
+    return was != WAS_ABSENT
+
+
+def _was_done(answer: int) -> bool:
+    return answer >= 0
+
+
+class _Confirmed(Prompt):
+    """The answer to an operation, told once replicas have what it says."""
+
+    _waiting: Waiting | None = None
+    _losses = -1
+    _until = 0.0
+
+    def __init__(
+        self,
+        store: ReplicatedStore,
+        ask: Callable[[], asyncio.Future[Any]],
+        matters: Callable[[Any], object],
+        within: float,
+        failed: Callable[[Any, StoreError], None] | None = None,
+    ) -> None:
+        """``matters`` says of an answer whether it is to be confirmed.
+
+        With ``failed``, which is told of an answer that is not, it is asked for again where the
+        master is another by then. Without, that is an error, and whoever gets it asks again.
+        """
+        self._time = asyncio.get_running_loop().time
+        super().__init__()
+        self._store = store
+        self._ask = ask
+        self._matters = matters
+        self._within = within
+        self._failed = failed
+        self._start()
+
+    def _start(self) -> None:
+        self._answer = self._ask()
+        self._answer.add_done_callback(self._answered)
+
+    def _answered(self, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled():
+            super().cancel()
+            return
+        error = answer.exception()
+        if self.done():
+            return
+        if error is not None:
+            self.set_exception(error)
+        elif not self._matters(answer.result()):
+            self.resolve(answer.result())
+        else:
+            now = self._time()
+            if self._losses != self._store.losses:  # after a break there is as much time again
+                self._losses, self._until = self._store.losses, now + self._within
+            left = max(0.0, self._until - now)
+            barrier, history = self._store._barrier, self._store.history
+            self._waiting = barrier.wait(history, left, self._concluded)
+
+    def _concluded(self, outcome: Outcome) -> None:
+        if self.done():
+            return
+        if outcome is Outcome.CONFIRMED:
+            self.resolve(self._answer.result())
+            return
+        if outcome is Outcome.ELSEWHERE:
+            self._store.differ()
+            late = self._time() >= self._until and self._losses == self._store.losses
+            if self._failed is not None and not late:
+                self._start()
+                return
+        error = self._store.unconfirmed(outcome, self._within)
+        if self._failed is not None:
+            self._failed(self._answer.result(), error)
+        if not self.done():
+            self.set_exception(error)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """As of any future; and the store need not carry it out (see `Store`)."""
+        self._answer.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        return super().cancel(msg)
+
+
+class _Known(Subscription):
+    """A subscription of which it is known whose it is."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        names: Names,
+        client: str,
+        inbox: Inbox,
+        links: Links,
+        *,
+        again: Callable[[], None],
+        granted: Granting,
+    ) -> None:
+        super().__init__(pool, names, client, inbox, links, again=again)
+        self._request = command("INFO", "replication") + self._request
+        self.granted = granted
+        self.history = ""
+        """Of the master whose pushes come here; empty while that is not known."""
+        self.speaks = False
+        """Whether what is delivered now has come here, and not by the other connection."""
+
+    def _down(self, reason: Exception) -> None:
+        self.history = ""
+        super()._down(reason)
+
+    def _received(self, message: Any) -> None:
+        if isinstance(message, bytes):
+            found = _HISTORY.search(message)
+            self.history = found[1].decode() if found else ""
+            return
+        self.speaks = True
+        try:
+            super()._received(message)
+        finally:
+            self.speaks = False

@@ -1,0 +1,17 @@
+-- barrier: a write of this connection's own, as WAIT counts no other, and whose master this is.
+--
+-- KEYS  1 of this client, for nothing else
+-- ARGV  1 for how long to keep it (ms)
+-- returns  {its history, which a server has anew each time that it starts or becomes a master,
+--          how many replicas follow it now}
+
+-- PEXPIRE first: at maxmemory it is allowed, and leases are renewed then, too.
+if redis.call('PEXPIRE', KEYS[1], ARGV[1]) == 0 then
+  redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
+end
+local said = redis.pcall('INFO', 'replication')
+if type(said) ~= 'string' then
+  return redis.error_reply('NOWAIT ' .. said.err) -- a right that nothing else needs
+end
+local _, following = said:gsub('state=online', '')
+return {said:match('master_replid:(%w+)') or '', following}

@@ -1,0 +1,725 @@
+"""Replicas confirm what a client has: real masters and replicas, held up, killed and promoted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import fakeredis
+import pytest
+
+import aiolock
+from aiolock._engine import policy
+from aiolock.store import Form, Store, Waiter
+from aiolock.stores.memory import MemoryServer
+from aiolock.stores.redis import _barrier, _replicated, _store, from_url
+from aiolock.stores.redis._errors import ACL_RULE
+from aiolock.testing import RunsContract, StoreContract
+from tests.cancel import cancel_everywhere
+from tests.failures import Peek, check_nothing_left, take, until
+from tests.proxy import Link
+from tests.replicas import AT_ONCE, Cluster, cluster, following
+from tests.sentinels import Watched
+from tests.servers import RedisServer
+from tests.worlds import empty
+
+LONG = 60
+HASTE = 0.3
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[Cluster]:
+    """A master and a replica."""
+    async with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients wait for replicas, and claims last, for longer than any test does."""
+    monkeypatch.setattr(policy, "CLAIM", 3000 * LONG)
+    monkeypatch.setattr(_replicated, "PATIENCE", LONG)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients wait for replicas only for a moment: where none comes, none is waited for."""
+    monkeypatch.setattr(_replicated, "_within", lambda _: HASTE)
+    monkeypatch.setattr(_replicated, "PATIENCE", HASTE)
+
+
+async def nothing_left(one: Cluster, prefix: str) -> None:
+    """Check that nobody is left at the master, nor the key of a barrier."""
+    await until(lambda: not one.master.call("KEYS", f"{prefix}:barrier:*"))
+    check_nothing_left(one.master, prefix)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize("replicas", [0, -1])
+async def test_too_small(replicas: int) -> None:
+    """There is one at least."""
+    with pytest.raises(ValueError, match="1 or more"):
+        aiolock.connect("redis://localhost", replicas=replicas)
+
+
+@pytest.mark.parametrize("replicas", [1.0, True, "1", "ALL", b"all", ()])
+async def test_no_number(replicas: Any) -> None:
+    """It is a number, or "all"."""
+    with pytest.raises(TypeError, match="whole number"):
+        aiolock.connect("redis://localhost", replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("memory://", "sqlite:///locks.db", "postgresql://localhost/a", "mysql://localhost/a"),
+        MemoryServer(),
+        from_url("redis://localhost", "aiolock"),
+    ],
+)
+async def test_no_replicas_there(target: Any) -> None:
+    """Other stores have none, and a store that was made already cannot be given any."""
+    with pytest.raises(ValueError, match="Redis or Valkey server"):
+        aiolock.connect(target, replicas="all")
+
+
+async def test_fewer_than_wanted(one: Cluster) -> None:
+    """Fewer replicas than are waited for, or none of "all", is an error when a client opens."""
+    with pytest.raises(
+        aiolock.StoreError, match=r"1 of 2 replicas follow Redis at 127.*fewer than"
+    ):
+        await aiolock.connect(one.url, replicas=2).open()
+    one.replica.kill()
+    await until(lambda: not following(one.master), within=30)
+    with pytest.raises(aiolock.StoreError, match="has no replica that follows it"):
+        await aiolock.connect(one.url, replicas="all").open()
+
+
+async def test_a_replica_itself(one: Cluster) -> None:
+    """A replica is no place for locks, with replicas as without."""
+    with pytest.raises(aiolock.StoreError, match="is a replica"):
+        await aiolock.connect(one.replica.url, replicas=1).open()
+
+
+@pytest.mark.parametrize("right", ["-wait", "-info"])
+async def test_a_right_that_is_missing(one: Cluster, right: str) -> None:
+    """Who may not wait for replicas is told which right to grant."""
+    one.master.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", right)
+    url = one.url.replace("//", "//app:pw@")
+    with pytest.raises(aiolock.StoreError, match=r"grant the user: \+wait \+info"):
+        await aiolock.connect(url, replicas=1).open()
+
+
+async def test_the_rights_that_are_needed(one: Cluster, prefix: str) -> None:
+    """No more than are in the docs."""
+    rule = f"{ACL_RULE.format(prefix=prefix)} +wait +info"
+    one.master.call("ACL", "SETUSER", "app", "on", ">pw", *rule.split())
+    url = one.url.replace("//", "//app:pw@")
+    async with aiolock.connect(url, prefix=prefix, replicas=1) as client:
+        assert await (await take(client.lock("lock"))).release()
+    await nothing_left(one, prefix)
+
+
+async def test_a_server_without_replication(prefix: str) -> None:
+    """What does not know of replicas is an error that says so."""
+    async with fakeredis.FakeAsyncRedis() as fake:
+        with pytest.raises(aiolock.StoreError, match="Redis at"):
+            await aiolock.connect(fake, prefix=prefix, replicas=1).open()
+
+
+async def test_a_replica_that_hangs(one: Cluster, prefix: str, hasty: None) -> None:
+    """A client does not open where the replicas that are connected confirm nothing."""
+    one.replica.pause()
+    with pytest.raises(aiolock.StoreError, match=r"0 of 1 replicas confirmed it within 0\.3 s"):
+        await aiolock.connect(one.url, prefix=prefix, replicas=1).open()
+
+
+# What is confirmed
+
+
+async def test_a_body_begins_when_replicas_have_the_grant(
+    one: Cluster, prefix: str, patient: None
+) -> None:
+    """Not before that; and its key is gone when the client has closed."""
+    master, replica = Peek(one.master, prefix), Peek(one.replica, prefix)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        one.replica.link.deaf()
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(master.holders)
+        await asyncio.sleep(0.1)  # it would have had the answer long ago
+        assert not taking.done()
+        assert not replica.holders()
+        one.replica.link.hear()
+        lease = await taking
+        assert replica.holders() == master.holders()
+        await lease.release()
+    await nothing_left(one, prefix)
+
+
+async def test_pushed_grants_too(one: Cluster, prefix: str, patient: None) -> None:
+    """Whoever is handed the lock enters when replicas know of it, by whichever connection it is."""
+    master, replica = Peek(one.master, prefix), Peek(one.replica, prefix)
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas="all")
+        )
+        for giver in (plain, client):
+            # Another form than the taker's, so that it is not handed on within the client.
+            held = await take(giver.lock("lock", ttl=31))
+            taking = asyncio.create_task(take(client.lock("lock", ttl=32)))
+            await master.queued(1)
+            one.replica.link.deaf()
+            assert await held.release()
+            await until(lambda: not master.queue())
+            await asyncio.sleep(0.1)  # as above
+            assert not taking.done()
+            one.replica.link.hear()
+            lease = await taking
+            assert replica.holders() == master.holders()
+            assert await lease.release()
+
+
+async def test_a_deadline_moves_when_replicas_have_the_renewal(
+    one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nobody relies on it."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        lease = await take(client.lock("lock", ttl=20))
+        await lease.extend(40)
+        assert lease.remaining() > 20
+        monkeypatch.setattr(_replicated, "_within", lambda _: HASTE)
+        one.replica.link.deaf()
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas confirmed"):
+            await lease.extend(80)
+        assert Peek(one.master, prefix).ends() > asyncio.get_running_loop().time() + 60
+        assert lease.remaining() < 40
+        assert await lease.verify()  # which prolongs nothing
+        one.replica.link.hear()
+        assert await lease.release()
+
+
+async def test_renewals_that_replicas_miss(one: Cluster, prefix: str) -> None:
+    """The lease is at risk, and lost at the deadline that they have confirmed."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+
+        async def hold() -> None:
+            async with client.lock("lock", ttl=1.5) as lease:
+                one.replica.link.deaf()
+                await until(lambda: lease.state == "at_risk")
+                await asyncio.sleep(LONG)
+
+        with pytest.raises(aiolock.LeaseLost):
+            await hold()
+        one.replica.link.hear()
+        async with client.lock("lock", ttl=1.5) as lease:
+            one.replica.link.deaf()
+            await until(lambda: lease.state != "held")
+            one.replica.link.hear()
+            await until(lambda: lease.state != "at_risk")
+
+
+async def test_a_server_that_wants_more_replicas(one: Cluster, prefix: str, hasty: None) -> None:
+    """NOREPLICAS: nobody knows, of a grant as of a renewal, until it is over."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        lease = await take(client.lock("lock", ttl=5))
+        one.master.call("CONFIG", "SET", "min-replicas-to-write", "2")
+        with pytest.raises(aiolock.StoreError):
+            await client.lock("another").acquire(timeout=0.1)
+        await until(lambda: lease.state == "at_risk")
+        one.master.call("CONFIG", "SET", "min-replicas-to-write", "0")
+        await until(lambda: lease.state == "held")
+        assert await lease.release()
+    await nothing_left(one, prefix)
+
+
+async def test_a_full_server(one: Cluster, prefix: str) -> None:
+    """Where a server takes nothing new, what is held can be renewed."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1, ttl=20) as client:
+        async with client.lock("lock") as lease:
+            one.master.call("CONFIG", "SET", "maxmemory", "1")
+            await lease.extend(40)
+            assert lease.remaining() > 20
+        one.master.call("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_counts_and_what_is_done(one: Cluster, prefix: str, hasty: None) -> None:
+    """What is counted, resized or done once is confirmed, too, or nobody knows."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        semaphore, latch = client.semaphore("s", 2), client.latch("l", 2)
+
+        @client.once("o", remember=LONG)
+        async def work() -> None:
+            one.replica.link.deaf()
+
+        with pytest.raises(aiolock.StoreError, match="nobody knows whether that is remembered"):
+            await work()
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas"):
+            await latch.count_down()
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas"):
+            await semaphore.resize(3)
+        one.replica.link.hear()
+        async with client.once("o", remember=LONG) as lease:
+            assert lease is None  # it is, by now
+        assert await latch.count_down() == 0
+
+
+async def test_all_kinds(one: Cluster, prefix: str) -> None:
+    """Whatever there is works as without replicas."""
+    async with AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix, replicas=1))
+            for _ in range(2)
+        ]
+        entered = list[int]()
+
+        async def work(client: aiolock.LockClient) -> None:
+            for _ in range(10):
+                async with client.lock("lock") as lease:
+                    entered.append(lease.fence)
+
+        await asyncio.gather(*[work(client) for client in (first, second) for _ in range(5)])
+        assert entered == sorted(set(entered))
+        assert len(entered) == 100
+        again = first.lock("again", reentrant=True)
+        async with again as lease, again as inner:
+            assert inner.fence == lease.fence
+        async with first.multilock("a", "b", "c"):
+            pass
+        rw = first.rwlock("rw")
+        async with rw.read(), second.rwlock("rw").read():
+            pass
+        async with rw.write() as writing:
+            await writing.downgrade()
+            async with second.rwlock("rw").read():
+                pass
+        async with first.semaphore("s", 2), second.semaphore("s", 2):
+            pass
+        await asyncio.gather(first.barrier("b", 2).wait(), second.barrier("b", 2).wait())
+        latch = first.latch("l", 2)
+        await asyncio.gather(latch.wait(), latch.count_down(), second.latch("l", 2).count_down())
+    await nothing_left(one, prefix)
+
+
+# What they do not confirm
+
+
+async def test_given_back(one: Cluster, prefix: str, hasty: None) -> None:
+    """A grant that replicas do not confirm is given back: others who need none get it at once."""
+    master = Peek(one.master, prefix)
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        one.replica.pause()
+        wrong = r"0 of 1 replicas confirmed it within 0.3 s at Redis at 127.0.0.1:\d+: see"
+        with pytest.raises(aiolock.StoreError, match=wrong):
+            await take(client.lock("lock"))
+        with pytest.raises(aiolock.StoreError, match=wrong):
+            await client.lock("lock").acquire(blocking=False)
+        async with plain.lock("lock"):
+            pushed = asyncio.create_task(take(client.lock("lock")))
+            await master.queued(1)
+            behind = asyncio.create_task(take(plain.lock("lock")))
+            await master.queued(2)
+        with pytest.raises(aiolock.StoreError, match=wrong):
+            await pushed
+        assert await (await behind).release()
+        one.replica.resume()
+    await nothing_left(one, prefix)
+
+
+async def test_not_for_longer_than_the_caller_waits(
+    one: Cluster, prefix: str, patient: None
+) -> None:
+    """The caller's timeout holds, and nothing is left after it."""
+    master = Peek(one.master, prefix)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        other = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        one.replica.link.deaf()
+        with pytest.raises(aiolock.StoreError):
+            await client.lock("lock").acquire(timeout=0.1)
+        await until(lambda: not master.holders())
+        held = await take(other.lock("lock"))
+        asking = asyncio.create_task(client.lock("lock").acquire(timeout=0.5))
+        await master.queued(1)
+        assert await held.release()
+        assert await asking is None
+        await until(lambda: not master.holders())
+        one.replica.link.hear()
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+async def test_cancelled_meanwhile(
+    one: Cluster, prefix: str, patient: None, *, pushed: bool
+) -> None:
+    """Who is cancelled while it waits for replicas goes at once, and the grant goes back."""
+    master = Peek(one.master, prefix)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        other = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        held = await take(other.lock("lock")) if pushed else None
+        one.replica.link.deaf()
+        taking = asyncio.create_task(take(client.lock("lock")))
+        if held is not None:
+            await master.queued(1)
+            assert await held.release()
+        await until(lambda: client.id in str(master.holders()))
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await until(lambda: not master.holders())
+        one.replica.link.hear()
+        async with client.lock("lock"):  # by a barrier that covers the old one, too
+            assert len(master.holders()) == 1
+    await nothing_left(one, prefix)
+
+
+async def test_closed_meanwhile(one: Cluster, prefix: str, patient: None) -> None:
+    """A client that is closed waits for no replica."""
+    client = aiolock.connect(one.url, prefix=prefix, replicas=1)
+    await client.open()
+    one.replica.link.deaf()
+    taking = asyncio.create_task(take(client.lock("lock")))
+    await until(Peek(one.master, prefix).holders)
+    await client.aclose()
+    with pytest.raises(aiolock.ClientClosed):
+        await taking
+    assert not Peek(one.master, prefix).holders()
+    one.replica.link.hear()
+
+
+# All, some
+
+
+async def test_all_and_some(prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two is enough for 1, and not for all; one that has left is not waited for."""
+    async with cluster(2) as two, AsyncExitStack() as stack:
+        some, both, every = [
+            await stack.enter_async_context(
+                aiolock.connect(two.url, prefix=prefix, replicas=replicas)
+            )
+            for replicas in (1, 2, "all")
+        ]
+        two.replica.link.deaf()
+        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
+            await take(every.lock("lock"))
+        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
+            await take(both.lock("lock"))
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        assert await (await take(some.lock("lock"))).release()
+        two.replica.link.refuse()  # first: it would be there again at once
+        two.replica.link.cut()
+        await until(lambda: following(two.master) == 1, within=30)
+        assert await (await take(every.lock("lock"))).release()
+        monkeypatch.setattr(_replicated, "_within", lambda _: HASTE)
+        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
+            await take(both.lock("lock"))
+
+
+# The connection of the barrier
+
+
+def third(one: Cluster) -> Link:
+    """The connection on which replicas are waited for: dialled when that for commands is there."""
+    return one.entrance.links[1]
+
+
+async def test_its_connection_breaks(one: Cluster, prefix: str, patient: None) -> None:
+    """It is dialled again, and whoever waits is confirmed there."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        link = third(one)
+        assert len(one.entrance.links) == 3
+        link.deaf(drop=True)
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(Peek(one.master, prefix).holders)
+        assert not taking.done()
+        link.cut()
+        assert await (await taking).release()
+
+
+async def test_its_connection_dies(
+    one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has died without a word while nobody needed it is noticed, and dialled again."""
+    for module in (_store, _replicated):
+        monkeypatch.setattr(module, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(_barrier, "PATIENCE", HASTE)
+    monkeypatch.setattr(_barrier, "_ANSWER", HASTE)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        dead = third(one)
+        dead.deaf(drop=True)
+        await until(lambda: one.entrance.connections == 4)
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        assert await (await take(client.lock("lock"))).release()
+
+
+# Fail-over
+
+
+def forget(one: Cluster) -> None:
+    """Kill the master, and promote its replica, whatever that has got."""
+    one.master.kill()
+    one.replica.link.cut()
+    one.replica.promote()
+
+
+async def test_what_all_have_survives(prefix: str) -> None:
+    """What "all" replicas have confirmed is not forgotten, whichever of them is promoted."""
+    for promoted in (0, 1):
+        async with cluster(2) as two:
+            client = aiolock.connect(two.url, prefix=prefix, replicas="all")
+            await client.open()
+            lease = await take(client.lock("lock", ttl=LONG))
+            two.master.kill()  # at once, with SIGKILL
+            two.replicas[promoted].promote()
+            grants = Peek(two.replicas[promoted], prefix).holders()
+            assert [grant.rpartition(":")[2] for grant in grants] == [str(lease.fence)]
+            two.entrance.lead_to(two.replicas[promoted].port)
+            async with aiolock.connect(two.replicas[promoted].url, prefix=prefix) as other:
+                assert await other.lock("lock").acquire(blocking=False) is None
+                assert await lease.verify()
+                assert await lease.release()
+                again = await take(other.lock("lock"))
+                assert again.fence > lease.fence
+                assert await again.release()
+            with pytest.raises(aiolock.StoreError, match="replicas"):
+                # The other one does not follow it yet.
+                await take(client.lock("lock", ttl=0.3))
+            await client.aclose()
+
+
+async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: None) -> None:
+    """Without the setting what a replica lacks is forgotten, and has two holders for a while.
+
+    With it, that was never granted.
+    """
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.url, prefix=prefix))
+        careful = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas="all")
+        )
+        one.replica.link.deaf(drop=True)
+        with pytest.raises(aiolock.StoreError, match="0 of 1 replicas confirmed"):
+            await take(careful.lock("careful", ttl=LONG))
+        names = [f"lock {number}" for number in range(20)]
+        leases = [await take(plain.lock(name, ttl=3)) for name in names]
+        forget(one)
+        one.entrance.lead_to(one.replica.port)
+        async with aiolock.connect(one.replica.url, prefix=prefix) as other:
+            second = [await take(other.lock(name, ttl=LONG)) for name in names]
+            began = time.monotonic()
+            assert {lease.state for lease in leases} <= {"held", "at_risk"}  # each has two holders
+            for first, after in zip(leases, second, strict=True):
+                assert after.fence > first.fence
+            for lease in leases:
+                async with asyncio.timeout(LONG):
+                    await lease.lost.wait()
+            assert time.monotonic() - began < LONG  # 0.9 s, or as long as the machine is busy
+            for lease in second:
+                assert await lease.release()
+
+
+async def test_a_barrier_at_another_master(
+    one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the old master grants is not confirmed by a barrier on the new one.
+
+    Not what is answered, not what is pushed, and not a renewal.
+    """
+    old, new = Peek(one.master, prefix), Peek(one.replica, prefix, "lock:another")
+    await one.add(of=one.replica)
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.master.url, prefix=prefix))
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        held = await take(client.lock("held", ttl=LONG))
+        given = await take(plain.lock("lock"))
+        pushed = asyncio.create_task(take(client.lock("lock")))
+        await old.queued(1)
+        one.replica.promote()
+        one.replica.link.cut()
+        one.entrance.lead_to(one.replica.port)
+        third(one).cut()
+        with pytest.raises(aiolock.StoreError, match="lead to different masters"):
+            await take(client.lock("another"))
+        with pytest.raises(aiolock.StoreError, match="lead to different masters"):
+            await held.extend(2 * LONG)
+        assert held.remaining() < LONG
+        assert await given.release()
+        with pytest.raises(aiolock.StoreError, match="lead to different masters"):
+            await pushed
+        await until(lambda: not old.holders())
+        # Now the others get there, too.
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
+        one.entrance.cut()
+        lease = await take(client.lock("another"))
+        assert len(new.holders()) == 1
+        await held.extend(2 * LONG)
+        assert await lease.release()
+        assert await held.release()
+
+
+async def test_the_commands_have_another_master(prefix: str, patient: None) -> None:
+    """What the new master grants is not confirmed by a barrier on the old one."""
+    async with cluster(2) as two:
+        promoted = two.replica
+        its_own = await two.add(of=promoted)
+        async with aiolock.connect(two.url, prefix=prefix, replicas=1) as client:
+            promoted.promote()
+            promoted.link.cut()
+            its_own.link.deaf()
+            two.entrance.lead_to(promoted.port)
+            two.entrance.links[0].cut()
+            taking = asyncio.create_task(take(client.lock("lock")))
+            await until(Peek(promoted, prefix).holders)
+            await asyncio.sleep(0.1)  # the old one has a replica that answers at once
+            assert not taking.done()
+            its_own.link.hear()
+            assert await (await taking).release()
+
+
+async def test_nobody_knows_whose_what_is_not_connected_is(one: Cluster, prefix: str) -> None:
+    """Where commands have no connection they have no master, until the next one has said which."""
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        store: Any = client._engine.store
+        known = store.history
+        assert known
+        store._lost(OSError("broken"))
+        assert not store.history
+        store._back(None)
+        await until(lambda: store.history == known)
+
+
+async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
+    """So is its master: the two connections may have different ones."""
+    store: Any = from_url("redis://localhost", "aiolock", replicas=1)
+    asked = list[str]()
+
+    class Asked:
+        def wait(self, history: str, within: float, concluded: object) -> None:
+            asked.append(history)
+
+    store._barrier, store.history = Asked(), "of the commands"
+    for speaks in (True, False):
+        store._subscription = SimpleNamespace(speaks=speaks, history="of the subscription")
+        store._granted("name", Waiter("client", 1), Form(claim=3000), 1, 3000, 1)
+    assert asked == ["of the subscription", "of the commands"]
+
+
+async def test_asked_again_at_the_new_master(one: Cluster, prefix: str, patient: None) -> None:
+    """What the old master had granted, and nobody confirmed, is asked for at the new one."""
+    await one.add(of=one.replica)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        one.replica.link.deaf(drop=True)
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(Peek(one.master, prefix).holders)
+        forget(one)
+        one.entrance.lead_to(one.replica.port)
+        lease = await taking
+        assert len(Peek(one.replica, prefix).holders()) == 1
+        assert await lease.release()
+
+
+# The contract of all stores
+
+
+@pytest.fixture(scope="module")
+def followed() -> Iterator[RedisServer]:
+    """A master and a replica, for tests that break neither."""
+    with RedisServer(*AT_ONCE) as master:
+        follow = ("--replicaof", "127.0.0.1", str(master.port))
+        with RedisServer(*AT_ONCE, *follow) as replica:
+            while not following(master) or replica.call("ROLE")[3] != "connected":
+                time.sleep(0.01)
+            yield master
+
+
+class TestReplicated(StoreContract, RunsContract):
+    """A store that gives what a replica has keeps the contract as any other."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, followed: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._master, self._prefix = followed, prefix
+        monkeypatch.setattr(_replicated, "_within", lambda _: LONG)  # some claims last 1 ms
+
+    def store(self) -> Store:
+        """Another store on the master."""
+        return from_url(self._master.url, self._prefix, replicas=1)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_cancelled_at_every_step(followed: RedisServer, prefix: str, *, wanted: bool) -> None:
+    """Wherever it is cancelled, nothing is left: of a free lock, and of one that is handed over."""
+    async with AsyncExitStack() as stack:
+        client, other = [
+            await stack.enter_async_context(
+                aiolock.connect(followed.url, prefix=prefix, replicas=1, ttl=LONG)
+            )
+            for _ in range(2)
+        ]
+        lock, others = client.lock("lock"), other.lock("lock")
+        giving = set[asyncio.Task[None]]()
+
+        async def give() -> None:
+            async with others:
+                await asyncio.sleep(0.002)
+
+        async def scenario() -> None:
+            if wanted:
+                giving.add(asyncio.create_task(give()))
+                await asyncio.sleep(0.001)
+            async with lock:
+                await asyncio.sleep(0)
+
+        ran = 0
+        async for _ in cancel_everywhere(scenario):
+            await asyncio.gather(*giving)
+            giving.clear()
+            await empty(others)
+            engine = client._engine
+            assert not engine.waiters.attempts
+            assert not engine.watchdog.holds
+            assert not engine.watchdog.owned
+            ran += 1
+        assert ran > 2
+        await asyncio.gather(*giving)
+
+
+# By Sentinel
+
+
+async def test_sentinel(prefix: str) -> None:
+    """A client follows Sentinel to the new primary; there its lease is known, and prolonged."""
+    with ExitStack() as stack:
+        watched = Watched(stack)
+        await watched.ready()
+        async with aiolock.connect(watched.url, prefix=prefix, replicas="all", ttl=LONG) as client:
+            lease = await take(client.lock("lock"))
+            watched.master.kill()
+            promoted = await watched.promoted()
+            assert len(Peek(promoted, prefix).holders()) == 1
+            async with asyncio.timeout(LONG):
+                while True:  # until the other replica follows that one
+                    try:
+                        await lease.extend(2 * LONG)
+                        break
+                    except aiolock.StoreError:
+                        await asyncio.sleep(0.05)
+            assert lease.remaining() > LONG
+            assert await lease.release()
+            assert await (await take(client.lock("lock"))).release()
