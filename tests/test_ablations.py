@@ -2022,6 +2022,13 @@ SAFEGUARDS = (
         "test_replicas.py::test_nobody_knows_whose_what_is_not_connected_is",
     ),
     Safeguard(
+        "… and is known before anything else is answered on the next",
+        "stores/redis/_pipe.py",
+        "            first()\n",
+        "            pass\n",
+        "test_replicas.py::test_a_server_that_wants_more_replicas",
+    ),
+    Safeguard(
         "… and is that of the connection by which a push came",
         "stores/redis/_replicated.py",
         "pushed.history if pushed.speaks else self.history, _within",

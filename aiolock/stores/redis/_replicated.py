@@ -33,6 +33,8 @@ from aiolock.stores.redis._sentinel import Address
 from aiolock.stores.redis._store import HEARTBEAT, RedisStore
 from aiolock.stores.redis._subscription import Granting, Subscription
 
+OPENING: Final = 3.0
+"""Seconds to wait for the replicas when a client opens: one may have come just now."""
 _ELSEWHERE: Final = "our connections lead to different masters, so a fail-over is under way"
 _HISTORY: Final = re.compile(rb"master_replid:(\w+)")
 
@@ -70,10 +72,10 @@ class ReplicatedStore(RedisStore):
             raise StoreError(self._too_few(master.following))
         await self._barrier.open()
         outcome = self._loop.create_future()
-        waiting = self._barrier.wait(self.history, PATIENCE, outcome.set_result)
+        waiting = self._barrier.wait(self.history, OPENING, outcome.set_result)
         try:
             if await outcome is not Outcome.CONFIRMED:
-                raise self.unconfirmed(outcome.result(), PATIENCE)
+                raise self.unconfirmed(outcome.result(), OPENING)
         finally:
             waiting.cancel()
 
@@ -184,9 +186,10 @@ class ReplicatedStore(RedisStore):
         self.history = ""
         super()._lost(reason)
 
-    def _back(self, heard: int | None) -> None:
-        self.differ()  # first: what is asked after that is known to be of that master
-        super()._back(heard)
+    def _again(self) -> None:
+        """Whose connection this is has to be known before anything else is answered on it."""
+        self._reading = False
+        self.differ()
 
     def _ask_who_is_master(self) -> asyncio.Future[Master]:
         arguments = b"".join(map(bulk, (1, self._names.barrier(self._client), KEPT)))
@@ -200,11 +203,11 @@ class ReplicatedStore(RedisStore):
             told.add_done_callback(partial(self._told_who_is_master, self.losses))
 
     def _told_who_is_master(self, losses: int, told: asyncio.Future[Master]) -> None:
-        self._reading = False
-        if self._closing or told.cancelled() or told.exception() is not None:
-            return
+        failed = told.cancelled() or told.exception() is not None
         if losses != self.losses:
-            self.differ()  # it may have been told by the connection before
+            return  # it may have been told by a connection that has gone: it was asked again
+        self._reading = False
+        if failed or self._closing:
             return
         history = self.history = told.result().history
         elsewhere = ConnectionError(_ELSEWHERE)
