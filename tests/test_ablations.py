@@ -1977,6 +1977,14 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… and what one task hands to another",
+        "stores/redis/_replicated.py",
+        "        return answer._replace(before=None)\n",
+        "        return answer\n",
+        "test_replicas.py::test_pushed_grants_too",
+        seconds=20,
+    ),
+    Safeguard(
         "… and what is renewed",
         "stores/redis/_replicated.py",
         "        return _Confirmed(self, ask, any, within)\n",

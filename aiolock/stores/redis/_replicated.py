@@ -22,7 +22,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Pass, Renewal, Waiter
+from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Queued, Renewal, Waiter
 from aiolock.stores._links import Links
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._barrier import KEPT, PATIENCE, Barrier, Outcome, Replicas, Waiting
@@ -124,9 +124,6 @@ class ReplicatedStore(RedisStore):
         # Each deadline is watched by itself, so the short ones need not hurry the others.
         within = max(_within(renewal.form) for renewal in renewals)
         return _Confirmed(self, ask, any, within)
-
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        return _Confirmed(self, partial(super().pass_on, passed), _was_there, _within(passed.form))
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
@@ -261,6 +258,16 @@ def _is_granted(answer: Answer) -> bool:
     return isinstance(answer, Granted)
 
 
+def _without_neighbour(answer: Any) -> Any:
+    """A client that knows who stands behind its holder would hand the lock on by itself.
+
+    That body would begin before replicas know of its grant. (See `Store.pass_on`.)
+    """
+    if isinstance(answer, Queued) and answer.before is not None:
+        return answer._replace(before=None)
+    return answer
+
+
 def _was_there(was: int) -> bool:
     return was != WAS_ABSENT
 
@@ -312,7 +319,7 @@ class _Confirmed(Prompt):
         if error is not None:
             self.set_exception(error)
         elif not self._matters(answer.result()):
-            self.resolve(answer.result())
+            self.resolve(_without_neighbour(answer.result()))
         else:
             now = self._time()
             if self._losses != self._store.losses:  # after a break there is as much time again
