@@ -2063,6 +2063,14 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… and what one task hands to another",
+        "stores/redis/_replicated.py",
+        "        return answer._replace(before=None)\n",
+        "        return answer\n",
+        "test_replicas.py::test_pushed_grants_too",
+        seconds=20,
+    ),
+    Safeguard(
         "… and what is renewed",
         "stores/redis/_replicated.py",
         "        return _Confirmed(self, ask, any, within)\n",
@@ -2106,6 +2114,13 @@ SAFEGUARDS = (
         '        self.losses += 1\n        self.history = ""\n',
         "        self.losses += 1\n",
         "test_replicas.py::test_nobody_knows_whose_what_is_not_connected_is",
+    ),
+    Safeguard(
+        "… and is known before anything else is answered on the next",
+        "stores/redis/_pipe.py",
+        "            first()\n",
+        "            pass\n",
+        "test_replicas.py::test_a_server_that_wants_more_replicas",
     ),
     Safeguard(
         "… and is that of the connection by which a push came",

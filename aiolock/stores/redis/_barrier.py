@@ -55,13 +55,13 @@ class Waiting:
 
     __slots__ = ("_concluded", "_timer", "history", "until")
 
-    def __init__(
-        self, history: str, until: float, timer: asyncio.TimerHandle, concluded: Concluded
-    ) -> None:
+    def __init__(self, history: str, within: float, concluded: Concluded) -> None:
+        loop = asyncio.get_running_loop()
         self.history = history
-        self.until = until
-        self._timer = timer
+        self.until = loop.time() + within
         self._concluded: Concluded | None = concluded
+        late = within + min(_GRACE, within)
+        self._timer = loop.call_later(late, self.conclude, Outcome.MISSED)
 
     @property
     def over(self) -> bool:
@@ -129,9 +129,7 @@ class Barrier:
         ``concluded`` is told what came of it, once, ``within`` so many seconds, unless that is
         cancelled.
         """
-        now = self._loop.time()
-        timer = self._loop.call_later(within + min(_GRACE, within), self._late)
-        waiting = Waiting(history, now + within, timer, concluded)
+        waiting = Waiting(history, within, concluded)
         if self._closed:
             self._loop.call_soon(waiting.conclude, Outcome.MISSED)
             return waiting
@@ -223,14 +221,6 @@ class Barrier:
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
-
-    def _late(self) -> None:
-        """Somebody's time is over."""
-        now = self._loop.time()
-        for waiting in (*(self._covered or ()), *self._arrived):
-            if now >= waiting.until:
-                waiting.conclude(Outcome.MISSED)
-        self._arrived = [each for each in self._arrived if not each.over]
 
     def _down(self, reason: Exception) -> None:
         self.error, self.confirmed, self.history = reason, 0, ""

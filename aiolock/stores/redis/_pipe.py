@@ -117,12 +117,14 @@ class Pipe:
         told: Callable[[str], None],
         lost: Callable[[Exception], None],
         back: Callable[[int | None], None],
+        again: Callable[[], None],
     ) -> None:
         """``told`` gets each push that comes with a reply; ``lost`` why there is no connection.
 
         ``back`` is called when there is a connection again after there was none: replies, and
         the pushes with them, may have been lost. It gets what the probe said, how many listen to
-        the client's channel, unless that was refused.
+        the client's channel, unless that was refused. ``again`` is called just before that, when
+        what it asks is still asked before all that has waited for the connection.
         """
         self._link = Link(pool, received=self._received, up=self._up, down=self._down)
         self._place = Place.of(pool, prefix)
@@ -130,6 +132,7 @@ class Pipe:
         self._told = told
         self._lost = lost
         self._back = back
+        self._again = again
         self._loop = loop = asyncio.get_running_loop()
         # Asyncio's own is that clock behind a method of Python's, once for each command.
         self._time = time.monotonic if _is_plain(loop) else loop.time
@@ -485,14 +488,16 @@ class Pipe:
         self.quiet_since = probe.sent
         # The link is proved when a command is answered: else a server that grants the probe, and
         # nothing besides, would be dialled again and again without a pause.
-        self._go_on()
+        self._go_on(first=self._again)
         self._back(heard)
 
-    def _go_on(self) -> None:
+    def _go_on(self, first: Callable[[], None] | None = None) -> None:
         self._wire = wire = self._link.wire
         assert wire is not None
         self.copies.connected = True
         queued, self._queued = self._queued, {}
+        if first is not None:
+            first()
         now = self._time()
         for command in queued:
             if command.future.done() and not command.sure:

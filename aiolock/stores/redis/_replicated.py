@@ -22,7 +22,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Pass, Renewal, Waiter
+from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Queued, Renewal, Waiter
 from aiolock.stores._links import Links
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._barrier import KEPT, PATIENCE, Barrier, Outcome, Replicas, Waiting
@@ -33,6 +33,8 @@ from aiolock.stores.redis._sentinel import Address
 from aiolock.stores.redis._store import HEARTBEAT, RedisStore
 from aiolock.stores.redis._subscription import Granting, Subscription
 
+OPENING: Final = 3.0
+"""Seconds to wait for the replicas when a client opens: one may have come just now."""
 _ELSEWHERE: Final = "our connections lead to different masters, so a fail-over is under way"
 _HISTORY: Final = re.compile(rb"master_replid:(\w+)")
 
@@ -72,10 +74,10 @@ class ReplicatedStore(RedisStore):
             raise StoreError(self._too_few(master.following))
         await self._barrier.open()
         outcome = self._loop.create_future()
-        waiting = self._barrier.wait(self.history, PATIENCE, outcome.set_result)
+        waiting = self._barrier.wait(self.history, OPENING, outcome.set_result)
         try:
             if await outcome is not Outcome.CONFIRMED:
-                raise self.unconfirmed(outcome.result(), PATIENCE)
+                raise self.unconfirmed(outcome.result(), OPENING)
         finally:
             waiting.cancel()
 
@@ -124,9 +126,6 @@ class ReplicatedStore(RedisStore):
         # Each deadline is watched by itself, so the short ones need not hurry the others.
         within = max(_within(renewal.form) for renewal in renewals)
         return _Confirmed(self, ask, any, within)
-
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        return _Confirmed(self, partial(super().pass_on, passed), _was_there, _within(passed.form))
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
@@ -186,9 +185,10 @@ class ReplicatedStore(RedisStore):
         self.history = ""
         super()._lost(reason)
 
-    def _back(self, heard: int | None) -> None:
-        self.differ()  # first: what is asked after that is known to be of that master
-        super()._back(heard)
+    def _again(self) -> None:
+        """Whose connection this is has to be known before anything else is answered on it."""
+        self._reading = False
+        self.differ()
 
     def _ask_who_is_master(self) -> asyncio.Future[Master]:
         arguments = b"".join(map(bulk, (1, self._names.barrier(self._client), KEPT)))
@@ -202,11 +202,11 @@ class ReplicatedStore(RedisStore):
             told.add_done_callback(partial(self._told_who_is_master, self.losses))
 
     def _told_who_is_master(self, losses: int, told: asyncio.Future[Master]) -> None:
-        self._reading = False
-        if self._closing or told.cancelled() or told.exception() is not None:
-            return
+        failed = told.cancelled() or told.exception() is not None
         if losses != self.losses:
-            self.differ()  # it may have been told by the connection before
+            return  # it may have been told by a connection that has gone: it was asked again
+        self._reading = False
+        if failed or self._closing:
             return
         history = self.history = told.result().history
         elsewhere = ConnectionError(_ELSEWHERE)
@@ -260,6 +260,16 @@ def _is_granted(answer: Answer) -> bool:
     return isinstance(answer, Granted)
 
 
+def _without_neighbour(answer: Any) -> Any:
+    """A client that knows who stands behind its holder would hand the lock on by itself.
+
+    That body would begin before replicas know of its grant. (See `Store.pass_on`.)
+    """
+    if isinstance(answer, Queued) and answer.before is not None:
+        return answer._replace(before=None)
+    return answer
+
+
 def _was_there(was: int) -> bool:
     return was != WAS_ABSENT
 
@@ -311,7 +321,7 @@ class _Confirmed(Prompt):
         if error is not None:
             self.set_exception(error)
         elif not self._matters(answer.result()):
-            self.resolve(answer.result())
+            self.resolve(_without_neighbour(answer.result()))
         else:
             now = self._time()
             if self._losses != self._store.losses:  # after a break there is as much time again

@@ -112,6 +112,7 @@ class RedisStore:
             told=self._subscription.deliver,
             lost=self._lost,
             back=self._back,
+            again=self._again,
         )
         self._introduced = self._loop.time()
         # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
@@ -170,6 +171,9 @@ class RedisStore:
     def _lost(self, reason: Exception) -> None:
         """The commands have no connection any more."""
         self._links.down("commands", reason)
+
+    def _again(self) -> None:
+        """The commands are about to go on, on another connection."""
 
     def _back(self, heard: int | None) -> None:
         """The commands have a connection again: what came with a lost reply must be asked for.
