@@ -11,6 +11,8 @@ _NAMED = {**{store: store for store in STORES}, "fakeredis": "redis", "mariadb":
 _FIXTURES = {
     "redis_server": "redis",
     "own_server": "redis",
+    "lone_node": "redis",
+    "cluster": "redis",
     "postgres_server": "postgres",
     "own_postgres": "postgres",
     "mariadb_server": "mysql",

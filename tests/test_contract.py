@@ -194,6 +194,14 @@ class TestRedis(StoreContract, RunsContract):
         return [key for key in keys if not key.endswith(":fence")]
 
 
+class TestRedisLoneNode(TestRedis):
+    """A cluster of one node, by the URL of any other server: no script has keys of two slots."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, lone_node: RedisServer, prefix: str) -> None:
+        self._redis, self._prefix = lone_node, prefix
+
+
 class TestRedisUnixSocket(TestRedis):
     """A real server, by its unix socket."""
 

@@ -24,6 +24,7 @@ import aiolock
 from aiolock.stores.redis import RedisStore, _scripts, from_url
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.testing import Peer
+from tests.clusters import Cluster
 from tests.failures import Peek, check_nothing_left, check_works, take, until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -229,11 +230,27 @@ async def test_replica(server: RedisServer) -> None:
         await fails(replica.url, "READONLY")
 
 
-async def test_node_of_a_cluster(prefix: str) -> None:
-    """A node of a cluster is a StoreError that says that it is one, whatever its database."""
-    with RedisServer("--cluster-enabled", "yes") as node:
-        for url in (node.url, node.url.removesuffix("0") + "1"):
-            await fails(url, "Redis Cluster is not supported yet")
+async def test_node_of_a_cluster(cluster: Cluster) -> None:
+    """One of several nodes is a StoreError with the URL to use, whatever slots it has."""
+    for node in cluster.masters:
+        use = rf"node of a Redis Cluster: use redis\+cluster://127.0.0.1:{node.port}"
+        for _ in range(8):  # each client has a key of its own, which may be in a slot of this one
+            await fails(node.url, use)
+        await fails(node.url.removesuffix("0") + "1", use)
+
+
+async def test_a_lone_node_without_the_right_to_ask(lone_node: RedisServer, prefix: str) -> None:
+    """A cluster of one serves a user, too, who may not ask how many there are."""
+    rule = ["on", ">pw", *ACL_RULE.format(prefix=prefix).split()]
+    lone_node.call("ACL", "SETUSER", "bob", *rule)
+    url = f"redis://bob:pw@127.0.0.1:{lone_node.port}"
+    async with (
+        aiolock.connect(url, prefix=prefix) as client,
+        client.lock("a") as one,
+        client.lock("b") as other,
+    ):
+        assert await one.verify()
+        assert await other.verify()
 
 
 @pytest.mark.parametrize("counted", [True, False])

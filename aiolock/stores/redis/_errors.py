@@ -52,6 +52,10 @@ class DeafError(redis.exceptions.ConnectionError):
     """What is published through the one connection does not arrive on the other."""
 
 
+class ClusterNodeError(redis.exceptions.ConnectionError):
+    """A server alone is asked for, and it is one of a cluster."""
+
+
 def as_answered(error: redis.exceptions.ResponseError) -> Refusal:
     """An error of redis-py's as the server had sent it."""
     text = str(error)
@@ -125,8 +129,9 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
     """What is wrong, and what to do, where a server has answered with an error."""
     code, lower = code_of(error), said.lower()
-    if code in _CLUSTER or "cluster" in lower:
-        return "is a node of a cluster", _NO_CLUSTER
+    if code in _CLUSTER or "cluster" in lower or isinstance(error, ClusterNodeError):
+        scheme = "rediss" if place.tls else "redis"
+        return "is a node of a Redis Cluster", f"use {scheme}+cluster://{place.address}"
     if code in _ANSWERS:
         return _ANSWERS[code]
     if code == "NOPERM" or "user executing the script" in lower or "ACL failure in script" in said:
@@ -138,8 +143,6 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
             return what.format(place=place), to_do
     return None
 
-
-_NO_CLUSTER: Final = "Redis Cluster is not supported yet, use a server with cluster-enabled no"
 
 _ANSWERS: Final[dict[str, tuple[str, str]]] = {
     "NOSCAN": (

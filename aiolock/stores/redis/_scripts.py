@@ -298,6 +298,27 @@ def _opened(reply: Any) -> Opened:
     return Opened(policy.decode(), int(now))
 
 
+class Range(NamedTuple):
+    """Slots of a cluster, from the first to the last, and where their master is.
+
+    The host is empty where that is the one that has said so.
+    """
+
+    first: int
+    last: int
+    host: str
+    port: int
+
+
+def ranges(reply: Any) -> list[Range]:
+    """What CLUSTER SLOTS says."""
+    found = list[Range]()
+    for first, last, master, *_ in reply:
+        host = "" if master[0] in (None, b"?") else master[0].decode()
+        found.append(Range(int(first), int(last), host, int(master[1])))
+    return found
+
+
 def _present(reply: Any) -> Present:
     heard, now = reply
     return Present(int(heard), int(now))
@@ -320,3 +341,4 @@ READ: Final = Script("read", _posted)
 STATUS: Final = Script("status", _as_is)
 LIST: Final = Script("list", _listed)
 PRESENCE: Final = Script("presence", _present)
+SLOTS: Final = Script("slots", ranges)

@@ -31,7 +31,15 @@ from aiolock.store import (
 from aiolock.stores._links import Links
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
-from aiolock.stores.redis._errors import DeafError, Place, address_of, code_of, store_error
+from aiolock.stores.redis._errors import (
+    ClusterNodeError,
+    DeafError,
+    Place,
+    Refusal,
+    address_of,
+    code_of,
+    store_error,
+)
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._pipe import Pipe
 from aiolock.stores.redis._scripts import Present, bulk
@@ -88,6 +96,8 @@ class RedisStore:
         self._timer: asyncio.TimerHandle | None = None
         self._switches: Switches | None = None
         """Only where Sentinel says who the master is."""
+        self._slots_apart = False
+        """Whether the server is one of a cluster, where a script has keys of one slot only."""
 
     def __repr__(self) -> str:
         where = self._pool.connection_kwargs
@@ -134,6 +144,7 @@ class RedisStore:
             await self._pipe.open()
             await self._subscription.open()
             await self._introduce()
+            await self._see_whether_cluster()
             counted = await self._hear_ourselves()
             self._check_opening()
         except BaseException as error:
@@ -269,6 +280,11 @@ class RedisStore:
         return not self._counted
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        if self._slots_apart and len(renewals) > 1:
+            return asyncio.ensure_future(_together([self._renew([each]) for each in renewals]))
+        return self._renew(renewals)
+
+    def _renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         keys = [self._names.holders(renewal.name) for renewal in renewals]
         values = [
             bulk(f"{self._text(renewal.waiter, renewal.form)}:{renewal.fence}") + bulk(renewal.ttl)
@@ -352,7 +368,7 @@ class RedisStore:
         return b"".join(map(bulk, (1, key, channel, "p", forget_in)))
 
     def _say_who_we_are(self) -> asyncio.Future[scripts.Opened]:
-        keys = [*self._names.keys(f"open {self._client}"), self._names.client(self._client)]
+        keys = [*self._names.tried(self._client), self._names.client(self._client)]
         who = (f"{socket.gethostname()} {os.getpid()}", _FORGET_CLIENT)
         arguments = b"".join(map(bulk, (4, *keys, *who)))
         # In full, so that a user who may not EVAL learns it now and not after a SCRIPT FLUSH.
@@ -374,6 +390,30 @@ class RedisStore:
                     " Use noeviction, or a server of their own for locks.",
                     policy,
                 )
+
+    async def _see_whether_cluster(self) -> None:
+        """Whether keys of two slots are refused; `StoreError` for one of a cluster's many masters.
+
+        A cluster of one master serves as any server does: so do those that are one for us, of as
+        many servers as may be.
+        """
+        keys = b"".join(map(bulk, (2, *self._names.apart())))
+        nothing = b"".join(map(bulk, ("-", 0, "-", 0)))
+        try:
+            await self._pipe.call(scripts.RENEW, 7, keys + nothing, late=True)
+        except StoreError as error:
+            if not isinstance(error.__cause__, Refusal) or code_of(error.__cause__) != "CROSSSLOT":
+                raise
+        else:
+            return
+        self._slots_apart = True
+        own = bulk(1) + bulk(self._names.client(self._client))
+        masters = {(each.host, each.port) for each in await self._pipe.call(scripts.SLOTS, 2, own)}
+        if len(masters) > 1:
+            raise store_error(
+                ClusterNodeError(f"it is one of {len(masters)} masters"),
+                Place.of(self._pool, self._prefix),
+            )
 
     async def _hear_ourselves(self) -> bool:
         """See that what is published where our commands go reaches us; whether it is counted.
@@ -431,6 +471,10 @@ class RedisStore:
     def _check_heard(self, sent: float) -> None:
         if not self._closing and self._subscription.heard < sent:
             self._subscription.drop(TimeoutError("no push for a heartbeat"))
+
+
+async def _together(parts: Sequence[asyncio.Future[list[bool]]]) -> list[bool]:
+    return [each for part in await asyncio.gather(*parts) for each in part]
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:
