@@ -19,6 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from aiolock.stores.redis import RedisStore, from_url
 from tests.procs import freeze, tied
 
 BINARY: Final = os.environ.get("REDIS_SERVER", "redis-server")
@@ -35,6 +36,13 @@ def hold_port() -> socket.socket:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
     return holder
+
+
+def store_on(url: str, prefix: str) -> RedisStore:
+    """A store on one server, by its URL."""
+    store = from_url(url, prefix)
+    assert isinstance(store, RedisStore)
+    return store
 
 
 _BUS: Final = 10_000

@@ -31,14 +31,13 @@ from aiolock.store import (
     Waiter,
 )
 from aiolock.stores.redis import _scripts as scripts
-from aiolock.stores.redis import from_url
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._store import KEPT
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
-from tests.servers import RedisServer
+from tests.servers import RedisServer, store_on
 from tests.test_model import Scripts
 
 FAR_AHEAD = 4_000_000_000_000_000  # µs: the year 2096
@@ -478,7 +477,7 @@ async def test_what_a_release_carries(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a break a release leaves a tombstone; and of what was never sent there is nothing."""
-    store = from_url(redis_server.url, prefix)
+    store = store_on(redis_server.url, prefix)
     async with Peer(store) as ann:
         pipe, waiter = store._pipe, ann.waiter()
         monkeypatch.setattr(pipe.copies, "bury", in_a_minute)  # as after a break

@@ -38,7 +38,9 @@ _CODES: Final[dict[type[Exception], str]] = {
 _WITHIN: Final = re.compile(r": -([A-Z]+) ")
 """How Redis 6.2 quotes the error of a command that a script called."""
 
-_CLUSTER: Final = ("CROSSSLOT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+REDIRECTS: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+"""Answers of a node whose commands another node is to carry out, or this one in a moment."""
+_CLUSTER: Final = ("CROSSSLOT", *REDIRECTS)
 _AT_ONCE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS", "MISCONF", "OOM")
 _DID_NOTHING: Final = frozenset((*_AT_ONCE, *_CLUSTER, "NOAUTH", "LATE", "NOSCRIPT"))
 """Refused before the first write of a script: a server that has let it write once lets it end."""
@@ -74,6 +76,11 @@ def code_of(error: Exception) -> str:
     return code
 
 
+def is_half_done(refusal: Exception) -> bool:
+    """Whether a script was ended in its middle: a key of it has gone to another node meanwhile."""
+    return "non local key" in str(refusal)
+
+
 def did_nothing(refusal: Exception) -> bool:
     """Whether a script that was answered so has certainly changed nothing."""
     code = code_of(refusal)
@@ -88,13 +95,15 @@ class Place(NamedTuple):
     tls: bool
     database: object
     prefix: str
+    cluster: bool = False
+    """Whether a cluster is what was asked for."""
 
     @classmethod
-    def of(cls, pool: ConnectionPool, prefix: str) -> Place:
+    def of(cls, pool: ConnectionPool, prefix: str, *, cluster: bool = False) -> Place:
         """Where connections of this pool go."""
         options: dict[str, Any] = pool.connection_kwargs
         tls = issubclass(pool.connection_class, SSLConnection)
-        return cls(address_of(pool), tls, options.get("db") or 0, prefix)
+        return cls(address_of(pool), tls, options.get("db") or 0, prefix, cluster)
 
 
 def address_of(pool: ConnectionPool) -> str:
@@ -129,6 +138,8 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
     """What is wrong, and what to do, where a server has answered with an error."""
     code, lower = code_of(error), said.lower()
+    if place.cluster and code in REDIRECTS:
+        return _UNSETTLED[code]
     if code in _CLUSTER or "cluster" in lower or isinstance(error, ClusterNodeError):
         scheme = "rediss" if place.tls else "redis"
         return "is a node of a Redis Cluster", f"use {scheme}+cluster://{place.address}"
@@ -143,6 +154,20 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
             return what.format(place=place), to_do
     return None
 
+
+_UNSETTLED: Final[dict[str, tuple[str, str]]] = {
+    "CLUSTERDOWN": (
+        "is a node of a cluster that is down, or cut off from it",
+        "see its CLUSTER INFO: every slot needs a master, and most masters must see each other",
+    ),
+    "TRYAGAIN": (
+        "is moving this slot to another node, and cannot serve it meanwhile",
+        "see whether the move goes on (CLUSTER NODES)",
+    ),
+    "MOVED": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
+    "ASK": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
+}
+"""What a cluster could not do in all the time that a command has."""
 
 _ANSWERS: Final[dict[str, tuple[str, str]]] = {
     "NOSCAN": (

@@ -250,6 +250,12 @@ def _party(
     )
 
 
+def said_of(party: Party, says: bytes) -> Party:
+    """A party of a status, with what its client says of itself."""
+    host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
+    return replace(party, host=host, pid=int(pid) if pid.isdecimal() else 0)
+
+
 def _since(text: str, ticket: int) -> int:
     """When a waiter with this ticket came, in µs."""
     return ticket - decode_any(text)[1].priority * PRIORITY
@@ -341,4 +347,5 @@ READ: Final = Script("read", _posted)
 STATUS: Final = Script("status", _as_is)
 LIST: Final = Script("list", _listed)
 PRESENCE: Final = Script("presence", _present)
+WHO: Final = Script("who", _as_is)
 SLOTS: Final = Script("slots", ranges)

@@ -7,11 +7,10 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
-import anyio
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
@@ -41,7 +40,8 @@ from aiolock.stores.redis._errors import (
     store_error,
 )
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._pipe import Pipe
+from aiolock.stores.redis._opening import opened
+from aiolock.stores.redis._pipe import Pipe, Redirected
 from aiolock.stores.redis._scripts import Present, bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
 from aiolock.stores.redis._subscription import Subscription
@@ -80,6 +80,9 @@ _GIVEN_BACK: Final = bulk(0) + bulk(0)
 class RedisStore:
     """Locks on one Redis (or Valkey), through two connections: commands, and pushes."""
 
+    _resizes = itertools.count(1)
+    """One for all, since a name of a cluster may move from one of its nodes to another."""
+
     def __init__(self, pool: ConnectionPool, prefix: str) -> None:
         self._pool = pool
         self._prefix = prefix
@@ -88,7 +91,6 @@ class RedisStore:
         self._heads = lru_cache(maxsize=4096)(self._encode_head)
         self._stems: dict[int, tuple[Form, str]] = {}
         """By the identity of a form, which is kept for as long, as hashing it takes longer."""
-        self._resizes = itertools.count(1)
         self._closing = True
         self._beating = False
         """The next question is the heartbeat, too."""
@@ -98,6 +100,9 @@ class RedisStore:
         """Only where Sentinel says who the master is."""
         self._slots_apart = False
         """Whether the server is one of a cluster, where a script has keys of one slot only."""
+        self._redirected: Redirected | None = None
+        self._is_new: Callable[[bytes], bool] | None = None
+        """For a node of a cluster of several."""
 
     def __repr__(self) -> str:
         where = self._pool.connection_kwargs
@@ -114,30 +119,22 @@ class RedisStore:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
         self._links = Links(inbox)
-        self._subscription = Subscription(self._pool, self._names, client, inbox, self._links)
+        self._subscription = Subscription(
+            self._pool, self._names, client, inbox, self._links, is_new=self._is_new
+        )
         self._pipe = Pipe(
             self._pool,
             self._prefix,
-            probe=self._presence_arguments(),
+            probe=self._presence_arguments,
             told=self._subscription.deliver,
             lost=partial(self._links.down, "commands"),
             back=self._back,
+            redirected=self._redirected,
         )
         self._introduced = self._loop.time()
         # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
         self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
-        try:
-            await asyncio.wait([opening])
-        except asyncio.CancelledError:
-            opening.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([opening])
-                if not opening.cancelled() and opening.exception() is None:  # just then
-                    await self.aclose()
-            raise
-        if opening.cancelled():
-            raise StoreError("the client was closed while it was opening")
-        opening.result()
+        await opened(opening, self.aclose)
 
     async def _open(self) -> None:
         try:
@@ -196,12 +193,15 @@ class RedisStore:
             return
         self._closing = True
         self._links.observed = False
-        # To nobody: a word to us would lie unread when the subscription ends.
-        last = self._presence_arguments(forget_in=1, to="")
-        self._pipe.call(scripts.PRESENCE, 5, last).add_done_callback(_ignore)
+        self._forget_us()
         if self._timer is not None:
             self._timer.cancel()
         await self._disconnect()
+
+    def _forget_us(self) -> None:
+        # To nobody: a word to us would lie unread when the subscription ends.
+        last = self._presence_arguments(forget_in=1, to="")
+        self._pipe.call(scripts.PRESENCE, *last).add_done_callback(ignore)
 
     async def _disconnect(self) -> None:
         if self._switches is not None:
@@ -281,7 +281,7 @@ class RedisStore:
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         if self._slots_apart and len(renewals) > 1:
-            return asyncio.ensure_future(_together([self._renew([each]) for each in renewals]))
+            return asyncio.ensure_future(together([self._renew([each]) for each in renewals]))
         return self._renew(renewals)
 
     def _renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
@@ -349,23 +349,35 @@ class RedisStore:
         return scripts.status(name, await self._pipe.call(scripts.STATUS, 5, arguments))
 
     async def _snapshot(self, start: str) -> Page:
-        arguments = b"".join(map(bulk, (0, start or 0, self._names.pattern, _PAGE)))
-        cursor, keys = await self._pipe.call(scripts.LIST, 4, arguments)
+        own = self._own_keys()
+        values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
+        arguments = b"".join(map(bulk, values))
+        cursor, keys = await self._pipe.call(scripts.LIST, len(values), arguments)
         names = dict.fromkeys(self._names.name(key) for key in keys)
         statuses = await asyncio.gather(*[self._status(name, waiters=True) for name in names])
         return Page(statuses, "" if cursor == "0" else cursor)
 
     # Opening, and keeping both connections alive
 
+    def who(self, client: str) -> asyncio.Future[bytes]:
+        """What a client says of itself; empty where it says nothing."""
+        arguments = bulk(1) + bulk(self._names.client(client))
+        return self._pipe.call(scripts.WHO, 2, arguments)
+
     def _presence(self) -> asyncio.Future[Present]:
-        return self._pipe.call(scripts.PRESENCE, 5, self._presence_arguments())
+        return self._pipe.call(scripts.PRESENCE, *self._presence_arguments())
 
     def _presence_arguments(
         self, *, forget_in: int = _FORGET_CLIENT, to: str | None = None
-    ) -> bytes:
-        key = self._names.client(self._client)
+    ) -> tuple[int, bytes]:
+        keys = self._own_keys()
         channel = self._names.channels + (self._client if to is None else to)
-        return b"".join(map(bulk, (1, key, channel, "p", forget_in)))
+        values = (len(keys), *keys, channel, "p", forget_in)
+        return len(values), b"".join(map(bulk, values))
+
+    def _own_keys(self) -> list[str]:
+        """A key of the client's own on this server, by which to speak to it."""
+        return [self._names.client(self._client)]
 
     def _say_who_we_are(self) -> asyncio.Future[scripts.Opened]:
         keys = [*self._names.tried(self._client), self._names.client(self._client)]
@@ -407,13 +419,17 @@ class RedisStore:
         else:
             return
         self._slots_apart = True
-        own = bulk(1) + bulk(self._names.client(self._client))
-        masters = {(each.host, each.port) for each in await self._pipe.call(scripts.SLOTS, 2, own)}
+        masters = {(each.host, each.port) for each in await self.slots()}
         if len(masters) > 1:
             raise store_error(
                 ClusterNodeError(f"it is one of {len(masters)} masters"),
                 Place.of(self._pool, self._prefix),
             )
+
+    def slots(self) -> asyncio.Future[list[scripts.Range]]:
+        """Which master has which slots; none where there is no cluster, or we may not ask."""
+        values = (len(own := self._own_keys()), *own)
+        return self._pipe.call(scripts.SLOTS, len(values), b"".join(map(bulk, values)))
 
     async def _hear_ourselves(self) -> bool:
         """See that what is published where our commands go reaches us; whether it is counted.
@@ -444,8 +460,7 @@ class RedisStore:
         """Try both connections when either has been silent: the reply proves one, the push both."""
         now = self._loop.time()
         if now - self._introduced > _FORGET_CLIENT / 2000:
-            self._introduced = now
-            self._say_who_we_are().add_done_callback(_ignore)
+            self._introduce_again(now)
         silent = min(self._pipe.quiet_since, self._subscription.heard)
         due = min(silent + HEARTBEAT, self._pipe.copies.clock_read + CLOCK)
         if now < due:
@@ -460,6 +475,10 @@ class RedisStore:
         # From now, not from the reply: both links may be dead, and each is seen to by itself.
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 
+    def _introduce_again(self, now: float) -> None:
+        self._introduced = now
+        self._say_who_we_are().add_done_callback(ignore)
+
     def _beaten(self, heard: asyncio.Future[Present]) -> None:
         if not heard.cancelled() and heard.exception() is None:
             self._count(heard.result().heard)  # else the pipe sees to its own connection
@@ -473,11 +492,12 @@ class RedisStore:
             self._subscription.drop(TimeoutError("no push for a heartbeat"))
 
 
-async def _together(parts: Sequence[asyncio.Future[list[bool]]]) -> list[bool]:
+async def together(parts: Sequence[asyncio.Future[list[bool]]]) -> list[bool]:
+    """The answers of several renewals as that of one."""
     return [each for part in await asyncio.gather(*parts) for each in part]
 
 
-def _ignore(done: asyncio.Future[Any]) -> None:
+def ignore(done: asyncio.Future[Any]) -> None:
     """A heartbeat that failed is no news: the connection is seen to where it failed."""
     if not done.cancelled():
         done.exception()

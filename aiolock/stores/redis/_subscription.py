@@ -28,14 +28,23 @@ SUBSCRIBE_TIMEOUT: Final = 5.0
 class Subscription:
     """Keeps the client's channel subscribed, and hands what arrives there to its inbox."""
 
-    def __init__(
-        self, pool: ConnectionPool, names: Names, client: str, inbox: Inbox, links: Links
+    def __init__(  # what it connects by, and whom it tells
+        self,
+        pool: ConnectionPool,
+        names: Names,
+        client: str,
+        inbox: Inbox,
+        links: Links,
+        *,
+        is_new: Callable[[bytes], bool] | None = None,
     ) -> None:
+        """``is_new`` says whether a push has not come by another connection already."""
         self._link = Link(pool, received=self._received, up=self._subscribe, down=self._down)
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
         self._inbox = inbox
         self._links = links
+        self._is_new = is_new
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[None] = self._loop.create_future()
         self._overdue: asyncio.TimerHandle | None = None
@@ -88,7 +97,8 @@ class Subscription:
 
     def _told(self, message: list[bytes]) -> None:
         if message[0] == b"message":
-            self.deliver(message[2].decode("utf-8", "replace"))
+            if self._is_new is None or self._is_new(message[2]):
+                self.deliver(message[2].decode("utf-8", "replace"))
         elif message[0] == b"subscribe":
             self._confirm()
             self._link.proved()
