@@ -34,7 +34,7 @@ from aiolock.stores._links import Links
 from aiolock.stores.redis._codec import NOBODY
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._echoes import Echoes
-from aiolock.stores.redis._errors import Refusal, is_half_done
+from aiolock.stores.redis._errors import Refusal, code_of, is_half_done
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._opening import opened
@@ -237,20 +237,24 @@ class ClusterStore:
     # What the nodes say (see `Neighbours`)
 
     def redirected(self, node: Node, commands: list[Command], refusal: Refusal) -> None:
-        self._news.set()
         redirect = Redirect.read(refusal)
+        if redirect is None or redirect.code == "ASK":
+            # Slots are on the move, perhaps to a node where nobody would listen for our waiters.
+            for master in self._topology.masters:
+                master.dial(self._client, self._inbox)
         if redirect is None:
             node.hold(commands)
             if is_half_done(refusal):
                 self._loop.call_soon(self._ask_anew, commands[0].key.decode())
+            elif code_of(refusal) == "CLUSTERDOWN":
+                self._news.set()
             return
         address = self._topology.reached((redirect.host or node.address[0], redirect.port))
         other = self._node_at(address)
         asking = redirect.code == "ASK"
-        if asking:
-            self._asked[other] = self._loop.time()
-        else:
-            self._asked[other] = self._loop.time()
+        self._asked[other] = self._loop.time()
+        if not asking:
+            self._news.set()
             self._topology.assign(redirect.slot, other)
         self._pass(commands, other, asking=asking)
 

@@ -22,7 +22,7 @@ from aiolock.errors import StoreError
 ACL_RULE: Final = (
     "~{prefix}:* resetchannels &{prefix}:* +evalsha +eval +select +subscribe +publish"
     " +pubsub|numsub +time +exists +get +set +pexpire +pttl +zadd +zcard +zincrby +zmscore +zrange"
-    " +zrangebyscore +zrank +zrem +zremrangebyscore +zscore +zpopmin"
+    " +zrangebyscore +zrank +zrem +zremrangebyscore +zscore"
 )
 """The least that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
 

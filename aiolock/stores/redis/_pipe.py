@@ -445,6 +445,8 @@ class Pipe:
 
     def _send(self, wire: Wire, command: Command) -> None:
         """Write it once more, or after a break."""
+        if self._gathered:
+            self._write_gathered()
         if command.asking:
             asking = Command(PRESENCE, 0, b"", self._nobody(), command.sent, sure=False)
             self._sent.append(asking)
