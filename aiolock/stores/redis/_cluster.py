@@ -96,6 +96,9 @@ class ClusterStore:
         self._topology = Topology(self._seeds, self._prefix)
         self._news = asyncio.Event()
         self._asked: dict[Node, float] = {}
+        """When a node was last named that may have no slots yet."""
+        self._waits = False
+        """Whether a waiter of ours has stood in a queue."""
         self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
         await opened(opening, self.aclose)
 
@@ -199,6 +202,8 @@ class ClusterStore:
         for node in list(topology.nodes.values()):
             if node not in masters and self._asked.get(node, 0.0) < now - _ASKED:
                 self._is_gone(node)
+        if self._waits:
+            self._dial_all()
         homeless, self._homeless = self._homeless, []
         for parked in homeless:
             self._park(parked)
@@ -238,10 +243,6 @@ class ClusterStore:
 
     def redirected(self, node: Node, commands: list[Command], refusal: Refusal) -> None:
         redirect = Redirect.read(refusal)
-        if redirect is None or redirect.code == "ASK":
-            # Slots are on the move, perhaps to a node where nobody would listen for our waiters.
-            for master in self._topology.masters:
-                master.dial(self._client, self._inbox)
         if redirect is None:
             node.hold(commands)
             if is_half_done(refusal):
@@ -273,6 +274,16 @@ class ClusterStore:
         if node.takes_over:
             node.takes_over = False
             self._inbox.reconnected()  # where we listen only now we were taken for dead
+
+    def waits(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._dial_all()
+
+    def _dial_all(self) -> None:
+        """A slot may move to any master, and where nobody listens for us we are taken for dead."""
+        for node in self._topology.masters:
+            node.dial(self._client, self._inbox)
 
     def slots_of(self, node: Node) -> frozenset[int]:
         return self._topology.slots_of(node)

@@ -26,6 +26,9 @@ ACL_RULE: Final = (
 )
 """The least that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
 
+CLUSTER_RIGHTS: Final = " +cluster|slots +asking"
+"""What it needs besides on the nodes of a cluster."""
+
 _CODES: Final[dict[type[Exception], str]] = {
     redis.exceptions.NoScriptError: "NOSCRIPT",
     redis.exceptions.ReadOnlyError: "READONLY",
@@ -138,15 +141,18 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
     """What is wrong, and what to do, where a server has answered with an error."""
     code, lower = code_of(error), said.lower()
-    if place.cluster and code in REDIRECTS:
-        return _UNSETTLED[code]
-    if code in _CLUSTER or "cluster" in lower or isinstance(error, ClusterNodeError):
-        scheme = "rediss" if place.tls else "redis"
+    scheme = "rediss" if place.tls else "redis"
+    if place.cluster:
+        if code in REDIRECTS:
+            return _UNSETTLED[code]
+        if "cluster support disabled" in lower:
+            return "is no node of a cluster", f"use {scheme}://{place.address}"
+    elif code in _CLUSTER or "cluster" in lower or isinstance(error, ClusterNodeError):
         return "is a node of a Redis Cluster", f"use {scheme}+cluster://{place.address}"
     if code in _ANSWERS:
         return _ANSWERS[code]
     if code == "NOPERM" or "user executing the script" in lower or "ACL failure in script" in said:
-        rule = ACL_RULE.format(prefix=place.prefix)
+        rule = ACL_RULE.format(prefix=place.prefix) + CLUSTER_RIGHTS * place.cluster
         return "does not allow this user what aiolock needs", f"grant the user: {rule}"
     for pattern, wrong in _SAYINGS:
         if pattern in lower:

@@ -42,6 +42,9 @@ class Neighbours(Protocol):
     def is_missing(self) -> None:
         """A node cannot be reached: another may have its slots soon."""
 
+    def waits(self) -> None:
+        """A waiter of ours stands in a queue."""
+
     def slots_of(self, node: Node) -> frozenset[int]:
         """The slots that it has, as far as is known."""
         ...
@@ -116,6 +119,7 @@ class Node(RedisStore):
         self._slots_apart = True
         self._redirected = partial(cluster.redirected, self)
         self._is_new = partial(cluster.is_new, self)
+        self._queued = cluster.waits
         self._waiting = deque[_Asked]()
         """What was asked of it, and of others, in order, until it serves us."""
         self._tag = ""

@@ -101,17 +101,20 @@ class Pipe:
         lost: Callable[[Exception], None],
         back: Callable[[int | None], None],
         redirected: Redirected | None = None,
+        queued: Callable[[], None] | None = None,
     ) -> None:
         """``told`` gets each push that comes with a reply; ``lost`` why there is no connection.
 
         ``back`` is called when there is a connection again after there was none: replies, and
         the pushes with them, may have been lost. It gets what the probe said, how many listen to
-        the client's channel, unless that was refused. ``redirected`` is for a node of a cluster.
+        the client's channel, unless that was refused. ``redirected`` is for a node of a cluster,
+        and so is ``queued``, which is called when a waiter of ours has come to stand in a queue.
         """
         self._link = Link(pool, received=self._received, up=self._up, down=self._down)
         self._place = Place.of(pool, prefix, cluster=redirected is not None)
         self._probe_arguments = probe
         self._redirected = redirected
+        self._queued_one = queued
         self._told = told
         self._lost = lost
         self._back = back
@@ -348,6 +351,8 @@ class Pipe:
             for command in commands:
                 self._fail(command, _not_an_answer(reply))
             return
+        if self._queued_one is not None:
+            self._queued_one()
         for command, answer in zip(commands, answers, strict=True):
             if not command.future.done():
                 self._resolve(command.future, answer)
@@ -388,6 +393,8 @@ class Pipe:
                 else:
                     if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
                         self.copies.read_clock(command.sent, answer.now)
+                    if self._queued_one is not None and isinstance(answer, Queued):
+                        self._queued_one()
                     self._resolve(future, answer)
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:

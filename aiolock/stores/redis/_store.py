@@ -101,6 +101,7 @@ class RedisStore:
         self._slots_apart = False
         """Whether the server is one of a cluster, where a script has keys of one slot only."""
         self._redirected: Redirected | None = None
+        self._queued: Callable[[], None] | None = None
         self._is_new: Callable[[bytes], bool] | None = None
         """For a node of a cluster of several."""
 
@@ -130,6 +131,7 @@ class RedisStore:
             lost=partial(self._links.down, "commands"),
             back=self._back,
             redirected=self._redirected,
+            queued=self._queued,
         )
         self._introduced = self._loop.time()
         # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
