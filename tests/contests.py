@@ -32,9 +32,15 @@ class Contest:
         """All bodies, in the order in which they were entered."""
         found: list[Stay] = []
         for worker in self.workers:
-            ends = {m["fence"]: m["t"] for m in worker.history if m["event"] == "out"}
+            # Fences are of one lock: another one's may be the same.
+            ends = {(m["lock"], m["fence"]): m["t"] for m in worker.history if m["event"] == "out"}
             found += [
-                Stay(m["lock"], m["fence"], float(m["t"]), float(ends.get(m["fence"]) or m["t"]))
+                Stay(
+                    m["lock"],
+                    m["fence"],
+                    float(m["t"]),
+                    float(ends.get((m["lock"], m["fence"])) or m["t"]),
+                )
                 for m in worker.history
                 if m["event"] == "in"
             ]

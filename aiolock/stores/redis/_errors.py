@@ -141,14 +141,8 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
     """What is wrong, and what to do, where a server has answered with an error."""
     code, lower = code_of(error), said.lower()
-    scheme = "rediss" if place.tls else "redis"
-    if place.cluster:
-        if code in REDIRECTS:
-            return _UNSETTLED[code]
-        if "cluster support disabled" in lower:
-            return "is no node of a cluster", f"use {scheme}://{place.address}"
-    elif code in _CLUSTER or "cluster" in lower or isinstance(error, ClusterNodeError):
-        return "is a node of a Redis Cluster", f"use {scheme}+cluster://{place.address}"
+    if (of_cluster := _of_cluster(error, code, lower, place)) is not None:
+        return of_cluster
     if code in _ANSWERS:
         return _ANSWERS[code]
     if code == "NOPERM" or "user executing the script" in lower or "ACL failure in script" in said:
@@ -158,6 +152,18 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
         if pattern in lower:
             what, to_do = wrong
             return what.format(place=place), to_do
+    return None
+
+
+def _of_cluster(error: Exception, code: str, lower: str, place: Place) -> tuple[str, str] | None:
+    """The same, where it is about a cluster, or that there is none."""
+    scheme = "rediss" if place.tls else "redis"
+    if place.cluster and "cluster support disabled" in lower:
+        return "is no node of a cluster", f"use {scheme}://{place.address}"
+    if place.cluster:
+        return _UNSETTLED.get(code)
+    if code in _CLUSTER or "cluster" in lower or isinstance(error, ClusterNodeError):
+        return "is a node of a Redis Cluster", f"use {scheme}+cluster://{place.address}"
     return None
 
 
