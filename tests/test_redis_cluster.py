@@ -18,6 +18,7 @@ from aiolock import StoreError
 from aiolock.observer import Link, Observer
 from aiolock.store import Busy, Sharded, Status
 from aiolock.stores.redis import ClusterStore, from_url
+from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._echoes import Echoes
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._seeds import seeds_of
@@ -368,14 +369,49 @@ async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str) -> None:
         assert fences == sorted(set(fences))
 
 
-async def test_handed_on_while_the_slot_is_moving(own_cluster: Cluster, prefix: str) -> None:
+async def test_order_is_kept_where_a_slot_has_moved(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked before is carried out before, though it was asked of another node."""
+    async with Peer(store := store_at(cluster, prefix)) as ann:
+        for number in range(10):
+            await ann.ask(f"n{number}")
+        name, slot = "n0", slot_of("n0")
+        owners, waiter = store._topology.owners, ann.waiter()
+        right = owners[slot]
+        owners[slot] = wrong = next(node for node in store._topology.masters if node is not right)
+        assert wrong is not None
+        assert wrong.ready
+        redirected = wrong._pipe._redirected
+        assert redirected is not None
+        later = list[asyncio.Future[int]]()
+
+        def and_then(commands: list[Command], refusal: Refusal) -> None:
+            redirected(commands, refusal)
+            if not later:
+                later.append(ann.leave(name, waiter))
+
+        monkeypatch.setattr(wrong._pipe, "_redirected", and_then)
+        first = store.read(name)
+        second = ann.ask(name, waiter)
+        await asyncio.gather(first, second)
+        await asyncio.gather(*later)
+        assert later
+        assert (await store.status(name)).waiters == ()
+
+
+@pytest.mark.parametrize("kind", ["locks", "readers"])
+async def test_handed_on_while_the_slot_is_moving(
+    own_cluster: Cluster, prefix: str, kind: str
+) -> None:
     """Before its keys have gone a lock is handed on as ever: none of them vanishes halfway."""
     async with (
         aiolock.connect(own_cluster.url, prefix=prefix, ttl=60) as ann,
         aiolock.connect(own_cluster.url, prefix=prefix, ttl=60) as bob,
     ):
-        lease = await ann.lock("a").acquire()
-        second = asking(bob.lock("a"))
+        reads = kind == "readers"
+        lease = await (ann.rwlock("a").read() if reads else ann.lock("a")).acquire()
+        second = asking(bob.rwlock("a").write() if reads else bob.lock("a"))
         await queued(bob.lock("a"), 1)
         slot = slot_of("lock:a")
         source = own_cluster.at(slot)
@@ -412,6 +448,7 @@ async def test_a_slot_that_nobody_has(
 ) -> None:
     """Its locks wait until somebody has it; in the end it is a StoreError that says so."""
     monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
     slot = slot_of("lock:a")
     owner = own_cluster.at(slot)
     for node in own_cluster.masters:

@@ -217,6 +217,7 @@ class ClusterStore:
 
     def _is_gone(self, node: Node) -> None:
         """It is no master any more: what it has not answered, others are asked."""
+        served = node.ready
         del self._topology.nodes[node.address]
         self._asked.pop(node, None)
         self._hand_on(node)
@@ -225,7 +226,8 @@ class ClusterStore:
         leaving = asyncio.create_task(node.leave(), name="aiolock leave a node")
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
-        self._inbox.reconnected()
+        if served:
+            self._inbox.reconnected()
 
     def _hand_on(self, node: Node, slots: set[int] | range = range(SLOTS)) -> None:
         commands, parked = node.take(slots)
@@ -257,6 +259,7 @@ class ClusterStore:
         if not asking:
             self._news.set()
             self._topology.assign(redirect.slot, other)
+            other.takes_over = not other.ready
         self._pass(commands, other, asking=asking)
 
     def _pass(self, commands: list[Command], node: Node, *, asking: bool = False) -> None:

@@ -155,6 +155,7 @@ class Node(RedisStore):
         """Connect once; `StoreError` where that fails."""
         await self.open(client, NodeInbox(inbox, self._link_changed))
         self._wanted = True
+        self.error = None
         if not self.gone:
             self.ready = True
             self._cluster.is_ready(self)
