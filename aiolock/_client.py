@@ -57,7 +57,7 @@ from aiolock.observer import Deadlock, Observer
 from aiolock.store import Rule, Status, Store
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
     from aiolock.stores.memory import MemoryServer
 
@@ -71,10 +71,14 @@ _STORES: Final = {
     "unix": "aiolock.stores.redis",
     "redis+sentinel": "aiolock.stores.redis",
     "rediss+sentinel": "aiolock.stores.redis",
+    "redis+cluster": "aiolock.stores.redis",
+    "rediss+cluster": "aiolock.stores.redis",
     "valkey": "aiolock.stores.redis",
     "valkeys": "aiolock.stores.redis",
     "valkey+sentinel": "aiolock.stores.redis",
     "valkeys+sentinel": "aiolock.stores.redis",
+    "valkey+cluster": "aiolock.stores.redis",
+    "valkeys+cluster": "aiolock.stores.redis",
     "sqlite": "aiolock.stores.sqlite",
     "postgresql": "aiolock.stores.postgres",
     "postgres": "aiolock.stores.postgres",
@@ -87,7 +91,7 @@ _AT_REST: Final = (State.NEW, State.CLOSED)
 
 
 def connect(
-    target: str | Redis | MemoryServer | Store,
+    target: str | Redis | RedisCluster | MemoryServer | Store,
     *,
     prefix: str = "aiolock",
     ttl: Seconds = 30.0,
@@ -99,12 +103,13 @@ def connect(
     """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
 
     ``target`` is a URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
-    ``sqlite:///``, ``postgresql://``, ``mysql://``, ``memory://``; ``valkey`` is another word for
-    ``redis``), a ``redis.asyncio.Redis`` of the caller's (also
-    one from ``Sentinel.master_for``, or a ``FakeAsyncRedis``; it is used to connect as it does, and
-    is neither shared nor closed), a `MemoryServer`, or a `Store`. ``prefix`` stands before every
-    key; locks of different prefixes are different locks. ``ttl``, in seconds, is what locks have
-    that do not say. Here as everywhere a number of seconds may also be a `datetime.timedelta`.
+    ``redis+cluster://``, ``sqlite:///``, ``postgresql://``, ``mysql://``, ``memory://``;
+    ``valkey`` is another word for ``redis``), a ``redis.asyncio.Redis`` of the caller's (also
+    one from ``Sentinel.master_for``, a ``RedisCluster``, or a ``FakeAsyncRedis``; it is used to
+    connect as it does, and is neither shared nor closed), a `MemoryServer`, or a `Store`.
+    ``prefix`` stands before every key; locks of different prefixes are different locks. ``ttl``,
+    in seconds, is what locks have that do not say. Here as everywhere a number of seconds may also
+    be a `datetime.timedelta`.
 
     ``label`` says what this program is ("billing"): it stands before the label of whatever it
     holds or waits for (see `Lock.acquire`). ``observer`` is told what happens, or several are: see

@@ -23,7 +23,7 @@ know all of: whatever a store cannot read is no reason to fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -535,6 +535,19 @@ class Store(Protocol):
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         """Take the lock from these grants, tell them, hand it on; how many of them held it."""
+        ...
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A store whose names are in several places, of which one may fail while others serve.
+
+    It may say so: then the leases of one call of `Store.renew` are all of one place, so that those
+    of a place that fails do not keep the others from their answer.
+    """
+
+    def shard_of(self, name: str) -> Hashable:
+        """The place of this name, as far as is known."""
         ...
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
 from tests import databases, loops, selection
+from tests.clusters import Cluster
 from tests.databases import MariaDBServer, PostgresServer
 from tests.failures import Locker, Lockers, Peek, check_nothing_left
 from tests.proxy import Proxy
@@ -55,6 +56,20 @@ def redis_server() -> Iterator[RedisServer]:
     """One server for all tests (of this xdist worker), which no test may break."""
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def lone_node() -> Iterator[RedisServer]:
+    """A cluster of one node for all tests (of this xdist worker), which no test may break."""
+    with ExitStack() as stack:
+        yield Cluster(stack, masters=1).masters[0]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters for all tests (of this xdist worker), which no test may break."""
+    with ExitStack() as stack:
+        yield Cluster(stack, masters=3)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ _NAMED = {
 _FIXTURES = {
     "redis_server": "redis",
     "own_server": "redis",
+    "lone_node": "redis",
+    "cluster": "redis",
     "postgres_server": "postgres",
     "own_postgres": "postgres",
     "mariadb_server": "mysql",

@@ -19,6 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from aiolock.stores.redis import RedisStore, from_url
 from tests.procs import freeze, tied
 
 BINARY: Final = os.environ.get("REDIS_SERVER", "redis-server")
@@ -37,6 +38,34 @@ def hold_port() -> socket.socket:
     return holder
 
 
+def store_on(url: str, prefix: str) -> RedisStore:
+    """A store on one server, by its URL."""
+    store = from_url(url, prefix)
+    assert isinstance(store, RedisStore)
+    return store
+
+
+_BUS: Final = 10_000
+"""So much higher is the port on which a node of a cluster speaks to the others."""
+
+
+def hold_bus_port() -> list[socket.socket]:
+    """The same, and for the port of the node's bus."""
+    found: list[socket.socket] = []
+    while not found:
+        holder = hold_port()
+        bus = socket.socket()
+        bus.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bus.bind(("127.0.0.1", holder.getsockname()[1] + _BUS))
+        except (OSError, OverflowError):  # taken, or no port at all
+            bus.close()
+            holder.close()
+        else:
+            found = [holder, bus]
+    return found
+
+
 class RedisServer:
     """A `redis-server` child process, without persistence, on 127.0.0.1 and on a unix socket.
 
@@ -47,14 +76,22 @@ class RedisServer:
     with the thread that has started it, so it never outlives the tests.
     """
 
-    def __init__(self, *args: str, password: str | None = None, tls: bool = False) -> None:
+    def __init__(
+        self, *args: str, password: str | None = None, tls: bool = False, cluster: bool = False
+    ) -> None:
         if shutil.which(BINARY) is None:
             raise RuntimeError(f"these tests need {BINARY} on PATH (Debian: redis-server)")
         self.password = password
         self._args = args
         self._dir = tempfile.TemporaryDirectory(prefix="aiolock-")
         self._path = Path(self._dir.name)
+        if cluster:
+            self._args += ("--cluster-enabled", "yes")
         self._holders = [hold_port() for _ in range(2 if tls else 1)]
+        self._bus: list[socket.socket] = []
+        if cluster:
+            self._holders[0].close()
+            self._holders[0], *self._bus = hold_bus_port()
         self._process: subprocess.Popen[bytes] | None = None
         if tls:
             self._make_certificate()
@@ -73,7 +110,7 @@ class RedisServer:
     def close(self) -> None:
         """Kill the server, and give back its port and its directory."""
         self.kill()
-        for holder in self._holders:
+        for holder in (*self._holders, *self._bus):
             holder.close()
         self._dir.cleanup()
 

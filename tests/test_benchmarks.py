@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import (
     bars,
+    cluster,
     contest,
     environments,
     handoff,
@@ -482,6 +483,15 @@ async def test_stores_run() -> None:
     for store in ("SQLite", "PostgreSQL", "MariaDB"):
         assert text.count(f"aiolock on {store}") >= 5
     assert "did not come through" not in text
+
+
+async def test_cluster_runs() -> None:
+    """The benchmark of a cluster prints a line for one server, and for each number of masters."""
+    text = await cluster.measure((3,), rounds=1, times=20)
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
+        "one server",
+        "3 masters",
+    ]
 
 
 async def test_floor_in_c() -> None:

@@ -24,11 +24,13 @@ from aiolock.store import WAS_ABSENT, WAS_UNKNOWN, Busy, Granted, Party, Queued,
 from aiolock.stores import mysql, postgres
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
+from aiolock.stores.redis._slots import slot_of_key
 from aiolock.stores.sqlite import SQLiteStore
 from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
 from aiolock.testing._faulty import GIVES_UP
 from aiolock.testing._peer import A_MOMENT, Grant, fresh_name
 from examples.document_store import Documents, DocumentStore
+from tests.clusters import Cluster
 from tests.databases import MariaDBServer, PostgresServer
 from tests.servers import RedisServer
 from tests.worlds import virtual
@@ -192,6 +194,44 @@ class TestRedis(StoreContract, RunsContract):
         """The keys of the name, less the one that remembers its last fence."""
         keys = self._redis.call("KEYS", f"{self._prefix}:{{{name}}}:*")
         return [key for key in keys if not key.endswith(":fence")]
+
+
+class TestRedisLoneNode(TestRedis):
+    """A cluster of one node, by the URL of any other server: no script has keys of two slots."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, lone_node: RedisServer, prefix: str) -> None:
+        self._redis, self._prefix = lone_node, prefix
+
+
+class TestRedisCluster(StoreContract, RunsContract):
+    """Three masters, by the URL of the cluster."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, cluster: Cluster, prefix: str) -> Iterator[None]:
+        self._cluster, self._prefix = cluster, prefix
+        yield
+        for key in cluster.keys(f"{prefix}:*"):
+            forever = cluster.at(slot_of_key(key.encode())).call("PTTL", key) == -1
+            assert not forever, f"this key never expires: {key}"
+
+    def store(self) -> Store:
+        """Another store on the cluster, under the test's own prefix."""
+        return from_url(self._cluster.url, self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """The keys of the name, less the one that remembers its last fence."""
+        keys = self._cluster.keys(f"{self._prefix}:{{{name}}}:*")
+        return [key for key in keys if not key.endswith(":fence")]
+
+
+class TestRedisClusterClient(TestRedisCluster):
+    """The same, by a client of the caller's, which is left alone."""
+
+    def store(self) -> Store:
+        """Another store that connects as such a client does."""
+        port = self._cluster.masters[0].port
+        return from_client(redis.asyncio.RedisCluster("127.0.0.1", port), self._prefix)
 
 
 class TestRedisUnixSocket(TestRedis):

@@ -21,12 +21,13 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 import aiolock
-from aiolock.stores.redis import RedisStore, _scripts, from_url
+from aiolock.stores.redis import RedisStore, _scripts
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.testing import Peer
+from tests.clusters import Cluster
 from tests.failures import Peek, check_nothing_left, check_works, take, until
 from tests.proxy import Proxy
-from tests.servers import RedisServer
+from tests.servers import RedisServer, store_on
 
 
 @pytest.fixture(scope="module")
@@ -229,11 +230,27 @@ async def test_replica(server: RedisServer) -> None:
         await fails(replica.url, "READONLY")
 
 
-async def test_node_of_a_cluster(prefix: str) -> None:
-    """A node of a cluster is a StoreError that says that it is one, whatever its database."""
-    with RedisServer("--cluster-enabled", "yes") as node:
-        for url in (node.url, node.url.removesuffix("0") + "1"):
-            await fails(url, "Redis Cluster is not supported yet")
+async def test_node_of_a_cluster(cluster: Cluster) -> None:
+    """One of several nodes is a StoreError with the URL to use, whatever slots it has."""
+    for node in cluster.masters:
+        use = rf"node of a Redis Cluster: use redis\+cluster://127.0.0.1:{node.port}"
+        for _ in range(8):  # each client has a key of its own, which may be in a slot of this one
+            await fails(node.url, use)
+        await fails(node.url.removesuffix("0") + "1", use)
+
+
+async def test_a_lone_node_without_the_right_to_ask(lone_node: RedisServer, prefix: str) -> None:
+    """A cluster of one serves a user, too, who may not ask how many there are."""
+    rule = ["on", ">pw", *ACL_RULE.format(prefix=prefix).split()]
+    lone_node.call("ACL", "SETUSER", "bob", *rule)
+    url = f"redis://bob:pw@127.0.0.1:{lone_node.port}"
+    async with (
+        aiolock.connect(url, prefix=prefix) as client,
+        client.lock("a") as one,
+        client.lock("b") as other,
+    ):
+        assert await one.verify()
+        assert await other.verify()
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -273,7 +290,7 @@ async def test_subscription_breaks_while_opening(
         store._subscription.drop(ConnectionResetError("broken"))
 
     monkeypatch.setattr(RedisStore, "_introduce", introduce_and_break)
-    store = from_url(server.url, prefix)
+    store = store_on(server.url, prefix)
     inbox: Any = Unheeded()
     await store.open("me", inbox)
     assert not store._blind
@@ -400,17 +417,11 @@ async def test_clients_wrong_password(locked_server: RedisServer) -> None:
         await fails(caller, "WRONGPASS|invalid")
 
 
-async def test_blocking_client(server: RedisServer) -> None:
+@pytest.mark.parametrize("kind", [redis.Redis, redis.RedisCluster])
+def test_blocking_client(kind: type) -> None:
     """A client that would block the event loop is refused."""
-    with redis.Redis(port=server.port) as caller, pytest.raises(TypeError, match="blocking"):
-        aiolock.connect(caller)
-
-
-@pytest.mark.parametrize("kind", [redis.RedisCluster, redis.asyncio.RedisCluster])
-def test_cluster_client(kind: type) -> None:
-    """A client of a cluster is refused, and told that this is not a matter of how it is passed."""
     caller: Any = object.__new__(kind)  # to make one in earnest takes a cluster
-    with pytest.raises(TypeError, match="Cluster is not supported yet"):
+    with pytest.raises(TypeError, match=rf"blocking.*asyncio\.{kind.__name__}"):
         aiolock.connect(caller)
 
 
@@ -431,7 +442,7 @@ def connections(server: RedisServer) -> int:
 
 async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
     """A store that was closed opens anew, as often as one likes."""
-    store = from_url(server.url, prefix)
+    store = store_on(server.url, prefix)
     inbox: Any = Unheeded()
     await store.aclose()
     for _ in range(3):
@@ -445,7 +456,7 @@ async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loop: Any) -> None:
     """Also in the event loop that comes after the one that it was closed in."""
-    store = from_url(server.url, prefix)
+    store = store_on(server.url, prefix)
 
     async def main() -> None:
         inbox: Any = Unheeded()
@@ -465,7 +476,7 @@ async def test_ended_while_opening(
     own_server: RedisServer, prefix: str, turns: int, how: str
 ) -> None:
     """A store that is closed, or whose opening is cancelled, leaves no connection behind."""
-    store = from_url(own_server.url, prefix)
+    store = store_on(own_server.url, prefix)
     inbox: Any = Unheeded()
     scope = anyio.CancelScope()
 
@@ -600,11 +611,11 @@ async def test_idle_waiters_send_next_to_nothing(
 
 async def test_clients_that_are_not_counted(server: RedisServer, prefix: str) -> None:
     """Where one client's listening cannot be counted, nobody takes its waiters for dead."""
-    blind = from_url(server.url, prefix)
+    blind = store_on(server.url, prefix)
     async with (
-        Peer(from_url(server.url, prefix)) as ann,
+        Peer(store_on(server.url, prefix)) as ann,
         Peer(blind) as bob,
-        Peer(from_url(server.url, prefix)) as cat,
+        Peer(store_on(server.url, prefix)) as cat,
     ):
         blind._counted = False  # as where the server does not count subscribers
         grant = await ann.take("n")
@@ -625,9 +636,8 @@ async def test_a_count_from_before_it_was_subscribed(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """That nobody heard us says something only where we were subscribed all the while."""
-    async with Peer(from_url(server.url, prefix)) as ann:
-        store = ann.store
-        assert isinstance(store, RedisStore)
+    store = store_on(server.url, prefix)
+    async with Peer(store):
         subscription = store._subscription
         wire, since = subscription._link.wire, subscription.since
         counted: asyncio.Future[_scripts.Present] = asyncio.get_running_loop().create_future()

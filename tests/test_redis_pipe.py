@@ -16,13 +16,14 @@ from aiolock._engine.acquisition import Attempt, Question
 from aiolock._engine.waiters import Waiters
 from aiolock.store import WAS_ABSENT, WAS_QUEUED, Form, Granted, Waiter
 from aiolock.stores._copies import LATE_AFTER
-from aiolock.stores.redis import RedisStore, from_url
+from aiolock.stores.redis import RedisStore
 from aiolock.stores.redis._codec import encode
-from aiolock.stores.redis._pipe import Pipe, _Command
+from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._pipe import Pipe
 from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, bulk
 from tests.failures import command_link, linked, take, until
 from tests.proxy import Proxy
-from tests.servers import RedisServer
+from tests.servers import RedisServer, store_on
 
 
 class Nobody:
@@ -35,7 +36,7 @@ class Nobody:
 @pytest.fixture
 async def store(proxy: Proxy, prefix: str) -> AsyncIterator[RedisStore]:
     """An open store behind the proxy."""
-    store = from_url(proxy.url, prefix)
+    store = store_on(proxy.url, prefix)
     inbox: Any = Nobody()
     await store.open("me", inbox)
     yield store
@@ -184,7 +185,7 @@ async def fail(store: RedisStore, number: int) -> None:
 def commands() -> int:
     """How many commands there are in this process."""
     gc.collect()
-    return sum(isinstance(each, _Command) for each in gc.get_objects())
+    return sum(isinstance(each, Command) for each in gc.get_objects())
 
 
 async def test_ten_thousand_failures_at_a_server_that_is_down(
@@ -210,7 +211,7 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
     own_server: RedisServer, prefix: str
 ) -> None:
     """One command for each attempt to connect, with pauses between; and nothing is kept."""
-    store = from_url(own_server.url, prefix)
+    store = store_on(own_server.url, prefix)
     inbox: Any = Nobody()
     await store.open("me", inbox)
     await ask(store, 0)
@@ -243,7 +244,7 @@ async def test_one_command_for_each_attempt(
     own_server: RedisServer, prefix: str, waiting: int
 ) -> None:
     """A server that refuses is not sent more the more there is to send; then all are served."""
-    store = from_url(own_server.url, prefix)
+    store = store_on(own_server.url, prefix)
     inbox: Any = Nobody()
     await store.open("me", inbox)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
@@ -266,7 +267,7 @@ async def test_refused_for_too_long(
     # No other time limit may end it first, with another error.
     monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 0.7)
     monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
-    store = from_url(own_server.url, prefix)
+    store = store_on(own_server.url, prefix)
     inbox: Any = Nobody()
     await store.open("me", inbox)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")

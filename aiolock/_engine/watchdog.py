@@ -9,7 +9,7 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from aiolock._engine.releases import Release, Releases
 from aiolock._engine.runs import Runs
 from aiolock._engine.wheel import Wheel
 from aiolock.errors import ClientClosed, StoreError
-from aiolock.store import Form, Renewal, Store, Waiter
+from aiolock.store import Form, Renewal, Sharded, Store, Waiter
 
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
@@ -69,6 +69,7 @@ class Watchdog:
         # Not asked which loop that is: it would ask which process, a system call each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
+        self._sharded = store if isinstance(store, Sharded) else None
         self.holds: dict[Waiter, Hold] = {}
         self.runs = self._store = Runs(store, self.time, self.holds, self.lose, self._give_up)
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
@@ -346,8 +347,18 @@ class Watchdog:
         renewals: list[tuple[Hold, Renewal]] = []
         for hold in holds:
             self._look_after(hold, now, renewals)
-        for start in range(0, len(renewals), _BATCH):
-            _ = self._renew(renewals[start : start + _BATCH], now)
+        for shard in self._shards(renewals):
+            for start in range(0, len(shard), _BATCH):
+                _ = self._renew(shard[start : start + _BATCH], now)
+
+    def _shards(self, renewals: list[tuple[Hold, Renewal]]) -> Iterable[list[tuple[Hold, Renewal]]]:
+        """By where they are kept: a place that does not answer keeps no lease elsewhere waiting."""
+        if self._sharded is None:
+            return [renewals]
+        shards: dict[Hashable, list[tuple[Hold, Renewal]]] = {}
+        for hold, renewal in renewals:
+            shards.setdefault(self._sharded.shard_of(renewal.name), []).append((hold, renewal))
+        return shards.values()
 
     def _look_after(self, hold: Hold, now: float, renewals: list[tuple[Hold, Renewal]]) -> None:
         if now >= hold.deadline:

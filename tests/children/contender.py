@@ -22,7 +22,7 @@ async def contend(client: aiolock.LockClient, who: int, name: str) -> None:
                 try:
                     await asyncio.sleep(HOLD)
                 finally:
-                    say("out", fence=lease.fence)
+                    say("out", lock=name, fence=lease.fence)
         except aiolock.LeaseLost:
             say("lost", who=who, lock=name)
         except aiolock.StoreError as error:

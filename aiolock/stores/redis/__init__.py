@@ -7,18 +7,23 @@ import redis.asyncio
 from redis.asyncio.connection import ConnectionPool
 
 from aiolock.stores.redis._barrier import Replicas
+from aiolock.stores.redis._cluster import ClusterStore
 from aiolock.stores.redis._replicated import ReplicatedStore
+from aiolock.stores.redis._seeds import Seeds, seeds_of
 from aiolock.stores.redis._store import RedisStore
-from aiolock.stores.redis._urls import pool_at
+from aiolock.stores.redis._urls import is_of_a_cluster, pool_at, seeds_at
 
-__all__ = ["RedisStore", "from_client", "from_url"]
+__all__ = ["ClusterStore", "RedisStore", "from_client", "from_url"]
 
 
-def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore:
-    """A store on the server at ``url``; `ValueError` for a URL that cannot be right.
+def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:
+    """A store on the server at ``url``, or on a cluster.
 
-    With ``replicas`` it gives only what so many replicas have.
+    With ``replicas`` it gives only what so many replicas have. `ValueError` for a URL that cannot
+    be right.
     """
+    if is_of_a_cluster(url):
+        return _on_cluster(seeds_at(url), prefix, replicas)
     return _on(pool_at(url), prefix, replicas)
 
 
@@ -26,18 +31,27 @@ def _on(pool: ConnectionPool, prefix: str, replicas: Replicas | None) -> RedisSt
     return RedisStore(pool, prefix) if replicas is None else ReplicatedStore(pool, prefix, replicas)
 
 
-def from_client(client: object, prefix: str, replicas: Replicas | None = None) -> RedisStore:
+def _on_cluster(seeds: Seeds, prefix: str, replicas: Replicas | None) -> ClusterStore:
+    if replicas is not None:
+        raise ValueError(
+            "replicas are waited for at one server, or one that Sentinel finds, and not in a"
+            " cluster: leave them out"
+        )
+    return ClusterStore(seeds, prefix)
+
+
+def from_client(
+    client: object, prefix: str, replicas: Replicas | None = None
+) -> RedisStore | ClusterStore:
     """A store that connects as ``client`` does, and leaves the client itself alone."""
-    if isinstance(client, redis.Redis):
+    if isinstance(client, redis.Redis | redis.RedisCluster):
+        kind = type(client).__name__
         raise TypeError(
-            "this is a blocking redis.Redis, which would stop the event loop:"
-            " pass a redis.asyncio.Redis, or a URL"
+            f"this is a blocking redis.{kind}, which would stop the event loop:"
+            f" pass a redis.asyncio.{kind}, or a URL"
         )
-    if isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster):
-        raise TypeError(
-            "Redis Cluster is not supported yet: pass a redis.asyncio.Redis of one server, or of"
-            " Sentinel.master_for"
-        )
+    if isinstance(client, redis.asyncio.RedisCluster):
+        return _on_cluster(seeds_of(client), prefix, replicas)
     if not isinstance(client, redis.asyncio.Redis):
         raise TypeError(f"aiolock takes a redis.asyncio.Redis, not {type(client).__name__}")
     pool: ConnectionPool = client.connection_pool

@@ -22,9 +22,12 @@ from aiolock.errors import StoreError
 ACL_RULE: Final = (
     "~{prefix}:* resetchannels &{prefix}:* +evalsha +eval +select +subscribe +publish"
     " +pubsub|numsub +time +exists +get +set +pexpire +pttl +zadd +zcard +zincrby +zmscore +zrange"
-    " +zrangebyscore +zrank +zrem +zremrangebyscore +zscore +zpopmin"
+    " +zrangebyscore +zrank +zrem +zremrangebyscore +zscore"
 )
 """The least that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
+
+CLUSTER_RIGHTS: Final = " +cluster|slots +asking"
+"""What it needs besides on the nodes of a cluster."""
 
 _CODES: Final[dict[type[Exception], str]] = {
     redis.exceptions.NoScriptError: "NOSCRIPT",
@@ -38,7 +41,9 @@ _CODES: Final[dict[type[Exception], str]] = {
 _WITHIN: Final = re.compile(r": -([A-Z]+) ")
 """How Redis 6.2 quotes the error of a command that a script called."""
 
-_CLUSTER: Final = ("CROSSSLOT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+REDIRECTS: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+"""Answers of a node whose commands another node is to carry out, or this one in a moment."""
+_CLUSTER: Final = ("CROSSSLOT", *REDIRECTS)
 _AT_ONCE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS", "MISCONF", "OOM")
 _DID_NOTHING: Final = frozenset((*_AT_ONCE, *_CLUSTER, "NOAUTH", "LATE", "NOSCRIPT"))
 """Refused before the first write of a script: a server that has let it write once lets it end."""
@@ -50,6 +55,10 @@ class Refusal(redis.exceptions.ResponseError):
 
 class DeafError(redis.exceptions.ConnectionError):
     """What is published through the one connection does not arrive on the other."""
+
+
+class ClusterNodeError(redis.exceptions.ConnectionError):
+    """A server alone is asked for, and it is one of a cluster."""
 
 
 def as_answered(error: redis.exceptions.ResponseError) -> Refusal:
@@ -70,6 +79,11 @@ def code_of(error: Exception) -> str:
     return code
 
 
+def is_half_done(refusal: Exception) -> bool:
+    """Whether a script was ended in its middle: a key of it has gone to another node meanwhile."""
+    return "non local key" in str(refusal)
+
+
 def did_nothing(refusal: Exception) -> bool:
     """Whether a script that was answered so has certainly changed nothing."""
     code = code_of(refusal)
@@ -84,13 +98,15 @@ class Place(NamedTuple):
     tls: bool
     database: object
     prefix: str
+    cluster: bool = False
+    """Whether a cluster is what was asked for."""
 
     @classmethod
-    def of(cls, pool: ConnectionPool, prefix: str) -> Place:
+    def of(cls, pool: ConnectionPool, prefix: str, *, cluster: bool = False) -> Place:
         """Where connections of this pool go."""
         options: dict[str, Any] = pool.connection_kwargs
         tls = issubclass(pool.connection_class, SSLConnection)
-        return cls(address_of(pool), tls, options.get("db") or 0, prefix)
+        return cls(address_of(pool), tls, options.get("db") or 0, prefix, cluster)
 
 
 def address_of(pool: ConnectionPool) -> str:
@@ -125,12 +141,12 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
     """What is wrong, and what to do, where a server has answered with an error."""
     code, lower = code_of(error), said.lower()
-    if code in _CLUSTER or "cluster" in lower:
-        return "is a node of a cluster", _NO_CLUSTER
+    if (of_cluster := _of_cluster(error, code, lower, place)) is not None:
+        return of_cluster
     if code in _ANSWERS:
         return _ANSWERS[code]
     if code == "NOPERM" or "user executing the script" in lower or "ACL failure in script" in said:
-        rule = ACL_RULE.format(prefix=place.prefix)
+        rule = ACL_RULE.format(prefix=place.prefix) + CLUSTER_RIGHTS * place.cluster
         return "does not allow this user what aiolock needs", f"grant the user: {rule}"
     for pattern, wrong in _SAYINGS:
         if pattern in lower:
@@ -139,7 +155,31 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
     return None
 
 
-_NO_CLUSTER: Final = "Redis Cluster is not supported yet, use a server with cluster-enabled no"
+def _of_cluster(error: Exception, code: str, lower: str, place: Place) -> tuple[str, str] | None:
+    """The same, where it is about a cluster, or that there is none."""
+    scheme = "rediss" if place.tls else "redis"
+    if place.cluster and "cluster support disabled" in lower:
+        return "is no node of a cluster", f"use {scheme}://{place.address}"
+    if place.cluster:
+        return _UNSETTLED.get(code)
+    if code in _CLUSTER or "cluster" in lower or isinstance(error, ClusterNodeError):
+        return "is a node of a Redis Cluster", f"use {scheme}+cluster://{place.address}"
+    return None
+
+
+_UNSETTLED: Final[dict[str, tuple[str, str]]] = {
+    "CLUSTERDOWN": (
+        "is a node of a cluster that is down, or cut off from it",
+        "see its CLUSTER INFO: every slot needs a master, and most masters must see each other",
+    ),
+    "TRYAGAIN": (
+        "is moving this slot to another node, and cannot serve it meanwhile",
+        "see whether the move goes on (CLUSTER NODES)",
+    ),
+    "MOVED": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
+    "ASK": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
+}
+"""What a cluster could not do in all the time that a command has."""
 
 _ANSWERS: Final[dict[str, tuple[str, str]]] = {
     "NOSCAN": (

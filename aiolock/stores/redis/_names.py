@@ -55,6 +55,15 @@ class Names:
         """What a client writes before it waits for replicas: see `Barrier`."""
         return f"{self._prefix}:barrier:{client}"
 
+    def tried(self, client: str) -> list[str]:
+        """Three keys of the client's own, to try on: in the slot of what it writes of itself."""
+        stem = f"{self._prefix}:{{{self.client(client)}}}"
+        return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
+
+    def apart(self) -> tuple[str, str]:
+        """Two keys of different slots, which nobody uses."""
+        return f"{self._prefix}:{{a}}:apart", f"{self._prefix}:{{b}}:apart"
+
     def _holders(self, name: str) -> bytes:
         return bulk(self.keys(name)[0])
 

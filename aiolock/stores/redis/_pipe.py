@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +23,16 @@ from aiolock.errors import StoreError
 from aiolock.store import Queued
 from aiolock.stores._copies import Copies
 from aiolock.stores.redis._codec import waiter_of
-from aiolock.stores.redis._errors import Place, Refusal, code_of, did_nothing, store_error
+from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._errors import (
+    REDIRECTS,
+    Place,
+    Refusal,
+    code_of,
+    did_nothing,
+    is_half_done,
+    store_error,
+)
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._scripts import (
     ACQUIRE_SEVERAL,
@@ -52,11 +61,18 @@ _CLOCKS: Final = (OPEN, PRESENCE, BEAT)
 """Their replies say what time it is, and are not asked for often."""
 _LOOK: Final = 0.5
 _NONE: Final = bulk(0)
+_ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
 """Answers of a server that cannot serve us now: connect again, to it or to its successor."""
 _ONLY_PATIENT: Final = ("READONLY", "NOREPLICAS")
 """Those that may stay so for ever: waited for by a client that has been served before."""
+
+_IN_A_MOMENT: Final = 0.02
+"""Seconds after which a command is written again that a cluster cannot carry out just now."""
+
+Redirected = Callable[[list[Command], Refusal], None]
+"""What is done with commands of one slot that were refused so, in their order."""
 
 
 def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
@@ -66,39 +82,6 @@ def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
 
 def _not_an_answer(reply: Any) -> InvalidResponse:
     return InvalidResponse(f"not an answer of aiolock's: {reply!r}")
-
-
-class _Command:
-    """One call of a script, from being asked for to being answered."""
-
-    # Defaults on the class: most commands are answered before any of these is written to.
-    stamp: Callable[[float], bytes] | None = None
-    """One argument more, computed whenever it is written."""
-    waiter: str | None = None
-    """Whose first question it is, where that waits for a connection, or for others of its turn."""
-    together = 1
-    """How many, this one and those that were written next, are one call, and have one reply."""
-    again = 0
-    """How often it was written once more on the same connection."""
-    times = 0
-    """On how many connections it was written that may have carried it out."""
-
-    def __init__(
-        self,
-        script: Script,
-        count: int,
-        arguments: bytes,
-        future: asyncio.Future[Any],
-        now: float,
-        *,
-        sure: bool,
-    ) -> None:
-        self.script = script
-        self.count = count
-        self.arguments = arguments
-        self.future = future
-        self.born = self.sent = now
-        self.sure = sure
 
 
 class Pipe:
@@ -113,22 +96,28 @@ class Pipe:
         pool: ConnectionPool,
         prefix: str,
         *,
-        probe: bytes,
+        probe: Callable[[], tuple[int, bytes]],
         told: Callable[[str], None],
         lost: Callable[[Exception], None],
         back: Callable[[int | None], None],
         again: Callable[[], None],
+        redirected: Redirected | None = None,
+        queued: Callable[[], None] | None = None,
     ) -> None:
         """``told`` gets each push that comes with a reply; ``lost`` why there is no connection.
 
         ``back`` is called when there is a connection again after there was none: replies, and
         the pushes with them, may have been lost. It gets what the probe said, how many listen to
         the client's channel, unless that was refused. ``again`` is called just before that, when
-        what it asks is still asked before all that has waited for the connection.
+        what it asks is still asked before all that has waited for the connection. ``redirected`` is
+        for a node of a cluster, and so is ``queued``, which is called when a waiter of ours has
+        come to stand in a queue.
         """
         self._link = Link(pool, received=self._received, up=self._up, down=self._down)
-        self._place = Place.of(pool, prefix)
+        self._place = Place.of(pool, prefix, cluster=redirected is not None)
         self._probe_arguments = probe
+        self._redirected = redirected
+        self._queued_one = queued
         self._told = told
         self._lost = lost
         self._back = back
@@ -142,16 +131,18 @@ class Pipe:
         self._proved = False
         """Whether a command was answered on this connection."""
         self._heard, self._heard_at = False, 0.0
-        self._probe: _Command | None = None
+        self._probe: Command | None = None
         self._opened = False
         # What was written to the connection, in order; what is to be written to the next one.
-        self._sent: deque[_Command] = deque()
-        self._queued: dict[_Command, None] = {}
+        self._sent: deque[Command] = deque()
+        self._queued: dict[Command, None] = {}
+        # By slot: what is to be written again in a moment, and what was asked for since.
+        self._held: dict[int, deque[Command]] = {}
         # Of those in the queue, or no more: the first questions of waiters, never written.
-        self._first: dict[str, list[_Command]] = {}
+        self._first: dict[str, list[Command]] = {}
         self._watch: asyncio.TimerHandle | None = None
         # The last of those sent, in order: newcomers that wait for others of this turn.
-        self._gathered: list[_Command] = []
+        self._gathered: list[Command] = []
         self._gathered_head = b""
         self._last_head: bytes | None = None
         """Of the last command, if that was such a newcomer's, and no reply has come since."""
@@ -201,9 +192,13 @@ class Pipe:
             error.refused = True
             future.set_exception(error)
             return future
-        command, copies = _Command(script, count, arguments, future, now, sure=sure), self.copies
+        command, copies = Command(script, count, arguments, future, now, sure=sure), self.copies
         if late or buries:
-            command.stamp = copies.not_after if late else copies.buried
+            command.stamp = Copies.not_after if late else Copies.buried
+        if self._held and (held := self._held.get(command.slot)) is not None:
+            command.waiter = waiter
+            held.append(command)
+            return future
         wire = self._wire
         if wire is None:
             self._wait_for_connection(command, waiter)
@@ -233,13 +228,13 @@ class Pipe:
             self._watch = self._loop.call_later(_LOOK, self._look)
         return future
 
-    def _wait_for_connection(self, command: _Command, waiter: str | None) -> None:
+    def _wait_for_connection(self, command: Command, waiter: str | None) -> None:
         command.waiter = waiter
         self._queue(command)
         if waiter:
             self._first.setdefault(waiter, []).append(command)
 
-    def _gather(self, command: _Command, head: bytes) -> None:
+    def _gather(self, command: Command, head: bytes) -> None:
         """Keep it back for others of this turn: the one before it asks for the same lock, too."""
         command.times = 0
         if not self._gathered:
@@ -264,7 +259,7 @@ class Pipe:
         for command in gathered:
             command.times = 1
         waiters = b"".join([bulk(command.waiter) for command in gathered])
-        arguments = head + waiters + first.stamp(first.sent)
+        arguments = head + waiters + first.stamp(self.copies, first.sent)
         script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
         call = script.call(count) if script in self._known else self._in_full(script, count)
         wire.write(call + arguments, at_once=True)
@@ -280,12 +275,12 @@ class Pipe:
         self._see_whether_drained()
         return True
 
-    def _write(self, wire: Wire, command: _Command, *, at_once: bool = False) -> None:
+    def _write(self, wire: Wire, command: Command, *, at_once: bool = False) -> None:
         if self._gathered:
             self._write_gathered()
         script, count, arguments = command.script, command.count, command.arguments
         if command.stamp is not None:
-            count, arguments = count + 1, arguments + command.stamp(command.sent)
+            count, arguments = count + 1, arguments + command.stamp(self.copies, command.sent)
         head = script.call(count) if script in self._known else self._in_full(script, count)
         wire.write(head + arguments, at_once=at_once)
 
@@ -298,27 +293,31 @@ class Pipe:
         self._known.add(script)
         return script.call_in_full(count)
 
-    def _queue(self, command: _Command) -> None:
+    def _queue(self, command: Command) -> None:
         """Keep it for the next connection, for as long as it is wanted."""
         command.together = 1
         self._queued[command] = None
         if not command.sure:
             command.future.add_done_callback(partial(self._unwanted, command))
 
-    def _unwanted(self, command: _Command, _: asyncio.Future[Any]) -> None:
+    def _unwanted(self, command: Command, _: asyncio.Future[Any]) -> None:
         self._queued.pop(command, None)
         self._see_whether_drained()
 
     def _see_whether_drained(self) -> None:
-        if self._drained is None or self._sent or self._queued:
+        if self._drained is None or self._sent or self._queued or self._held:
             return
         if not self._drained.done():
             self._drained.set_result(None)
 
     @property
-    def _pending(self) -> list[_Command]:
+    def _pending(self) -> list[Command]:
         """All that has no answer."""
-        return [*self._sent, *self._queued]
+        return [
+            *self._sent,
+            *self._queued,
+            *(each for held in self._held.values() for each in held),
+        ]
 
     # The replies
 
@@ -339,7 +338,7 @@ class Pipe:
         if self._drained is not None:
             self._see_whether_drained()
 
-    def _received_together(self, first: _Command, reply: Any) -> None:
+    def _received_together(self, first: Command, reply: Any) -> None:
         """One reply for several, which from now on are as any others."""
         commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
         first.together = 1
@@ -356,11 +355,13 @@ class Pipe:
             for command in commands:
                 self._fail(command, _not_an_answer(reply))
             return
+        if self._queued_one is not None:
+            self._queued_one()
         for command, answer in zip(commands, answers, strict=True):
             if not command.future.done():
                 self._resolve(command.future, answer)
 
-    def _refused_together(self, commands: list[_Command], refusal: Refusal) -> None:
+    def _refused_together(self, commands: list[Command], refusal: Refusal) -> None:
         code = code_of(refusal)
         if code == "NOSCRIPT":
             self._known.discard(ACQUIRE_SEVERAL)
@@ -371,10 +372,13 @@ class Pipe:
             self._sent.extendleft(reversed(others))
             self._refused(first, refusal)
             return
+        if self._is_redirect(refusal):
+            self._send_on(commands, refusal)
+            return
         for command in commands:
             self._refused(command, refusal)
 
-    def _answered(self, command: _Command, reply: Any) -> None:
+    def _answered(self, command: Command, reply: Any) -> None:
         script, future = command.script, command.future
         self.quiet_since = command.sent
         if not self._proved:
@@ -393,6 +397,8 @@ class Pipe:
                 else:
                     if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
                         self.copies.read_clock(command.sent, answer.now)
+                    if self._queued_one is not None and isinstance(answer, Queued):
+                        self._queued_one()
                     self._resolve(future, answer)
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
@@ -410,7 +416,7 @@ class Pipe:
     def _next_turn(self) -> None:
         self._scheduled = False
 
-    def _refused(self, command: _Command, refusal: Refusal) -> None:
+    def _refused(self, command: Command, refusal: Refusal) -> None:
         code = code_of(refusal)
         if self._is_elsewhere(code):
             command.times -= 1  # this copy has done nothing
@@ -421,6 +427,8 @@ class Pipe:
         if code == "NOSCRIPT":
             self._known.discard(command.script)
             self._once_more(command, refusal)
+        elif self._is_redirect(refusal):
+            self._send_on([command], refusal)
         elif code == "LATE" and (told := re.search(r"\d+", str(refusal))):
             # It is still waited for, so it was the clock that jumped; or we who were stopped.
             self.copies.read_clock(command.sent, int(told[0]))
@@ -435,7 +443,7 @@ class Pipe:
     def _is_elsewhere(self, code: str) -> bool:
         return code in _ELSEWHERE and (self.patient or code not in _ONLY_PATIENT)
 
-    def _once_more(self, command: _Command, refusal: Refusal) -> None:
+    def _once_more(self, command: Command, refusal: Refusal) -> None:
         """Write a command again that the server has refused, and would not a second time."""
         now = self._time()
         wire = self._wire
@@ -444,10 +452,119 @@ class Pipe:
             self._fail(command, refusal, refused=command.times == 1)
         elif command.sure or not command.future.done():
             command.sent = now
-            self._sent.append(command)
-            self._write(wire, command)
+            self._send(wire, command)
 
-    def _fail(self, command: _Command, error: Exception, *, refused: bool = False) -> None:
+    def _send(self, wire: Wire, command: Command) -> None:
+        """Write it once more, or after a break."""
+        if self._gathered:
+            self._write_gathered()
+        if command.asking:
+            asking = Command(PRESENCE, 0, b"", self._nobody(), command.sent, sure=False)
+            self._sent.append(asking)
+            wire.write(_ASKING, at_once=False)
+        self._sent.append(command)
+        self._write(wire, command)
+
+    def _nobody(self) -> asyncio.Future[Any]:
+        """For a reply that nobody waits for."""
+        nobody: asyncio.Future[Any] = self._loop.create_future()
+        nobody.cancel()
+        return nobody
+
+    # In a cluster
+
+    def _is_redirect(self, refusal: Refusal) -> bool:
+        return self._redirected is not None and (
+            code_of(refusal) in REDIRECTS or is_half_done(refusal)
+        )
+
+    def _send_on(self, commands: list[Command], refusal: Refusal) -> None:
+        """Commands that are another node's, or that none can carry out just now.
+
+        So are those of the same slot that were written after them. All go on in their order.
+        """
+        assert self._redirected is not None
+        slot = commands[0].slot
+        if not is_half_done(refusal):
+            for command in commands:
+                command.times -= 1  # this copy has done nothing
+        if slot < 0:
+            self._fail(commands[0], refusal)  # it is about this server
+            return
+        wanted = [command for command in commands if command.wanted]
+        if not wanted:
+            return  # nor is this the reply to what was written after it
+        for command in wanted:
+            command.refusal = refusal
+        self._redirected([*wanted, *self._take_sent({slot})], refusal)
+
+    def _take_sent(self, slots: Container[int]) -> list[Command]:
+        """What was written and has no answer, which is not waited for any more."""
+        if self._gathered:
+            self._write_gathered()
+        taken = list[Command]()
+        for number, command in enumerate(self._sent):
+            if command.wanted and command.slot in slots:
+                self._sent[number] = command.stand_in(self._nobody())
+                command.together = 1
+                taken.append(command)
+        return taken
+
+    def take(self, slots: Container[int]) -> list[Command]:
+        """All of these slots that has no answer, in order: it is another node's now."""
+        taken = self._take_sent(slots)
+        for slot in [slot for slot in self._held if slot in slots]:
+            taken += self._held.pop(slot)
+        for command in [command for command in self._queued if command.slot in slots]:
+            del self._queued[command]
+            taken.append(command)
+        taken.sort(key=lambda command: command.born)
+        for command in taken:
+            if command.waiter and command.times == 0:
+                self._first.pop(command.waiter, None)
+        self._see_whether_drained()
+        return taken
+
+    def again(self, commands: Sequence[Command], *, asking: bool = False) -> None:
+        """What was asked of another node, in order; ``asking``: its slot is being moved to here."""
+        now = self._time()
+        for command in commands:
+            command.asking = asking
+            if not command.wanted:
+                continue
+            if self._closed or now - command.born >= COMMAND_TIMEOUT:
+                self._give_up(command)
+            elif self._held and (held := self._held.get(command.slot)) is not None:
+                held.append(command)
+            elif self._wire is None:
+                self._wait_for_connection(command, None if command.times else command.waiter)
+            else:
+                command.sent = now
+                command.times += 1
+                self._send(self._wire, command)
+        if self._watch is None and not self._closed:
+            self._watch = self._loop.call_later(_LOOK, self._look)
+
+    def hold(self, commands: Sequence[Command]) -> None:
+        """Write these of one slot again in a moment, and before them nothing else of that slot."""
+        slot = commands[0].slot
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = deque()
+            self._loop.call_later(_IN_A_MOMENT, self._let_go, slot)
+        held.extendleft(reversed(commands))
+
+    def _let_go(self, slot: int) -> None:
+        commands = self._held.pop(slot, ())
+        for command in commands:
+            self.again([command], asking=command.asking)
+        self._see_whether_drained()
+
+    def _give_up(self, command: Command) -> None:
+        error = command.refusal or self._link.error
+        self._fail(command, error, refused=command.times == 0)
+
+    def _fail(self, command: Command, error: Exception, *, refused: bool = False) -> None:
         if not command.future.done():
             command.future.set_exception(store_error(error, self._place, refused=refused))
 
@@ -461,16 +578,14 @@ class Pipe:
             self._go_on()
             return
         assert self._link.wire is not None
-        nobody: asyncio.Future[Any] = self._loop.create_future()
-        nobody.cancel()
         now = self._time()
-        self._probe = _Command(PRESENCE, 5, self._probe_arguments, nobody, now, sure=False)
+        self._probe = Command(PRESENCE, *self._probe_arguments(), self._nobody(), now, sure=False)
         self._sent.append(self._probe)
         self._write(self._link.wire, self._probe, at_once=True)
         if self._watch is None:
             self._watch = self._loop.call_later(_LOOK, self._look)
 
-    def _probed(self, probe: _Command, reply: Any) -> None:
+    def _probed(self, probe: Command, reply: Any) -> None:
         """Whether this server serves us; then it gets what has waited for it."""
         self._probe = heard = None
         if isinstance(reply, Refusal):
@@ -506,8 +621,7 @@ class Pipe:
                 self._first.pop(command.waiter, None)
             command.sent = now
             command.times += 1
-            self._sent.append(command)
-            self._write(wire, command)
+            self._send(wire, command)
 
     def _down(self, reason: Exception) -> None:
         """Queue again what has no answer, in the order in which it was asked for."""
@@ -538,8 +652,12 @@ class Pipe:
             self._heard, self._heard_at = False, now
         if self._sent and now - max(self._sent[0].sent, self._heard_at) >= REPLY_TIMEOUT:
             self._link.drop(TimeoutError(f"no reply for {REPLY_TIMEOUT:.0f} s"))
+        for held in self._held.values():
+            for command in held:
+                if now - command.born >= COMMAND_TIMEOUT:
+                    self._give_up(command)
         self._drop_old(now)
-        if self._sent or self._queued or self._first:
+        if self._sent or self._queued or self._first or self._held:
             self._watch = self._loop.call_later(_LOOK, self._look)
 
     def _drop_old(self, now: float) -> None:
@@ -571,6 +689,7 @@ class Pipe:
             )
         self._sent.clear()
         self._queued.clear()
+        self._held.clear()
         self._first.clear()
         if self._watch is not None:
             self._watch.cancel()

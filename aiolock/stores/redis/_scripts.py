@@ -250,6 +250,12 @@ def _party(
     )
 
 
+def said_of(party: Party, says: bytes) -> Party:
+    """A party of a status, with what its client says of itself."""
+    host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
+    return replace(party, host=host, pid=int(pid) if pid.isdecimal() else 0)
+
+
 def _since(text: str, ticket: int) -> int:
     """When a waiter with this ticket came, in µs."""
     return ticket - decode_any(text)[1].priority * PRIORITY
@@ -312,6 +318,27 @@ def _opened(reply: Any) -> Opened:
     return Opened(policy.decode(), int(now))
 
 
+class Range(NamedTuple):
+    """Slots of a cluster, from the first to the last, and where their master is.
+
+    The host is empty where that is the one that has said so.
+    """
+
+    first: int
+    last: int
+    host: str
+    port: int
+
+
+def ranges(reply: Any) -> list[Range]:
+    """What CLUSTER SLOTS says."""
+    found = list[Range]()
+    for first, last, master, *_ in reply:
+        host = "" if master[0] in (None, b"?") else master[0].decode()
+        found.append(Range(int(first), int(last), host, int(master[1])))
+    return found
+
+
 def _present(reply: Any) -> Present:
     heard, now = reply
     return Present(int(heard), int(now))
@@ -335,3 +362,5 @@ STATUS: Final = Script("status", _as_is)
 LIST: Final = Script("list", _listed)
 PRESENCE: Final = Script("presence", _present)
 BARRIER: Final = Script("barrier", _master)
+WHO: Final = Script("who", _as_is)
+SLOTS: Final = Script("slots", ranges)

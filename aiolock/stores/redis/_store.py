@@ -7,11 +7,10 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
-import anyio
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
@@ -31,9 +30,18 @@ from aiolock.store import (
 from aiolock.stores._links import Links
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
-from aiolock.stores.redis._errors import DeafError, Place, address_of, code_of, store_error
+from aiolock.stores.redis._errors import (
+    ClusterNodeError,
+    DeafError,
+    Place,
+    Refusal,
+    address_of,
+    code_of,
+    store_error,
+)
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._pipe import Pipe
+from aiolock.stores.redis._opening import opened
+from aiolock.stores.redis._pipe import Pipe, Redirected
 from aiolock.stores.redis._scripts import Present, bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
 from aiolock.stores.redis._subscription import Subscription
@@ -72,6 +80,9 @@ _GIVEN_BACK: Final = bulk(0) + bulk(0)
 class RedisStore:
     """Locks on one Redis (or Valkey), through two connections: commands, and pushes."""
 
+    _resizes = itertools.count(1)
+    """One for all, since a name of a cluster may move from one of its nodes to another."""
+
     def __init__(self, pool: ConnectionPool, prefix: str) -> None:
         self._pool = pool
         self._prefix = prefix
@@ -80,7 +91,6 @@ class RedisStore:
         self._heads = lru_cache(maxsize=4096)(self._encode_head)
         self._stems: dict[int, tuple[Form, str]] = {}
         """By the identity of a form, which is kept for as long, as hashing it takes longer."""
-        self._resizes = itertools.count(1)
         self._closing = True
         self._beating = False
         """The next question is the heartbeat, too."""
@@ -88,6 +98,12 @@ class RedisStore:
         self._timer: asyncio.TimerHandle | None = None
         self._switches: Switches | None = None
         """Only where Sentinel says who the master is."""
+        self._slots_apart = False
+        """Whether the server is one of a cluster, where a script has keys of one slot only."""
+        self._redirected: Redirected | None = None
+        self._queued: Callable[[], None] | None = None
+        self._is_new: Callable[[bytes], bool] | None = None
+        """For a node of a cluster of several."""
 
     def __repr__(self) -> str:
         where = self._pool.connection_kwargs
@@ -108,27 +124,18 @@ class RedisStore:
         self._pipe = Pipe(
             self._pool,
             self._prefix,
-            probe=self._presence_arguments(),
+            probe=self._presence_arguments,
             told=self._subscription.deliver,
             lost=self._lost,
             back=self._back,
             again=self._again,
+            redirected=self._redirected,
+            queued=self._queued,
         )
         self._introduced = self._loop.time()
         # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
         self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
-        try:
-            await asyncio.wait([opening])
-        except asyncio.CancelledError:
-            opening.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([opening])
-                if not opening.cancelled() and opening.exception() is None:  # just then
-                    await self.aclose()
-            raise
-        if opening.cancelled():
-            raise StoreError("the client was closed while it was opening")
-        opening.result()
+        await opened(opening, self.aclose)
 
     async def _open(self) -> None:
         try:
@@ -136,6 +143,7 @@ class RedisStore:
             await self._check_server()
             await self._subscription.open()
             await self._introduce()
+            await self._see_whether_cluster()
             counted = await self._hear_ourselves()
             self._check_opening()
         except BaseException as error:
@@ -163,6 +171,7 @@ class RedisStore:
         return Subscription(
             *(self._pool, self._names, self._client, self._inbox, self._links),
             again=self._ask_whether_heard,
+            is_new=self._is_new,
         )
 
     async def _check_server(self) -> None:
@@ -204,12 +213,15 @@ class RedisStore:
             return
         self._closing = True
         self._links.observed = False
-        # To nobody: a word to us would lie unread when the subscription ends.
-        last = self._presence_arguments(forget_in=1, to="")
-        self._pipe.call(scripts.PRESENCE, 5, last).add_done_callback(_ignore)
+        self._forget_us()
         if self._timer is not None:
             self._timer.cancel()
         await self._disconnect()
+
+    def _forget_us(self) -> None:
+        # To nobody: a word to us would lie unread when the subscription ends.
+        last = self._presence_arguments(forget_in=1, to="")
+        self._pipe.call(scripts.PRESENCE, *last).add_done_callback(ignore)
 
     async def _disconnect(self) -> None:
         if self._switches is not None:
@@ -288,6 +300,11 @@ class RedisStore:
         return not self._counted
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+        if self._slots_apart and len(renewals) > 1:
+            return asyncio.ensure_future(together([self._renew([each]) for each in renewals]))
+        return self._renew(renewals)
+
+    def _renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         keys = [self._names.holders(renewal.name) for renewal in renewals]
         values = [
             bulk(f"{self._text(renewal.waiter, renewal.form)}:{renewal.fence}") + bulk(renewal.ttl)
@@ -352,26 +369,38 @@ class RedisStore:
         return scripts.status(name, await self._pipe.call(scripts.STATUS, 5, arguments))
 
     async def _snapshot(self, start: str) -> Page:
-        arguments = b"".join(map(bulk, (0, start or 0, self._names.pattern, _PAGE)))
-        cursor, keys = await self._pipe.call(scripts.LIST, 4, arguments)
+        own = self._own_keys()
+        values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
+        arguments = b"".join(map(bulk, values))
+        cursor, keys = await self._pipe.call(scripts.LIST, len(values), arguments)
         names = dict.fromkeys(self._names.name(key) for key in keys)
         statuses = await asyncio.gather(*[self._status(name, waiters=True) for name in names])
         return Page(statuses, "" if cursor == "0" else cursor)
 
     # Opening, and keeping both connections alive
 
+    def who(self, client: str) -> asyncio.Future[bytes]:
+        """What a client says of itself; empty where it says nothing."""
+        arguments = bulk(1) + bulk(self._names.client(client))
+        return self._pipe.call(scripts.WHO, 2, arguments)
+
     def _presence(self) -> asyncio.Future[Present]:
-        return self._pipe.call(scripts.PRESENCE, 5, self._presence_arguments())
+        return self._pipe.call(scripts.PRESENCE, *self._presence_arguments())
 
     def _presence_arguments(
         self, *, forget_in: int = _FORGET_CLIENT, to: str | None = None
-    ) -> bytes:
-        key = self._names.client(self._client)
+    ) -> tuple[int, bytes]:
+        keys = self._own_keys()
         channel = self._names.channels + (self._client if to is None else to)
-        return b"".join(map(bulk, (1, key, channel, "p", forget_in)))
+        values = (len(keys), *keys, channel, "p", forget_in)
+        return len(values), b"".join(map(bulk, values))
+
+    def _own_keys(self) -> list[str]:
+        """A key of the client's own on this server, by which to speak to it."""
+        return [self._names.client(self._client)]
 
     def _say_who_we_are(self) -> asyncio.Future[scripts.Opened]:
-        keys = [*self._names.keys(f"open {self._client}"), self._names.client(self._client)]
+        keys = [*self._names.tried(self._client), self._names.client(self._client)]
         who = (f"{socket.gethostname()} {os.getpid()}", _FORGET_CLIENT)
         arguments = b"".join(map(bulk, (4, *keys, *who)))
         # In full, so that a user who may not EVAL learns it now and not after a SCRIPT FLUSH.
@@ -393,6 +422,34 @@ class RedisStore:
                     " Use noeviction, or a server of their own for locks.",
                     policy,
                 )
+
+    async def _see_whether_cluster(self) -> None:
+        """Whether keys of two slots are refused; `StoreError` for one of a cluster's many masters.
+
+        A cluster of one master serves as any server does: so do those that are one for us, of as
+        many servers as may be.
+        """
+        keys = b"".join(map(bulk, (2, *self._names.apart())))
+        nothing = b"".join(map(bulk, ("-", 0, "-", 0)))
+        try:
+            await self._pipe.call(scripts.RENEW, 7, keys + nothing, late=True)
+        except StoreError as error:
+            if not isinstance(error.__cause__, Refusal) or code_of(error.__cause__) != "CROSSSLOT":
+                raise
+        else:
+            return
+        self._slots_apart = True
+        masters = {(each.host, each.port) for each in await self.slots()}
+        if len(masters) > 1:
+            raise store_error(
+                ClusterNodeError(f"it is one of {len(masters)} masters"),
+                Place.of(self._pool, self._prefix),
+            )
+
+    def slots(self) -> asyncio.Future[list[scripts.Range]]:
+        """Which master has which slots; none where there is no cluster, or we may not ask."""
+        values = (len(own := self._own_keys()), *own)
+        return self._pipe.call(scripts.SLOTS, len(values), b"".join(map(bulk, values)))
 
     async def _hear_ourselves(self) -> bool:
         """See that what is published where our commands go reaches us; whether it is counted.
@@ -423,8 +480,7 @@ class RedisStore:
         """Try both connections when either has been silent: the reply proves one, the push both."""
         now = self._loop.time()
         if now - self._introduced > _FORGET_CLIENT / 2000:
-            self._introduced = now
-            self._say_who_we_are().add_done_callback(_ignore)
+            self._introduce_again(now)
         silent = min(self._pipe.quiet_since, self._subscription.heard)
         due = min(silent + HEARTBEAT, self._pipe.copies.clock_read + CLOCK)
         if now < due:
@@ -438,6 +494,10 @@ class RedisStore:
             self._ask_whether_heard()
         # From now, not from the reply: both links may be dead, and each is seen to by itself.
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
+
+    def _introduce_again(self, now: float) -> None:
+        self._introduced = now
+        self._say_who_we_are().add_done_callback(ignore)
 
     def _ask_whether_heard(self) -> None:
         if not self._closing:
@@ -456,7 +516,12 @@ class RedisStore:
             self._subscription.drop(TimeoutError("no push for a heartbeat"))
 
 
-def _ignore(done: asyncio.Future[Any]) -> None:
+async def together(parts: Sequence[asyncio.Future[list[bool]]]) -> list[bool]:
+    """The answers of several renewals as that of one."""
+    return [each for part in await asyncio.gather(*parts) for each in part]
+
+
+def ignore(done: asyncio.Future[Any]) -> None:
     """A heartbeat that failed is no news: the connection is seen to where it failed."""
     if not done.cancelled():
         done.exception()

@@ -43,7 +43,9 @@ class Subscription:
         links: Links,
         *,
         again: Callable[[], None],
+        is_new: Callable[[bytes], bool] | None = None,
     ) -> None:
+        """``is_new`` says whether a push has not come by another connection already."""
         self._link = Link(pool, received=self._received, up=self._subscribe, down=self._down)
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
@@ -54,6 +56,7 @@ class Subscription:
         self._again = again
         self.since: float | None = None
         """Since when the server that it is connected to has said that it is subscribed."""
+        self._is_new = is_new
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[None] = self._loop.create_future()
         self._overdue: asyncio.TimerHandle | None = None
@@ -107,7 +110,8 @@ class Subscription:
 
     def _told(self, message: list[bytes]) -> None:
         if message[0] == b"message":
-            self.deliver(message[2].decode("utf-8", "replace"))
+            if self._is_new is None or self._is_new(message[2]):
+                self.deliver(message[2].decode("utf-8", "replace"))
         elif message[0] == b"subscribe":
             self.since = self.heard
             self._confirm()

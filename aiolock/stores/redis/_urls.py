@@ -1,7 +1,8 @@
-"""URLs of Redis and Valkey: what redis-py takes, and those of a Sentinel's service besides.
+"""URLs of Redis and Valkey: what redis-py takes, and those of a Sentinel's service or a cluster.
 
 ``redis+sentinel://[user:password@]host[:port],host[:port]/service[/db][?option=value]`` is what
-redis-sentinel-url, LangChain and others take; redis-py itself has no such URL.
+redis-sentinel-url, LangChain and others take; redis-py itself has no such URL, nor one like
+``redis+cluster://[user:password@]host[:port],host[:port][?option=value]``.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import re
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from redis.asyncio.connection import ConnectionPool, parse_url
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, parse_url
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 
+from aiolock.stores.redis._seeds import Seeds
+
 SENTINEL_PORT: Final = 26379
+PORT: Final = 6379
 
 _SHAPE: Final = "{scheme}://[user:password@]host[:port],host[:port]/service[/db]"
+_CLUSTER_SHAPE: Final = "{scheme}://[user:password@]host[:port],host[:port]"
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:@\s]+))(?::(?P<port>\d+))?"
 )
@@ -43,6 +48,33 @@ def pool_at(url: str) -> ConnectionPool:
     return pool
 
 
+def is_of_a_cluster(url: str) -> bool:
+    """Whether `seeds_at` reads it, and not `pool_at`."""
+    return url.partition("://")[0].endswith("+cluster")
+
+
+def seeds_at(url: str) -> Seeds:
+    """The cluster at ``url``; `ValueError` for one that cannot be right. No I/O; as `pool_at`."""
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.replace("valkey", "redis")
+    shape = _CLUSTER_SHAPE.format(scheme=scheme)
+    rest, _, query = rest.partition("#")[0].partition("?")
+    places, _, database = rest.partition("/")
+    if database not in ("", "0"):
+        raise ValueError(f"a cluster has no databases, and this URL names one: {shape}")
+    login, at, addresses = places.rpartition("@")
+    options: dict[str, Any] = {**parse_url(f"{scheme.partition('+')[0]}://{login}{at}h?{query}")}
+    for known_better in ("host", "port", "db"):
+        options.pop(known_better, None)
+    kind: type[AbstractConnection] = options.pop("connection_class", Connection)
+    seeds = Seeds(tuple(_addresses(addresses, shape, "nodes", PORT)), kind, options)
+    try:
+        kind(**options)  # connects nothing, but sees every option
+    except TypeError as error:
+        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
+    return seeds
+
+
 def _pool(url: str) -> ConnectionPool:
     return ConnectionPool.from_url(url)  # pyright: ignore[reportUnknownMemberType]  # **kwargs
 
@@ -53,7 +85,7 @@ def _sentinels_pool(url: str, *, tls: bool) -> ConnectionPool:
     rest, _, query = rest.partition("#")[0].partition("?")
     places, _, path = rest.partition("/")
     login, at, addresses = places.rpartition("@")
-    sentinels = _addresses(addresses, shape)
+    sentinels = _addresses(addresses, shape, "Sentinels", SENTINEL_PORT)
     service, _, database = path.partition("/")
     if not service:
         raise ValueError(f"this URL does not say which service the Sentinels are to find: {shape}")
@@ -77,14 +109,14 @@ def _sentinels_pool(url: str, *, tls: bool) -> ConnectionPool:
     return made
 
 
-def _addresses(text: str, shape: str) -> list[tuple[str, int]]:
+def _addresses(text: str, shape: str, what: str, usual: int) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     for number, address in enumerate(text.split(","), 1):
         match = _ADDRESS.fullmatch(address)
-        port = int(match["port"] or SENTINEL_PORT) if match else 0
+        port = int(match["port"] or usual) if match else 0
         if match is None or not 0 < port <= _HIGHEST_PORT:
             raise ValueError(
-                f"address {number} of the Sentinels in this URL is not host or host:port: {shape}"
+                f"address {number} of the {what} in this URL is not host or host:port: {shape}"
                 " (what is not a letter or a digit in a password is percent-encoded)"
             )
         found.append((match["ip6"] or unquote(match["host"]), port))

@@ -108,7 +108,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
       return enters()
     end
     local fence_of_ours
-    fence_of_ours, first_end = advance(step, nil, not holder, waiter, ttl)
+    fence_of_ours, first_end = advance(step, not holder, waiter, ttl)
     if fence_of_ours then
       return {1, tonumber(fence_of_ours), tonumber(ttl), displaced}
     end

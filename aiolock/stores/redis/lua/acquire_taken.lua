@@ -2,12 +2,18 @@
 -- reply. What is most often is here: one that wants it alone, and one that holds it alone.
 --@include enqueue
 --@include busy
+--@include anchored
 --@include acquire_general
 local function acquire_taken(waiter, ticket, ttl, most)
   local shared = waiter:byte() == SHARED
   local first = redis.call('ZRANGE', HOLDERS, 0, shared and 0 or 1, 'WITHSCORES')
   local holder, lease_left = first[1], first[2] and tonumber(first[2]) - NOW
   if shared or not holder or lease_left <= 0 or holder:byte() ~= EXCLUSIVE then
+    if holder and lease_left <= 0 then
+      return anchored(function()
+        return acquire_general(waiter, ticket, ttl, most, first)
+      end)
+    end
     return acquire_general(waiter, ticket, ttl, most, first)
   end
 

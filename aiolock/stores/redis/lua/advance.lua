@@ -1,6 +1,4 @@
--- advance(step, head, free, asking, ttl, counted): those at the head of the queue enter, as long as they
--- fit.
---   head     its first, taken out already, with its ticket; nil: see who is
+-- advance(step, free, asking, ttl, counted): those at the head of the queue enter, as long as they fit.
 --   free     nobody holds the lock
 --   asking   the waiter that is answered now, if any: where it is its turn, it gets `ttl` and no push
 --   counted  a count has grown
@@ -15,24 +13,27 @@
 --@include fits
 --@include grant_exclusive
 --@include grant_shared
-local function advance(step, head, free, asking, ttl, counted)
+local function advance(step, free, asking, ttl, counted)
   local fence_of_asking, first_end, push_with_reply
-  local back -- those that do not fit: to where they stood
-  head = head or redis.call('ZPOPMIN', QUEUE)
-  while head[1] do
-    local waiter = head[1]
+  local passed_over = 0
+  -- pcall: a queue that has just vanished may be another node's, see `anchored`.
+  local waiter = redis.pcall('ZRANGE', QUEUE, 0, 0)[1]
+  while waiter do
     local mode, flags, claim, rule, client = waiter:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
     -- Counted first, then spoken to: what is published also reaches those who listen at a replica,
     -- where nobody counts them, and they would enter though they had been taken for dead.
     local there = client and listens(client, flags, step.asker)
-    if there and not (free and (rule == '' or mode == 'x')) and not fits(step, waiter) then
-      back = back or {}
-      back[#back + 1] = head
+    local enters = there and (free and (rule == '' or mode == 'x') or fits(step, waiter, 1))
+    if there and not enters then
       local _, _, declared = waiter:match(RULE_NUMBER_DECLARED)
       if not counted or rule ~= '^' or declared ~= '' then
         break
       end
-    elseif there then
+      passed_over = passed_over + 1
+    else
+      redis.call('ZREM', QUEUE, waiter)
+    end
+    if enters then
       free = false
       local lease, mark, fence = claim, UNCONFIRMED, nil
       if waiter == asking then
@@ -59,13 +60,7 @@ local function advance(step, head, free, asking, ttl, counted)
         break -- nobody fits beside it, or all permits are taken
       end
     end
-    head = redis.call('ZPOPMIN', QUEUE)
-  end
-  if back then
-    for _, place in ipairs(back) do
-      redis.call('ZADD', QUEUE, place[2], place[1])
-    end
-    redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
+    waiter = redis.pcall('ZRANGE', QUEUE, passed_over, passed_over)[1]
   end
   return fence_of_asking, first_end, push_with_reply
 end

@@ -7,6 +7,7 @@
 local CHANNELS = ARGV[1]
 --@include clock
 --@include new_step
+--@include anchored
 --@include end_grant
 --@include keep_floor
 --@include advance
@@ -15,17 +16,19 @@ local condemned = {}
 for i = 2, #ARGV do
   condemned[ARGV[i]] = true
 end
-local step, broken = new_step(), 0
 local grants = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', COUNTERS - 1, 'WITHSCORES')
-for i = 1, #grants, 2 do
-  local grant, claim = grants[i], grants[i + 1] % 1 == UNCONFIRMED
-  if condemned[grant:match(FENCE_OF)] and grant:match(CLIENT) ~= NOBODY then
-    end_grant(step, grant, 'broken', NOW, claim)
-    broken = broken + 1
+return anchored(function()
+  local step, broken = new_step(), 0
+  for i = 1, #grants, 2 do
+    local grant, claim = grants[i], grants[i + 1] % 1 == UNCONFIRMED
+    if condemned[grant:match(FENCE_OF)] and grant:match(CLIENT) ~= NOBODY then
+      end_grant(step, grant, 'broken', NOW, claim)
+      broken = broken + 1
+    end
   end
-end
-if broken > 0 then
-  keep_floor(step)
-  advance(step)
-end
-return broken
+  if broken > 0 then
+    keep_floor(step)
+    advance(step)
+  end
+  return broken
+end)

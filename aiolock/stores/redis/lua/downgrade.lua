@@ -8,6 +8,7 @@
 local CHANNELS = ARGV[3]
 --@include clock
 --@include new_step
+--@include allow_writes
 --@include keep
 --@include as_shared
 --@include advance
@@ -21,8 +22,9 @@ if not ends then
 elseif tonumber(ends) <= NOW then
   return 0
 end
-redis.call('ZREM', HOLDERS, grant) -- first: at maxmemory it is allowed, and after it so is ZADD
+allow_writes()
 redis.call('ZADD', HOLDERS, ends, sharing, fence, as_shared(waiter))
+redis.call('ZREM', HOLDERS, grant) -- now that they do not vanish, see `anchored`
 keep(math.floor(ends) - NOW + KEPT)
 local step = new_step()
 step.floor = tonumber(fence)

@@ -13,13 +13,15 @@ local CHANNELS = ARGV[4]
 
 local waiter, fence, remembered, copies = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
 local done = DONE .. '0:' .. fence
-if redis.call('ZREM', HOLDERS, waiter .. ':' .. fence) == 0 then
+local grant = waiter .. ':' .. fence
+if not redis.call('ZSCORE', HOLDERS, grant) then
   return redis.call('ZSCORE', HOLDERS, done) and 1 or 0
 end
 -- As long as it is remembered, a late copy finds that it is done: so at least until then.
 remembered = math.max(remembered, math.ceil(copies / 1000) - NOW)
+redis.call('PEXPIRE', HOLDERS, remembered + KEPT) -- first: at maxmemory it is allowed, then so is ZADD
 redis.call('ZADD', HOLDERS, NOW + remembered, done)
-redis.call('PEXPIRE', HOLDERS, remembered + KEPT)
+redis.call('ZREM', HOLDERS, grant) -- now that they do not vanish, see `anchored`
 local told = {}
 for _, other in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
   local client = other:find(WANTS_ONCE) and other:match(CLIENT)

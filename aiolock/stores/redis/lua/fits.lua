@@ -1,9 +1,10 @@
--- fits(step, waiter): may it, which is not in the queue at the moment, enter beside those who hold?
+-- fits(step, waiter, queued): may it enter beside those who hold? `queued`: 1 if it stands in the queue, else
+-- nil.
 --   *n  while n permits are free       &n  once n stand in the queue, all together
 --   ^n  once the count is n            no rule: alone, or beside others that share
 --@include read_permits
 --@include remove_dead
-local function fits(step, waiter)
+local function fits(step, waiter, queued)
   local rule, number, declared = waiter:match(RULE_NUMBER_DECLARED)
   if rule == '*' then
     read_permits(step, declared)
@@ -17,10 +18,11 @@ local function fits(step, waiter)
       return true
     end
     local others = number - 1
-    if redis.call('ZCARD', QUEUE) >= others then
+    local enough = others + (queued or 0) -- in the queue
+    if redis.call('ZCARD', QUEUE) >= enough then
       remove_dead(step.asker)
     end
-    step.passing = redis.call('ZCARD', QUEUE) >= others and others or 0
+    step.passing = redis.call('ZCARD', QUEUE) >= enough and others or 0
     return step.passing == others
   end
   local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')

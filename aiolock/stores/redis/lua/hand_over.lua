@@ -1,15 +1,17 @@
--- hand_over(head, asker, fence): to the first of the queue, which was taken out of it, from a client that held
--- the lock alone under this fence. Returns the reply; nil, and nothing was done, where that one does not
--- want it alone, or does not listen (see `advance`).
+-- hand_over(grant, head, asker, fence): to the first of the queue, from a client that holds the lock alone,
+-- by this grant and under this fence. Returns the reply; nil, and nothing was done, where that one does
+-- not want it alone, or does not listen (see `advance`).
 --@include clock
 --@include grant_exclusive
-local function hand_over(head, asker, fence)
+local function hand_over(grant, head, asker, fence)
   local mode, _, claim, _, client = head:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
   local ours = client == asker
   if mode ~= 'x' or not ours and redis.pcall('PUBSUB', 'NUMSUB', CHANNELS .. client)[2] == 0 then
     return nil
   end
+  redis.call('ZREM', QUEUE, head) -- first: at maxmemory it is allowed, and after it so is ZADD
   local next_fence = grant_exclusive(head, claim, UNCONFIRMED, tonumber(fence))
+  redis.call('ZREM', HOLDERS, grant)
   local push = 'g ' .. head .. ' ' .. next_fence .. ' ' .. claim .. ' ' .. STAMP .. ' ' .. HOLDERS
   if ours then
     return push

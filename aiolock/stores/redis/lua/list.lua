@@ -1,5 +1,6 @@
 -- list: keys of some names of which there are holders or a queue. Writes nothing.
 --
+-- KEYS  1 any of a slot that this server has: some servers want one
 -- ARGV  1 where the last page ended, 0 at first  2 a pattern for all keys of a prefix
 --       3 how many keys the server looks at: so long everybody waits
 -- returns  {where this page ends, 0 if it is the last, {key, …}}

@@ -15,6 +15,7 @@
 --   `t:…`       what was counted once, so that it is not again
 --   `!…`        what was given up, or is done, of which copies may still come: from TOMBSTONES on,
 --               COUNTERS and until when (see `give_up`)
+--   `!`         nothing: it keeps the key from vanishing in the middle of a script, see `anchored`
 local HOLDERS = KEYS[1]
 local QUEUE = KEYS[2]
 local FENCE = KEYS[3]
@@ -32,6 +33,7 @@ local KEPT = 60000 -- ms for which the holders are kept behind the end of a leas
 local EXCLUSIVE = 120 -- the first byte: x
 local SHARED = 115 -- s
 local NOBODY = '-' -- the client of a grant that only keeps others out, see `close`
+local ANCHOR = '!'
 local DONE = 'xfo0:-:' -- how such a grant begins that was left by `finish`
 local CLIENT = '^%a+%d+[^:]*:([^:]+):'
 local FLAGS_CLIENT = '^%a(%a*)%d+[^:]*:([^:]+):'

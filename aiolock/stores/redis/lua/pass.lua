@@ -13,13 +13,13 @@ local giver, taker, fence, claim = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local too_late = late(ARGV[#ARGV])
 if too_late then
   return too_late
-elseif redis.call('ZREM', HOLDERS, giver) == 0 then
+elseif not redis.call('ZSCORE', HOLDERS, giver) then
   return redis.call('ZSCORE', HOLDERS, taker) and 1 or 0
 end
+redis.call('PEXPIRE', HOLDERS, claim + KEPT) -- first: at maxmemory it is allowed, and then so is ZADD
 redis.call('ZADD', HOLDERS, NOW + claim + UNCONFIRMED, taker)
-redis.call('PEXPIRE', HOLDERS, claim + KEPT)
+redis.call('ZREM', HOLDERS, giver) -- now that they do not vanish, see `anchored`
 redis.call('SET', FENCE, fence, 'PX', '600000')
-for i = 5, #ARGV - 1 do
-  redis.call('ZREM', QUEUE, ARGV[i])
-end
+local unpacked = table.unpack or unpack -- where Lua 5.4 has it, and where 5.1 does
+redis.call('ZREM', QUEUE, unpacked(ARGV, 5, #ARGV - 1))
 return 1

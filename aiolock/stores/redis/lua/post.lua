@@ -36,5 +36,5 @@ if value ~= '' and at_least >= before then
 end
 redis.call('ZADD', HOLDERS, string.format('%.0f', COUNTERS + count), 'count')
 keep(tonumber(remembered))
-advance(step, nil, nil, nil, nil, count > before)
+advance(step, nil, nil, nil, count > before)
 return count

@@ -1,6 +1,7 @@
 -- release: out of the holders or out of the queue, whichever it is in, and on to the next.
 -- One script for release, timeout and cancellation, so "given up while being granted" is one
--- decision. The first write (ZREM) is allowed at maxmemory, and with it all the others.
+-- decision. The first write (ZREM) is allowed at maxmemory, and with it all the others. A grant goes
+-- after the next has come, see `anchored`.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
@@ -15,15 +16,13 @@ local CHANNELS = ARGV[3]
 
 -- First what is most often: one that held it alone, of which nothing is to be remembered.
 local waiter, fence, closes, copies = ARGV[1], ARGV[2], ARGV[4] == '1', ARGV[5]
-local grant = waiter .. ':' .. fence
-if fence == '0' or waiter:byte() ~= EXCLUSIVE or redis.call('ZREM', HOLDERS, grant) == 0 then
+if fence == '0' or waiter:byte() ~= EXCLUSIVE or copies ~= '0' or closes then
   return release_general(waiter, fence, closes, copies)
-elseif copies ~= '0' or closes then
-  return release_general(waiter, fence, closes, copies, grant)
 end
-local head = redis.call('ZPOPMIN', QUEUE)
-if not head[1] then
+local grant = waiter .. ':' .. fence
+local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+if not head and redis.call('ZREM', HOLDERS, grant) == 1 then
   return 1
 end
-return hand_over(head[1], waiter:match(CLIENT), fence)
-    or release_general(waiter, fence, closes, copies, grant, head)
+return head and redis.call('ZSCORE', HOLDERS, grant) and hand_over(grant, head, waiter:match(CLIENT), fence)
+    or release_general(waiter, fence, closes, copies)

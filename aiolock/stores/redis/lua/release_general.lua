@@ -1,36 +1,41 @@
--- release_general(waiter, fence, closes, copies, grant, head): the rest of `release`. `grant`: what was
--- taken out of the holders already, and `head`, with its ticket, out of the queue; else both nil.
--- Returns the reply.
+-- release_general(waiter, fence, closes, copies): `release`, of whatever it is. Returns the reply.
 --@include clock
 --@include new_step
+--@include anchored
 --@include give_up
 --@include take_out
 --@include close
 --@include advance
-local function release_general(waiter, fence, closes, copies, grant, head)
-  local step, was = new_step(waiter:match(CLIENT)), 1
+local function release_general(waiter, fence, closes, copies)
+  local step = new_step(waiter:match(CLIENT))
   if copies ~= '0' then
     give_up(waiter, math.ceil(copies / 1000))
   end
-  if not grant then
-    was, grant = take_out(step, waiter, fence)
-  end
-  if was == 0 then
-    return 0
-  elseif was == 2 then
-    -- It may be the one that held back others, who would fit beside those who share.
-    local first = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
-    if first and first:byte() == EXCLUSIVE then
+  local waits = redis.call('EXISTS', QUEUE) == 1
+  local function released()
+    local was, grant = take_out(step, waiter, fence)
+    if was == 0 then
+      return 0
+    elseif was == 2 then
+      -- It may be the one that held back others, who would fit beside those who share.
+      local first = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
+      if first and first:byte() == EXCLUSIVE then
+        return 2
+      end
+      advance(step)
       return 2
     end
-    advance(step)
-    return 2
+    local exclusive = grant:byte() == EXCLUSIVE
+    if closes and close(step, grant) and exclusive or not waits then
+      return 1
+    end
+    step.floor, step.reply_to = tonumber(grant:match(FENCE_OF)), step.asker
+    local _, _, push = advance(step, exclusive)
+    return push or 1
   end
-  local exclusive = grant:byte() == EXCLUSIVE
-  if closes and close(step, grant) and exclusive then
-    return 1
+  -- Where there are permits, what is known of them keeps the holders from vanishing.
+  if waits and not waiter:find(PERMITS) then
+    return anchored(released)
   end
-  step.floor, step.reply_to = tonumber(grant:match(FENCE_OF)), step.asker
-  local _, _, push = advance(step, head, exclusive)
-  return push or 1
+  return released()
 end

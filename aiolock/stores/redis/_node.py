@@ -1,0 +1,258 @@
+"""One master of a cluster: a store like that of one server, which is connected to when needed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Container
+from functools import partial
+from typing import Final, Protocol
+
+from redis.asyncio.connection import ConnectionPool
+
+from aiolock.errors import StoreError
+from aiolock.store import Form, Inbox, Waiter
+from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._errors import Refusal
+from aiolock.stores.redis._parked import Parked
+from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._slots import SLOTS, Address, slot_of_key, tag_in
+from aiolock.stores.redis._store import RedisStore, ignore
+
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 1.0
+ALL: Final = range(SLOTS)
+
+
+_Asked = Parked | tuple[list[Command], bool]
+"""An operation; or commands of another node's, and whether they come by its ASK."""
+
+
+class Neighbours(Protocol):
+    """What a node knows of its cluster."""
+
+    def redirected(self, node: Node, commands: list[Command], refusal: Refusal) -> None:
+        """It has refused these, of one slot."""
+
+    def is_ready(self, node: Node) -> None:
+        """It serves us from now on."""
+
+    def is_missing(self) -> None:
+        """A node cannot be reached: another may have its slots soon."""
+
+    def waits(self) -> None:
+        """A waiter of ours stands in a queue."""
+
+    def slots_of(self, node: Node) -> frozenset[int]:
+        """The slots that it has, as far as is known."""
+        ...
+
+    def link(self, node: Node, error: Exception | None) -> None:
+        """A connection of it broke; or, None, both are whole again."""
+
+    def is_new(self, node: Node, push: bytes) -> bool:
+        """Whether this push has not come by another node."""
+        ...
+
+
+class NodeInbox:
+    """The client's inbox, for what one node says."""
+
+    def __init__(self, inbox: Inbox, link: Callable[[Exception | None], None]) -> None:
+        self._inbox = inbox
+        self._link = link
+
+    def link(self, error: Exception | None) -> None:
+        """Of this node, which is one of several."""
+        self._link(error)
+
+    def granted(  # noqa: PLR0917  # see `Inbox`
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
+        """As the inbox's."""
+        self._inbox.granted(name, waiter, form, fence, lease, now)
+
+    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+        """As the inbox's."""
+        self._inbox.lost(name, waiter, fence, reason)
+
+    def done(self, name: str) -> None:
+        """As the inbox's."""
+        self._inbox.done(name)
+
+    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+        """As the inbox's."""
+        self._inbox.requested(name, waiter, fence)
+
+    def void(self, name: str, waiter: Waiter) -> None:
+        """As the inbox's."""
+        self._inbox.void(name, waiter)
+
+    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+        """As the inbox's."""
+        self._inbox.unconfirmed(name, waiter, fence, error)
+
+    def reconnected(self) -> None:
+        """As the inbox's, for whatever name: which of them are here is not known for certain."""
+        self._inbox.reconnected()
+
+    def beat(self) -> None:
+        """Nobody asks instead: who waits may wait at another node."""
+
+
+class Node(RedisStore):
+    """Locks on one master; what is asked of it before it serves us is kept until then."""
+
+    def __init__(
+        self, pool: ConnectionPool, prefix: str, address: Address, cluster: Neighbours
+    ) -> None:
+        super().__init__(pool, prefix)
+        self.address = address
+        self.ready = False
+        self.gone = False
+        """It is no master any more, or the client is being closed."""
+        self.down = False
+        """Whether a connection to it is broken."""
+        self.takes_over = False
+        """It has slots now of another node that served us."""
+        self.error: Exception | None = None
+        """Why it could not be connected to, the last time."""
+        self._cluster = cluster
+        self._slots_apart = True
+        self._redirected = partial(cluster.redirected, self)
+        self._is_new = partial(cluster.is_new, self)
+        self._queued = cluster.waits
+        self._waiting = deque[_Asked]()
+        """What was asked of it, and of others, in order, until it serves us."""
+        self._tag = ""
+        """Whose slot is one of its own."""
+        self._wanted = False
+        self._dialling: asyncio.Task[None] | None = None
+
+    # Connecting
+
+    def dial(self, client: str, inbox: Inbox) -> None:
+        """Connect, until it serves us or is gone. Does nothing where that is under way."""
+        if not self._wanted and not self.gone:
+            self._wanted = True
+            self._dialling = asyncio.create_task(
+                self._dial(client, inbox), name="aiolock dial a node"
+            )
+
+    async def _dial(self, client: str, inbox: Inbox) -> None:
+        pause = _FIRST_PAUSE
+        # Ends by the flag, too: cancellation alone can get lost in a driver (cpython gh-86296).
+        while not self.gone:
+            try:
+                await self.open_now(client, inbox)
+            except StoreError as error:
+                self.error = error
+                self._cluster.is_missing()
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+            else:
+                break
+
+    async def open_now(self, client: str, inbox: Inbox) -> None:
+        """Connect once; `StoreError` where that fails."""
+        await self.open(client, NodeInbox(inbox, self._link_changed))
+        self._wanted = True
+        self.error = None
+        if not self.gone:
+            self.ready = True
+            self._cluster.is_ready(self)
+            self._go_on()
+
+    def _link_changed(self, error: Exception | None) -> None:
+        self.down = error is not None
+        self._cluster.link(self, error)
+
+    async def leave(self) -> None:
+        """Disconnect; what is under way has been taken, or is waited for. Idempotent."""
+        self.gone = True
+        if self._dialling is not None:
+            self._dialling.cancel()
+            await asyncio.wait([self._dialling])
+        self.ready = False
+        await self.aclose()
+
+    # What is asked before it serves us
+
+    @property
+    def parked(self) -> list[Parked]:
+        """The operations that wait until it serves us."""
+        return [each for each in self._waiting if isinstance(each, Parked)]
+
+    def park(self, parked: Parked) -> None:
+        """Start it as soon as this node serves us."""
+        self._waiting.append(parked)
+
+    def take_over(self, commands: list[Command], *, asking: bool = False) -> None:
+        """Carry out what was asked of another node, in order."""
+        if self.ready:
+            self._pipe.again(commands, asking=asking)
+        else:
+            self._waiting.append((commands, asking))
+
+    def hold(self, commands: list[Command]) -> None:
+        """Carry these out in a moment, and what is asked about their slot meanwhile after them."""
+        self._pipe.hold(commands)
+
+    def take(self, slots: Container[int] = ALL) -> tuple[list[Command], list[Parked]]:
+        """What of these slots has no answer: it is another node's now."""
+        commands: list[Command] = self._pipe.take(slots) if self.ready else []
+        parked = list[Parked]()
+        waiting, self._waiting = self._waiting, deque[_Asked]()
+        for each in waiting:
+            if isinstance(each, Parked):
+                (parked if each.slot in slots else self._waiting).append(each)
+            elif each[0][0].slot in slots:
+                commands += each[0]
+            else:
+                self._waiting.append(each)
+        return commands, parked
+
+    def _go_on(self) -> None:
+        waiting, self._waiting = self._waiting, deque[_Asked]()
+        for each in waiting:
+            if isinstance(each, Parked):
+                each.go(self)
+            else:
+                self._pipe.again(each[0], asking=each[1])
+
+    # How it differs from one server
+
+    def _own_keys(self) -> list[str]:
+        slots = self._cluster.slots_of(self)
+        if not slots:  # it has none yet
+            return []
+        if not self._tag or slot_of_key(self._tag.encode()) not in slots:
+            self._tag = tag_in(slots)
+        return [f"{self._prefix}:{{{self._tag}}}:client"]
+
+    @property
+    def _is_home(self) -> bool:
+        """Whether what the client says of itself is kept here."""
+        own = slot_of_key(self._names.client(self._client).encode())
+        return own in self._cluster.slots_of(self)
+
+    async def _introduce(self) -> None:
+        if self._is_home:
+            await super()._introduce()
+
+    def _introduce_again(self, now: float) -> None:
+        self._introduced = now
+        if self._is_home:
+            super()._introduce_again(now)
+
+    async def _see_whether_cluster(self) -> None:
+        pass
+
+    def _forget_us(self) -> None:
+        if self._is_home:
+            key = self._names.client(self._client)
+            values = (1, key, self._names.channels, "p", 1)
+            arguments = b"".join(map(bulk, values))
+            self._pipe.call(scripts.PRESENCE, len(values), arguments).add_done_callback(ignore)

@@ -1,0 +1,57 @@
+"""Where a cluster is asked for its nodes, and how each of them is connected to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.asyncio import RedisCluster
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
+
+from aiolock.stores.redis._slots import Address
+
+_KEPT: Final = (
+    *("username", "password", "credential_provider", "client_name"),
+    *("socket_keepalive", "socket_keepalive_options", "connection_class"),
+)
+"""Options of a client's connections that ours have too, with those that begin with ``ssl_``."""
+
+
+def _as_is(address: Address) -> Address:
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Nodes that are asked first, and what all connections have in common."""
+
+    addresses: tuple[Address, ...]
+    kind: type[AbstractConnection]
+    options: dict[str, Any]
+    remap: Callable[[Address], Address] = _as_is
+    """Where a node is for us that says to be elsewhere."""
+
+    def pool(self, address: Address) -> ConnectionPool:
+        """What connects to the node there."""
+        host, port = address
+        return ConnectionPool(self.kind, host=host, port=port, **self.options)
+
+    def __str__(self) -> str:
+        scheme = "rediss" if issubclass(self.kind, SSLConnection) else "redis"
+        return f"{scheme}+cluster://{','.join(f'{host}:{port}' for host, port in self.addresses)}"
+
+
+def seeds_of(client: RedisCluster) -> Seeds:
+    """The nodes that a client of the caller's starts with; it connects as that does."""
+    untyped: Any = client
+    given: dict[str, Any] = untyped.connection_kwargs
+    options = {
+        name: value
+        for name, value in given.items()
+        if value is not None and (name in _KEPT or name.startswith("ssl_"))
+    }
+    kind: type[AbstractConnection] = options.pop("connection_class", Connection)
+    nodes = untyped.nodes_manager.startup_nodes.values()
+    remap = getattr(untyped.nodes_manager, "address_remap", None) or _as_is
+    return Seeds(tuple((node.host, int(node.port)) for node in nodes), kind, options, remap)

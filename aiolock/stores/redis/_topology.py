@@ -1,0 +1,147 @@
+"""Which master has which slot, as the nodes of the cluster say."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from aiolock.errors import StoreError
+from aiolock.stores.redis import _wire
+from aiolock.stores.redis._errors import Place, Refusal, address_of, store_error
+from aiolock.stores.redis._node import Node
+from aiolock.stores.redis._scripts import Range, command, ranges
+from aiolock.stores.redis._seeds import Seeds
+from aiolock.stores.redis._slots import SLOTS, Address
+
+_ANSWER: Final = 2.0
+"""Seconds for a node to say which slots there are."""
+
+
+class Topology:
+    """The masters, and the slots of each."""
+
+    def __init__(self, seeds: Seeds, prefix: str) -> None:
+        self._seeds = seeds
+        self._prefix = prefix
+        self.nodes: dict[Address, Node] = {}
+        self.owners: list[Node | None] = [None] * SLOTS
+        self.version = 0
+        """Counts the changes."""
+        self._slots: dict[Node, frozenset[int]] = {}
+        self._slots_version = 0
+
+    def slots_of(self, node: Node) -> frozenset[int]:
+        """The slots of a node."""
+        if self._slots_version != self.version:
+            found: dict[Node, set[int]] = {}
+            for slot, owner in enumerate(self.owners):
+                if owner is not None:
+                    found.setdefault(owner, set()).add(slot)
+            self._slots = {owner: frozenset(slots) for owner, slots in found.items()}
+            self._slots_version = self.version
+        return self._slots.get(node, frozenset())
+
+    @property
+    def masters(self) -> list[Node]:
+        """Those that have slots, in an order that lasts while there is no change."""
+        return sorted(
+            {owner for owner in self.owners if owner is not None}, key=lambda node: node.address
+        )
+
+    def assign(self, slot: int, node: Node) -> None:
+        """This one has it now."""
+        if self.owners[slot] is not node:
+            self.owners[slot] = node
+            self.version += 1
+
+    def replace(self, owners: list[Node | None]) -> dict[tuple[Node, Node], set[int]]:
+        """Take in what a node says; the slots that have gone from one node to another.
+
+        A slot that nobody has stays where it was, until somebody has it.
+        """
+        moved: dict[tuple[Node, Node], set[int]] = {}
+        if owners != self.owners:
+            self.version += 1
+            for slot, (old, new) in enumerate(zip(self.owners, owners, strict=True)):
+                if new is None:
+                    owners[slot] = old
+                elif old is not None and old is not new:
+                    moved.setdefault((old, new), set()).add(slot)
+            self.owners = owners
+        return moved
+
+    async def ask(self) -> list[Range]:
+        """What any of the nodes says, those that we are connected to first.
+
+        `StoreError` where none says anything.
+        """
+        ready = [node for node in self.nodes.values() if node.ready and not node.down]
+        random.shuffle(ready)
+        for node in ready:
+            try:
+                async with asyncio.timeout(_ANSWER):
+                    found = await node.slots()
+            except (StoreError, TimeoutError):
+                continue
+            if found:
+                return self._placed(found, node.address)
+        others = [*self.nodes, *self._seeds.addresses]
+        random.shuffle(others)
+        error: StoreError | None = None
+        for address in dict.fromkeys(others):
+            try:
+                return self._placed(await self._ask(address), address)
+            except StoreError as failure:
+                error = failure
+        raise error or StoreError("a cluster without a node")
+
+    async def _ask(self, address: Address) -> list[Range]:
+        pool = self._seeds.pool(address)
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def received(reply: Any) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        def broken(error: Exception) -> None:
+            if not answered.done():
+                answered.set_exception(error)
+
+        try:
+            async with asyncio.timeout(_ANSWER):
+                wire = await _wire.dial(pool, received, broken)
+                try:
+                    wire.write(command("CLUSTER", "SLOTS"), at_once=True)
+                    reply = await answered
+                finally:
+                    wire.close()
+                    await wire.wait_closed()
+            if isinstance(reply, Refusal):
+                raise reply
+            found = ranges(reply)
+        except (RedisError, OSError) as error:
+            raise store_error(error, Place.of(pool, self._prefix, cluster=True)) from error
+        except (TypeError, ValueError, IndexError) as error:
+            text = f"Redis at {address_of(pool)} does not say which slots its cluster has"
+            raise StoreError(text) from error
+        if not found:
+            raise StoreError(
+                f"Redis at {address_of(pool)} is a node of a cluster that has no slots yet: join it"
+                " with its other nodes first"
+            )
+        return found
+
+    def _placed(self, found: Iterable[Range], said_by: Address) -> list[Range]:
+        """As they are reached from here."""
+        placed = list[Range]()
+        for first, last, host, port in found:
+            placed.append(Range(first, last, *self.reached((host or said_by[0], port))))
+        return placed
+
+    def reached(self, address: Address) -> Address:
+        """Where a node is reached that says to be there."""
+        return self._seeds.remap(address)

@@ -1,0 +1,504 @@
+"""A cluster of several masters: where an operation goes, and what nodes answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis.asyncio
+from redis.asyncio.connection import SSLConnection
+
+import aiolock
+from aiolock import StoreError
+from aiolock.observer import Link, Observer
+from aiolock.store import Busy, Sharded, Status
+from aiolock.stores.redis import ClusterStore, from_url
+from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._echoes import Echoes
+from aiolock.stores.redis._errors import Refusal
+from aiolock.stores.redis._seeds import seeds_of
+from aiolock.stores.redis._slots import Redirect, slot_of, slot_of_key, tag_in
+from aiolock.stores.redis._urls import seeds_at
+from aiolock.testing import Peer
+from tests.clusters import Cluster, Node
+from tests.failures import until
+from tests.servers import RedisServer
+from tests.worlds import asking, queued
+
+
+def store_at(cluster: Cluster, prefix: str) -> ClusterStore:
+    """A store on the cluster."""
+    store = from_url(cluster.url, prefix)
+    assert isinstance(store, ClusterStore)
+    return store
+
+
+def connections(node: Node) -> int:
+    """How many there are to it, but for those of other nodes and the one that asks."""
+    clients = node.call("CLIENT", "LIST", "TYPE", "NORMAL").count("\n")
+    return int(clients) + int(node.call("CLIENT", "LIST", "TYPE", "PUBSUB").count("\n"))
+
+
+def name_at(cluster: Cluster, node: Node, but: str = "") -> str:
+    """A lock whose keys are on this node."""
+    found = (f"n{number}" for number in range(10_000))
+    return next(n for n in found if n != but and cluster.owner(f"lock:{n}") is node)
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Cluster]:
+    """Three masters of the test's own."""
+    with ExitStack() as stack:
+        yield Cluster(stack, masters=3)
+
+
+# --- What needs no server
+
+
+def test_slots() -> None:
+    """Of what stands in the first braces, if anything does: as the servers reckon it."""
+    assert slot_of_key(b"123456789") == 0x31C3
+    assert slot_of_key(b"a{123456789}b{c}") == 0x31C3
+    assert slot_of_key(b"a{}123456789") != 0x31C3
+    assert slot_of("a{b}%") == slot_of_key(b"prefix:{a%7Bb%7D%25}:holders")
+    tag = tag_in(range(100, 110))
+    assert 100 <= slot_of_key(tag.encode()) < 110
+
+
+def test_redirects() -> None:
+    """Where to, and nothing for what only has to be asked again."""
+    moved = Redirect.read(Refusal("MOVED 3999 127.0.0.1:6381"))
+    assert moved == Redirect("MOVED", 3999, "127.0.0.1", 6381)
+    assert Redirect.read(Refusal("ASK 3999 ::1:6381")) == Redirect("ASK", 3999, "::1", 6381)
+    assert Redirect.read(Refusal("MOVED 3999 :6381")) == Redirect("MOVED", 3999, "", 6381)
+    assert Redirect.read(Refusal("MOVED 3999 ?:6381")) == Redirect("MOVED", 3999, "", 6381)
+    assert Redirect.read(Refusal("TRYAGAIN Multiple keys request")) is None
+
+
+def test_a_push_is_taken_once() -> None:
+    """By whichever connection it comes first; by that one it may come again, or long after."""
+    now = 0.0
+    echoes = Echoes(lambda: now)
+    assert echoes.is_new("a", b"d key")
+    assert not echoes.is_new("b", b"d key")
+    assert not echoes.is_new("c", b"d key")
+    assert echoes.is_new("a", b"d key")
+    assert not echoes.is_new("b", b"d key")
+    now = 60.0
+    assert echoes.is_new("b", b"d key")
+    assert echoes.is_new("b", b"p")
+    assert echoes.is_new("c", b"p")
+    echoes.forget("b")
+    assert echoes.is_new("c", b"d key")
+
+
+def test_it_remembers_so_many_pushes() -> None:
+    """And forgets the oldest."""
+    echoes = Echoes(lambda: 0.0)
+    for number in range(5000):
+        assert echoes.is_new("a", b"%d" % number)
+    assert not echoes.is_new("b", b"4999")
+    assert echoes.is_new("b", b"0")
+
+
+def test_url() -> None:
+    """Each node with its port, or the usual one; what else it says holds for all of them."""
+    seeds = seeds_at("valkeys+cluster://ann:p%40ss@h1:7000,h2,[::1]:7002/0?ssl_ca_certs=ca.pem")
+    assert seeds.addresses == (("h1", 7000), ("h2", 6379), ("::1", 7002))
+    assert seeds.kind is SSLConnection
+    options = {"username": "ann", "password": "p@ss", "ssl_ca_certs": "ca.pem"}
+    assert seeds.options == options
+    shown = repr(aiolock.connect("redis+cluster://ann:p%40ss@h1"))
+    assert "redis+cluster://h1:6379" in shown
+    assert "ss" not in shown.partition("://")[2]
+
+
+@pytest.mark.parametrize(
+    ("url", "pattern"),
+    [
+        ("redis+cluster://", "address 1 of the nodes"),
+        ("redis+cluster://h1,,h2", "address 2 of the nodes"),
+        ("redis+cluster://h1:0", "host or host:port"),
+        ("redis+cluster://h1/1", "no databases"),
+        ("redis+cluster://h1?nonsense=1", "option of this URL"),
+    ],
+)
+def test_wrong_url(url: str, pattern: str) -> None:
+    """A ValueError with the shape that it should have."""
+    with pytest.raises(ValueError, match=pattern):
+        aiolock.connect(url)
+
+
+async def test_client_of_the_callers() -> None:
+    """Its nodes, its user, its TLS, and where it says that nodes are."""
+
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        return "elsewhere", address[1]
+
+    caller = redis.asyncio.RedisCluster(
+        "h1", 7000, username="ann", password="word", ssl=True, address_remap=remap
+    )
+    seeds = seeds_of(caller)
+    assert seeds.addresses in ((("h1", 7000),), (("elsewhere", 7000),))
+    assert seeds.kind is SSLConnection
+    assert (seeds.options["username"], seeds.options["password"]) == ("ann", "word")
+    assert seeds.remap(("h2", 1)) == ("elsewhere", 1)
+    seeds.kind(**seeds.options)  # all of which redis-py takes
+
+
+# --- Opening
+
+
+async def fails(url: str, pattern: str) -> None:
+    """A client does not open, and says so."""
+    with pytest.raises(StoreError, match=pattern):
+        async with aiolock.connect(url):
+            pass
+
+
+async def test_no_cluster(redis_server: RedisServer) -> None:
+    """A server of no cluster says so; the first that answers as it should is enough."""
+    await fails(f"redis+cluster://127.0.0.1:{redis_server.port}", "cluster support disabled")
+    await fails("redis+cluster://127.0.0.1:1", "nothing listens there")
+
+
+async def test_a_node_that_was_not_joined() -> None:
+    """It has no slots, and says what to do."""
+    with ExitStack() as stack:
+        lone = stack.enter_context(Node())
+        await fails(f"redis+cluster://127.0.0.1:{lone.port}", "no slots yet")
+
+
+async def test_one_of_its_nodes_is_enough(cluster: Cluster, prefix: str) -> None:
+    """The others are found; those that do not answer are passed over."""
+    url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.masters[1].port}"
+    async with aiolock.connect(url, prefix=prefix) as client:
+        for node in cluster.masters:
+            async with client.lock(name_at(cluster, node)) as lease:
+                assert await lease.verify()
+
+
+async def test_rights(cluster: Cluster, prefix: str) -> None:
+    """What a user of one server needs is enough, with the right to ask for the slots."""
+    rule = f"~{prefix}:* resetchannels &{prefix}:* +@all -@dangerous +cluster|slots"
+    for node in cluster.masters:
+        node.call("ACL", "SETUSER", "ann", "reset", "on", ">pw", *rule.split())
+        node.call("ACL", "SETUSER", "bob", "reset", "on", ">pw", *rule.split()[:-1], "-cluster")
+    url = cluster.url.replace("://", "://ann:pw@")
+    async with aiolock.connect(url, prefix=prefix) as client, client.lock("a") as lease:
+        assert await lease.verify()
+    await fails(cluster.url.replace("://", "://bob:pw@"), r"\+cluster\|slots")
+    await fails(cluster.url.replace("://", "://ann:wrong@"), "password")
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 3))
+async def test_cancelled_while_it_opens(cluster: Cluster, prefix: str, turns: int) -> None:
+    """At whatever step: nothing is left open, and it opens the next time."""
+    client = aiolock.connect(cluster.url, prefix=prefix)
+    opening = asyncio.create_task(client.open())
+    for _ in range(turns):
+        await asyncio.sleep(0.0005)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    await client.aclose()
+    async with client, client.lock("a"):
+        pass
+
+
+async def test_connections(own_cluster: Cluster, prefix: str) -> None:
+    """Two to each master that is used; all are closed at the end."""
+    before = [connections(node) for node in own_cluster.masters]
+
+    def more() -> list[int]:
+        return [connections(node) - b for node, b in zip(own_cluster.masters, before, strict=True)]
+
+    async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
+        assert sorted(more()) == [0, 0, 2]
+        first = own_cluster.masters[more().index(0)]
+        for _ in range(3):
+            async with client.lock(name_at(own_cluster, first)):
+                pass
+        assert sorted(more()) == [0, 2, 2]
+        await asyncio.gather(
+            *[client.lock(name_at(own_cluster, node)).acquire() for node in own_cluster.masters]
+        )
+        assert more() == [2, 2, 2]
+    await until(lambda: more() == [0, 0, 0])
+
+
+async def test_who_waits_listens_everywhere(own_cluster: Cluster, prefix: str) -> None:
+    """Its slot may move to any master, and there it would be taken for dead."""
+    async with (
+        aiolock.connect(own_cluster.url, prefix=prefix) as ann,
+        aiolock.connect(own_cluster.url, prefix=prefix) as bob,
+    ):
+        lease = await ann.lock("a").acquire()
+        second = asking(bob.lock("a"))
+        channel = f"{prefix}:push:{bob.id}"
+
+        def listens() -> bool:
+            heard = [node.call("PUBSUB", "NUMSUB", channel)[1] for node in own_cluster.masters]
+            return heard == [1, 1, 1]
+
+        await until(listens)
+        await lease.release()
+        await (await second).release()
+
+
+async def test_what_is_asked_while_a_node_is_dialled(cluster: Cluster, prefix: str) -> None:
+    """It is carried out in order, and what was given up meanwhile is not."""
+    async with aiolock.connect(cluster.url, prefix=prefix) as client:
+        for node in cluster.masters:
+            lock = client.lock(name_at(cluster, node))
+            tasks = [asking(lock) for _ in range(3)]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            first = await tasks[0]
+            assert not tasks[2].done()
+            await first.release()
+            third = await tasks[2]
+            assert third.fence > first.fence
+            await third.release()
+            status = await lock.status()
+            assert (status.holders, status.waiters) == ((), ())
+
+
+# --- What there is
+
+
+async def test_renewals_of_one_call(cluster: Cluster, prefix: str) -> None:
+    """Of names of all masters, each with its own answer."""
+    async with Peer(store := store_at(cluster, prefix)) as ann:
+        assert isinstance(store, Sharded)
+        names = [f"n{number}" for number in range(20)]
+        grants = [await ann.take(name) for name in names]
+        assert len({store.shard_of(name) for name in names}) == 3
+        await ann.release(names[3], grants[3])
+        held = await asyncio.gather(
+            *[ann.holds(name, grant) for name, grant in zip(names, grants, strict=True)]
+        )
+        assert held == [number != 3 for number in range(20)]
+
+
+async def test_snapshot(cluster: Cluster, prefix: str) -> None:
+    """Of all masters; with who it is, whatever node keeps that."""
+    async with (
+        aiolock.connect(cluster.url, prefix=prefix) as ann,
+        aiolock.connect(cluster.url, prefix=prefix) as bob,
+    ):
+        names = {f"n{number}" for number in range(50)}
+        held = await asyncio.gather(*[ann.lock(name).acquire() for name in names])
+        found = await bob.snapshot()
+        assert {status.name for status in found} == names
+        holders = [status.holders[0] for status in found]
+        assert {(each.host, each.pid) for each in holders} == {(socket.gethostname(), os.getpid())}
+        await asyncio.gather(*[lease.release() for lease in held])
+        assert await bob.snapshot() == []
+
+
+async def test_who_is_in_the_way(cluster: Cluster, prefix: str) -> None:
+    """Who does not wait is told by whom it is held, whatever node keeps that."""
+    async with Peer(store_at(cluster, prefix)) as ann, Peer(store_at(cluster, prefix)) as bob:
+        for number in range(6):
+            await ann.take(name := f"n{number}")
+            busy = await bob.ask(name, wait=False)
+            assert isinstance(busy, Busy)
+            assert busy.holder
+            assert (busy.holder.host, busy.holder.pid) == (socket.gethostname(), os.getpid())
+
+
+async def test_kinds(cluster: Cluster, prefix: str) -> None:
+    """Semaphores, readers and writers, latches, labels: each in whatever slot."""
+    async with aiolock.connect(cluster.url, prefix=prefix, label="it") as client:
+        async with client.semaphore("s", 2), client.semaphore("s", 2):
+            status: Status = await client.semaphore("s", 2).status()
+            assert len(status.holders) == 2
+        async with client.rwlock("rw").read():
+            pass
+        latch = client.latch("l", 2)
+        await latch.count_down()
+        await latch.count_down()
+        await latch.wait()
+        async with client.lock("a"), client.lock("b"):
+            assert {status.name for status in await client.snapshot("?")} == {"a", "b"}
+            assert await client.deadlocks() == []
+
+
+# --- Slots that move
+
+
+async def move_under(cluster: Cluster, name: str, step: Callable[[], Any]) -> None:
+    """Move the slot of a lock to another master; ``step`` is called while it is on its way."""
+    slot = slot_of(f"lock:{name}")
+    source = cluster.at(slot)
+    target = next(node for node in cluster.masters if node is not source)
+    cluster.begin_move(slot, source, target)
+    await step()
+    cluster.move_keys(slot, source, target)
+    await step()
+    cluster.end_move(slot, source, target)
+
+
+async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str) -> None:
+    """Who holds the lock goes on to hold it; who waits keeps the place, and gets it."""
+    async with (
+        aiolock.connect(own_cluster.url, prefix=prefix) as ann,
+        aiolock.connect(own_cluster.url, prefix=prefix) as bob,
+    ):
+        lease = await ann.lock("a").acquire()
+        waiting = [asking(each.lock("a")) for each in (bob, ann, bob)]
+        await queued(bob.lock("a"), 3)
+
+        async def step() -> None:
+            assert await lease.verify()
+
+        await move_under(own_cluster, "a", step)
+        assert await lease.verify()
+        fences = [lease.fence]
+        await queued(bob.lock("a"), 3)
+        await lease.release()
+        for each in asyncio.as_completed(waiting):
+            next_one = await each
+            fences.append(next_one.fence)
+            await next_one.release()
+        assert fences == sorted(set(fences))
+
+
+async def test_order_is_kept_where_a_slot_has_moved(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked before is carried out before, though it was asked of another node."""
+    async with Peer(store := store_at(cluster, prefix)) as ann:
+        for number in range(10):
+            await ann.ask(f"n{number}")
+        name, slot = "n0", slot_of("n0")
+        owners, waiter = store._topology.owners, ann.waiter()
+        right = owners[slot]
+        owners[slot] = wrong = next(node for node in store._topology.masters if node is not right)
+        assert wrong is not None
+        assert wrong.ready
+        redirected = wrong._pipe._redirected
+        assert redirected is not None
+        later = list[asyncio.Future[int]]()
+
+        def and_then(commands: list[Command], refusal: Refusal) -> None:
+            redirected(commands, refusal)
+            if not later:
+                later.append(ann.leave(name, waiter))
+
+        monkeypatch.setattr(wrong._pipe, "_redirected", and_then)
+        first = store.read(name)
+        second = ann.ask(name, waiter)
+        await asyncio.gather(first, second)
+        await asyncio.gather(*later)
+        assert later
+        assert (await store.status(name)).waiters == ()
+
+
+@pytest.mark.parametrize("kind", ["locks", "readers"])
+async def test_handed_on_while_the_slot_is_moving(
+    own_cluster: Cluster, prefix: str, kind: str
+) -> None:
+    """Before its keys have gone a lock is handed on as ever: none of them vanishes halfway."""
+    async with (
+        aiolock.connect(own_cluster.url, prefix=prefix, ttl=60) as ann,
+        aiolock.connect(own_cluster.url, prefix=prefix, ttl=60) as bob,
+    ):
+        reads = kind == "readers"
+        lease = await (ann.rwlock("a").read() if reads else ann.lock("a")).acquire()
+        second = asking(bob.rwlock("a").write() if reads else bob.lock("a"))
+        await queued(bob.lock("a"), 1)
+        slot = slot_of("lock:a")
+        source = own_cluster.at(slot)
+        target = next(node for node in own_cluster.masters if node is not source)
+        own_cluster.begin_move(slot, source, target)
+        await lease.release()
+        got = await asyncio.wait_for(second, 10)
+        own_cluster.move_keys(slot, source, target)
+        own_cluster.end_move(slot, source, target)
+        assert await got.verify()
+        await got.release()
+
+
+async def test_a_lock_that_is_new_while_its_slot_is_moving(
+    own_cluster: Cluster, prefix: str
+) -> None:
+    """It cannot be served until the slot has moved, and then it is."""
+    async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
+        slot = slot_of("lock:a")
+        source = own_cluster.at(slot)
+        target = next(node for node in own_cluster.masters if node is not source)
+        own_cluster.begin_move(slot, source, target)
+        tasks = [asking(client.lock("a")) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        assert not any(each.done() for each in tasks)
+        own_cluster.end_move(slot, source, target)
+        for each in tasks:
+            lease = await asyncio.wait_for(each, 10)
+            await lease.release()
+
+
+async def test_a_slot_that_nobody_has(
+    own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks wait until somebody has it; in the end it is a StoreError that says so."""
+    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
+    slot = slot_of("lock:a")
+    owner = own_cluster.at(slot)
+    for node in own_cluster.masters:
+        node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        node.call("CLUSTER", "DELSLOTS", slot)
+    async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
+        with pytest.raises(StoreError, match=r"no node of the cluster has the slot|is down"):
+            await client.lock("a").acquire()
+        late = asking(client.lock("a"))
+        await asyncio.sleep(0.1)
+        owner.call("CLUSTER", "ADDSLOTS", slot)
+        lease = await late
+        await lease.release()
+
+
+# --- One master that fails
+
+
+async def test_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
+    own_cluster: Cluster, prefix: str
+) -> None:
+    """Its own are lost when they end; those of the others are renewed all the while."""
+    async with aiolock.connect(own_cluster.url, prefix=prefix, ttl=1.5) as client:
+        for node in own_cluster.masters:  # so that the others go on without it
+            node.call("CONFIG", "SET", "cluster-node-timeout", "60000")
+        hung, *others = own_cluster.masters
+        lost = await client.lock(name_at(own_cluster, hung)).acquire()
+        kept = [await client.lock(name_at(own_cluster, node)).acquire() for node in others]
+        hung.pause()
+        try:
+            async with asyncio.timeout(20):
+                await lost.lost.wait()
+            await asyncio.sleep(1.5)
+            assert all(lease.state is aiolock.LeaseState.HELD for lease in kept)
+        finally:
+            hung.resume()
+
+
+async def test_links(own_cluster: Cluster, prefix: str) -> None:
+    """Whoever observes is told that a link broke, and that all are whole again."""
+    told = list[bool]()
+
+    class Seen(Observer):
+        def link(self, state: Link, error: Exception | None) -> None:
+            told.append(error is None)
+
+    async with aiolock.connect(own_cluster.url, prefix=prefix, observer=Seen()) as client:
+        for node in own_cluster.masters:
+            async with client.lock(name_at(own_cluster, node)):
+                pass
+        own_cluster.masters[0].call("CLIENT", "KILL", "TYPE", "normal")
+        own_cluster.masters[1].call("CLIENT", "KILL", "TYPE", "pubsub")
+        await until(lambda: told[:1] == [False] and told[-1])
