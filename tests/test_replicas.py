@@ -18,6 +18,7 @@ from aiolock.store import Form, Store, Waiter
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _barrier, _replicated, _store, from_url
 from aiolock.stores.redis._errors import ACL_RULE
+from aiolock.stores.redis._scripts import BARRIER, Master
 from aiolock.testing import StoreContract
 from tests.cancel import cancel_everywhere
 from tests.failures import Peek, check_nothing_left, take, until
@@ -125,6 +126,15 @@ async def test_the_rights_that_are_needed(one: Cluster, prefix: str) -> None:
     async with aiolock.connect(url, prefix=prefix, replicas=1) as client:
         assert await (await take(client.lock("lock"))).release()
     await nothing_left(one, prefix)
+
+
+async def test_a_server_that_does_not_say_which_it_is(
+    one: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a fail-over could not be noticed nothing can be confirmed."""
+    monkeypatch.setattr(BARRIER, "decode", lambda _: Master("", 1))
+    with pytest.raises(aiolock.StoreError, match="has no master_replid"):
+        await aiolock.connect(one.url, prefix=prefix, replicas=1).open()
 
 
 async def test_a_server_without_replication(prefix: str) -> None:
