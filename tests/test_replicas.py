@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
@@ -512,6 +513,38 @@ async def test_what_all_have_survives(prefix: str) -> None:
                 # The other one does not follow it yet.
                 await take(client.lock("lock", ttl=0.3))
             await client.aclose()
+
+
+async def test_nothing_is_forgotten_under_load(prefix: str) -> None:
+    """The master is killed while tasks take locks: each whose body has begun is on each replica."""
+    async with cluster(2) as two:
+        for replica in two.replicas:
+            replica.link.delay(
+                to_client=0.02
+            )  # without waiting, what was granted in that time is lost
+        async with aiolock.connect(two.url, prefix=prefix, replicas="all", ttl=LONG) as client:
+            begun = dict[str, aiolock.Lease]()
+
+            async def work(task: int) -> None:
+                for number in itertools.count():
+                    name = f"{task}.{number}"
+                    begun[name] = await take(client.lock(name))
+
+            working = [asyncio.create_task(work(task)) for task in range(10)]
+            await until(lambda: len(begun) > 50)
+            two.master.kill()
+            granted = dict(begun)
+            two.entrance.lead_to(two.replica.port)
+            for replica in two.replicas:
+                replica.link.cut()
+                replica.promote()
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
+            for replica in two.replicas:
+                for name, lease in granted.items():
+                    (grant,) = Peek(replica, prefix, f"lock:{name}").holders()
+                    assert grant.endswith(f":{lease.fence}")
 
 
 async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: None) -> None:
