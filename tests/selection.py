@@ -7,7 +7,12 @@ import pytest
 STORES = ("redis", "sqlite", "postgres", "mysql")
 """Those that are not in this process; what is about none of them is always tested."""
 
-_NAMED = {**{store: store for store in STORES}, "fakeredis": "redis", "mariadb": "mysql"}
+_NAMED = {
+    **{store: store for store in STORES},
+    "fakeredis": "redis",
+    "replicas": "redis",
+    "mariadb": "mysql",
+}
 _FIXTURES = {
     "redis_server": "redis",
     "own_server": "redis",
