@@ -11,6 +11,7 @@ _NAMED = {
     **{store: store for store in STORES},
     "fakeredis": "redis",
     "sentinel": "redis",
+    "replicas": "redis",
     "mariadb": "mysql",
 }
 _FIXTURES = {

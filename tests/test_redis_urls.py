@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from redis.asyncio import RedisCluster
 
 import aiolock
 from aiolock.stores.redis._sentinel import sentinels_of
@@ -81,3 +82,12 @@ def test_what_cannot_be(url: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
         aiolock.connect(url)
     assert "sec" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "target", ["redis+cluster://h1", RedisCluster("h1")], ids=["url", "client"]
+)
+def test_replicas_of_a_cluster(target: object) -> None:
+    """They are not waited for there, and that is said before anything is sent."""
+    with pytest.raises(ValueError, match="not in a cluster"):
+        aiolock.connect(target, replicas=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
@@ -18,6 +19,7 @@ from aiolock.store import Form, Store, Waiter
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _barrier, _replicated, _store, from_url
 from aiolock.stores.redis._errors import ACL_RULE
+from aiolock.stores.redis._scripts import BARRIER, Master
 from aiolock.testing import StoreContract
 from tests.cancel import cancel_everywhere
 from tests.failures import Peek, check_nothing_left, take, until
@@ -125,6 +127,15 @@ async def test_the_rights_that_are_needed(one: Cluster, prefix: str) -> None:
     async with aiolock.connect(url, prefix=prefix, replicas=1) as client:
         assert await (await take(client.lock("lock"))).release()
     await nothing_left(one, prefix)
+
+
+async def test_a_server_that_does_not_say_which_it_is(
+    one: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a fail-over could not be noticed nothing can be confirmed."""
+    monkeypatch.setattr(BARRIER, "decode", lambda _: Master("", 1))
+    with pytest.raises(aiolock.StoreError, match="has no master_replid"):
+        await aiolock.connect(one.url, prefix=prefix, replicas=1).open()
 
 
 async def test_a_server_without_replication(prefix: str) -> None:
@@ -502,6 +513,38 @@ async def test_what_all_have_survives(prefix: str) -> None:
                 # The other one does not follow it yet.
                 await take(client.lock("lock", ttl=0.3))
             await client.aclose()
+
+
+async def test_nothing_is_forgotten_under_load(prefix: str) -> None:
+    """The master is killed while tasks take locks: each whose body has begun is on each replica."""
+    async with cluster(2) as two:
+        for replica in two.replicas:
+            replica.link.delay(
+                to_client=0.02
+            )  # without waiting, what was granted in that time is lost
+        async with aiolock.connect(two.url, prefix=prefix, replicas="all", ttl=LONG) as client:
+            begun = dict[str, aiolock.Lease]()
+
+            async def work(task: int) -> None:
+                for number in itertools.count():
+                    name = f"{task}.{number}"
+                    begun[name] = await take(client.lock(name))
+
+            working = [asyncio.create_task(work(task)) for task in range(10)]
+            await until(lambda: len(begun) > 50)
+            two.master.kill()
+            granted = dict(begun)
+            two.entrance.lead_to(two.replica.port)
+            for replica in two.replicas:
+                replica.link.cut()
+                replica.promote()
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
+            for replica in two.replicas:
+                for name, lease in granted.items():
+                    (grant,) = Peek(replica, prefix, f"lock:{name}").holders()
+                    assert grant.endswith(f":{lease.fence}")
 
 
 async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: None) -> None:

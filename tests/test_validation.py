@@ -259,10 +259,6 @@ def test_target() -> None:
         (fakeredis.FakeRedis(), "blocking redis.Redis"),
         (RedisCluster, "not to a"),
         (redis.asyncio.Redis, "not to a"),
-        (
-            redis.asyncio.cluster.RedisCluster("localhost"),
-            "Redis Cluster is not supported yet",
-        ),
         (redis.asyncio.ConnectionPool(), "redis.asyncio.Redis, not .*ConnectionPool"),
         (None, "not to a NoneType"),
         (42, "not to a int"),

@@ -18,7 +18,7 @@ from aiolock.testing import FaultyStore, StoreContract
 
 async def connecting(driver: redis.asyncio.Redis, fake: FakeAsyncRedis) -> None:
     """Everything that `connect` takes."""
-    async with aiolock.connect("redis://localhost", prefix="app", ttl=10) as client:
+    async with aiolock.connect("redis://localhost", prefix="app", ttl=10, replicas="all") as client:
         assert_type(client, aiolock.LockClient)
     for target in (driver, fake, MemoryServer(), MemoryStore(MemoryServer())):
         assert_type(aiolock.connect(target), aiolock.LockClient)

@@ -45,7 +45,7 @@ def from_client(
 ) -> RedisStore | ClusterStore:
     """A store that connects as ``client`` does, and leaves the client itself alone."""
     if isinstance(client, redis.Redis | redis.RedisCluster):
-        kind = type(client).__name__
+        kind = "Redis" if isinstance(client, redis.Redis) else "RedisCluster"
         raise TypeError(
             f"this is a blocking redis.{kind}, which would stop the event loop:"
             f" pass a redis.asyncio.{kind}, or a URL"

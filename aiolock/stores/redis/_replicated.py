@@ -70,6 +70,11 @@ class ReplicatedStore(RedisStore):
         master = await self._ask_who_is_master()
         self.history = master.history
         least = 1 if self._replicas == "all" else self._replicas
+        if not master.history:
+            raise StoreError(
+                f"the server at {Place.of(self._pool, self._prefix).address} has no master_replid"
+                " in `INFO replication`, by which a fail-over is noticed: leave replicas out"
+            )
         if master.following < least:
             raise StoreError(self._too_few(master.following))
         await self._barrier.open()
