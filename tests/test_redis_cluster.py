@@ -522,6 +522,29 @@ async def test_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
             hung.resume()
 
 
+async def test_a_master_that_is_down(
+    own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks are a StoreError in the end, the others work, and the client can be closed."""
+    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
+    down, *others = own_cluster.masters
+    its, theirs = name_at(own_cluster, down), [name_at(own_cluster, node) for node in others]
+    for node in own_cluster.masters:
+        node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    down.kill()
+    async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
+        with pytest.raises(StoreError, match="nothing listens there"):
+            await client.lock(its).acquire()
+        for name in theirs:
+            async with client.lock(name) as lease:
+                assert await lease.verify()
+        late = asking(client.lock(its))
+        await asyncio.sleep(0.1)
+    with pytest.raises((StoreError, aiolock.ClientClosed)):
+        await late
+
+
 async def test_links(own_cluster: Cluster, prefix: str) -> None:
     """Whoever observes is told that a link broke, and that all are whole again."""
     told = list[bool]()
