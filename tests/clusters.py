@@ -154,7 +154,7 @@ class Cluster:
                 await asyncio.sleep(0.01)
 
 
-def add_slots(node: Node, slots: range) -> None:
+def add_slots(node: RedisServer, slots: range) -> None:
     """These are the node's; Redis 6.2 takes no ranges."""
     try:
         node.call("CLUSTER", "ADDSLOTSRANGE", slots[0], slots[-1])

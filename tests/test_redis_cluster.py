@@ -25,7 +25,7 @@ from aiolock.stores.redis._seeds import seeds_of
 from aiolock.stores.redis._slots import Redirect, slot_of, slot_of_key, tag_in
 from aiolock.stores.redis._urls import seeds_at
 from aiolock.testing import Peer
-from tests.clusters import Cluster, Node
+from tests.clusters import SLOTS, Cluster, Node, add_slots
 from tests.failures import until
 from tests.servers import RedisServer
 from tests.worlds import asking, queued
@@ -183,6 +183,16 @@ async def test_one_of_its_nodes_is_enough(cluster: Cluster, prefix: str) -> None
                 assert await lease.verify()
 
 
+async def test_tls(prefix: str) -> None:
+    """By the nodes' ports for TLS, which they name to whoever asks by such a one."""
+    with RedisServer("--tls-cluster", "yes", tls=True, cluster=True) as node:
+        add_slots(node, range(SLOTS))
+        await until(lambda: "cluster_state:ok" in node.call("CLUSTER", "INFO"))
+        url = f"rediss+cluster://127.0.0.1:{node.tls_port}?ssl_ca_certs={node.ca_path}"
+        async with aiolock.connect(url, prefix=prefix) as client, client.lock("a") as lease:
+            assert await lease.verify()
+
+
 async def test_rights(cluster: Cluster, prefix: str) -> None:
     """What a user of one server needs is enough, with the right to ask for the slots."""
     rule = f"~{prefix}:* resetchannels &{prefix}:* +@all -@dangerous +cluster|slots"
@@ -299,6 +309,24 @@ async def test_snapshot(cluster: Cluster, prefix: str) -> None:
         assert {(each.host, each.pid) for each in holders} == {(socket.gethostname(), os.getpid())}
         await asyncio.gather(*[lease.release() for lease in held])
         assert await bob.snapshot() == []
+
+
+async def test_snapshot_while_a_slot_moves(own_cluster: Cluster, prefix: str) -> None:
+    """From a master that was not looked at yet to one that was: its names are shown as well."""
+    async with Peer(store := store_at(own_cluster, prefix)) as ann:
+        names = {f"n{number}" for number in range(30)}
+        for name in names:
+            await ann.take(name)
+        page = await store.snapshot()
+        seen = {status.name for status in page.statuses}
+        assert page.more
+        first = own_cluster.owner(next(iter(seen)))
+        moved = next(name for name in names if own_cluster.owner(name) is not first)
+        own_cluster.move(slot_of(moved), own_cluster.owner(moved), first)
+        while page.more:
+            page = await store.snapshot(page.more)
+            seen |= {status.name for status in page.statuses}
+        assert seen == names
 
 
 async def test_who_is_in_the_way(cluster: Cluster, prefix: str) -> None:
@@ -474,17 +502,47 @@ async def test_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
     async with aiolock.connect(own_cluster.url, prefix=prefix, ttl=1.5) as client:
         for node in own_cluster.masters:  # so that the others go on without it
             node.call("CONFIG", "SET", "cluster-node-timeout", "60000")
-        hung, *others = own_cluster.masters
-        lost = await client.lock(name_at(own_cluster, hung)).acquire()
-        kept = [await client.lock(name_at(own_cluster, node)).acquire() for node in others]
+            async with client.lock(name_at(own_cluster, node)):
+                pass
+        hung = own_cluster.masters[0]
+        # So many that are asked for at once, and renewed at once.
+        names = [f"n{number}" for number in range(60)]
+        its = [own_cluster.owner(f"lock:{name}") is hung for name in names]
+        leases = await asyncio.gather(*[client.lock(name).acquire() for name in names])
         hung.pause()
         try:
             async with asyncio.timeout(20):
-                await lost.lost.wait()
+                for lease, is_its in zip(leases, its, strict=True):
+                    if is_its:
+                        await lease.lost.wait()
             await asyncio.sleep(1.5)
-            assert all(lease.state is aiolock.LeaseState.HELD for lease in kept)
+            lost = [lease.state is aiolock.LeaseState.LOST for lease in leases]
+            assert lost == its
         finally:
             hung.resume()
+
+
+async def test_a_master_that_is_down(
+    own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks are a StoreError in the end, the others work, and the client can be closed."""
+    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
+    down, *others = own_cluster.masters
+    its, theirs = name_at(own_cluster, down), [name_at(own_cluster, node) for node in others]
+    for node in own_cluster.masters:
+        node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    down.kill()
+    async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
+        with pytest.raises(StoreError, match="nothing listens there"):
+            await client.lock(its).acquire()
+        for name in theirs:
+            async with client.lock(name) as lease:
+                assert await lease.verify()
+        late = asking(client.lock(its))
+        await asyncio.sleep(0.1)
+    with pytest.raises((StoreError, aiolock.ClientClosed)):
+        await late
 
 
 async def test_links(own_cluster: Cluster, prefix: str) -> None:

@@ -87,7 +87,7 @@ def test_what_cannot_be(url: str, says: str) -> None:
 @pytest.mark.parametrize(
     "target", ["redis+cluster://h1", RedisCluster("h1")], ids=["url", "client"]
 )
-def test_replicas_of_a_cluster(target: object) -> None:
+def test_replicas_of_a_cluster(target: Any) -> None:
     """They are not waited for there, and that is said before anything is sent."""
     with pytest.raises(ValueError, match="not in a cluster"):
         aiolock.connect(target, replicas=1)

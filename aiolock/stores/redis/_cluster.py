@@ -437,19 +437,22 @@ class ClusterStore:
 
     async def _snapshot(self, start: str) -> Page:
         """One master after the other; anew where slots have moved, and names with them."""
+        topology = self._topology
         version, number, restarts, at = _read_start(start)
-        masters = self._topology.masters
-        if version != self._topology.version and start and restarts < _RESTARTS:
+        if start and version != topology.version and restarts < _RESTARTS:
             number, restarts, at = 0, restarts + 1, ""
-        version = self._topology.version
-        if number >= len(masters):
+        version, masters = topology.version, topology.masters
+        if number >= len(masters):  # there were more of them
             return Page((), "")
-        slot = min(self._topology.slots_of(masters[number]))
+        slot = min(topology.slots_of(masters[number]))
         page = await self._at(slot, lambda node: node.snapshot(at))
         statuses = await asyncio.gather(*map(self._with_names, page.statuses))
         number += not page.more
-        if number >= len(masters):
-            return Page(statuses, "")
+        if number == len(masters):
+            if restarts < _RESTARTS:
+                self._learn(await topology.ask())
+            if version == topology.version or restarts == _RESTARTS:
+                return Page(statuses, "")
         return Page(statuses, f"{version} {number} {restarts} {page.more}")
 
     def finish(
