@@ -24,6 +24,8 @@ IMPORTED = [
 OPTIONS = [
     *("-q", "-x", "--tb=short", "--assert=plain", "-W", "default"),
     *("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
+    # What a signal raises may be swallowed by whatever runs just then, and the test hangs on.
+    "--timeout-method=thread",
 ]
 
 
