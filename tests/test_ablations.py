@@ -2261,6 +2261,30 @@ SAFEGUARDS = (
         "test_redis_cluster.py::test_snapshot_while_a_slot_moves",
         seconds=20,
     ),
+    Safeguard(
+        "what one answers last may lead to another node",
+        "stores/redis/_cluster.py",
+        "        while left := [node for node in nodes.values() if not node.gone]:\n",
+        "        if left := [node for node in nodes.values() if not node.gone]:\n",
+        "test_redis_cluster.py::test_what_is_dialled_while_it_closes",
+        seconds=20,
+    ),
+    Safeguard(
+        "a node that is gone and hangs is not waited for",
+        "stores/redis/_node.py",
+        "                await self._disconnect()  # for `aclose` had begun\n",
+        "",
+        "test_redis_cluster.py::test_whoever_is_gone_and_hangs_is_not_waited_for",
+        seconds=20,
+    ),
+    Safeguard(
+        "a try may be told something else first",
+        "stores/redis/_cluster.py",
+        "return answer if wait else self._plain(self._answered(answer))\n",
+        "return answer if wait else asyncio.ensure_future(self._answered(answer))\n",
+        "test_redis_cluster.py::test_a_try_may_be_told_something_else_first",
+        seconds=20,
+    ),
 )
 
 

@@ -22,7 +22,8 @@ _ON_THE_TREE = Path(aiolock.__file__).is_relative_to(_ROOT)
 # On the installed wheel it is only to show that it works there, on another Python and on uvloop.
 RUNS = (
     [
-        *(("redis", "1", 20.0), ("sentinel", "5", 20.0), ("sqlite", "1", 15.0)),
+        *(("redis", "1", 20.0), ("sentinel", "5", 20.0), ("cluster", "8", 20.0)),
+        ("sqlite", "1", 15.0),
         *(("postgres", "1", 15.0), ("mysql", "1", 20.0)),
     ]
     if _ON_THE_TREE

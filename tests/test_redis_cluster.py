@@ -560,3 +560,53 @@ async def test_links(own_cluster: Cluster, prefix: str) -> None:
         own_cluster.masters[0].call("CLIENT", "KILL", "TYPE", "normal")
         own_cluster.masters[1].call("CLIENT", "KILL", "TYPE", "pubsub")
         await until(lambda: told[:1] == [False] and told[-1])
+
+
+async def test_a_try_may_be_told_something_else_first(cluster: Cluster, prefix: str) -> None:
+    """As when the client is closed meanwhile: whatever waits for the answer hears that instead."""
+    async with Peer(store_at(cluster, prefix)) as ann:
+        answer = ann.ask("lock:a", wait=False)
+        answer.set_exception(StoreError("something else"))
+        with pytest.raises(StoreError, match="something else"):
+            await answer
+        assert not (await ann.store.status("lock:a")).holders
+
+
+async def test_what_is_dialled_while_it_closes(
+    own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that comes last may lead to a node that nobody was connected to."""
+    store = store_at(own_cluster, prefix)
+    peer = Peer(store)
+    async with peer:
+        (used,) = [node for node in store._topology.nodes.values() if node.ready]
+        other = next(node for node in own_cluster.masters if node.port != used.address[1])
+        leave, before = used.leave, connections(other)
+
+        async def leaves() -> None:
+            del store._topology.nodes["127.0.0.1", other.port]  # as if it were a new one
+            store._node_at(("127.0.0.1", other.port)).dial(store._client, peer)
+            await until(lambda: connections(other) > before)
+            await leave()
+
+        monkeypatch.setattr(used, "leave", leaves)
+    await until(lambda: connections(other) == before)
+
+
+async def test_whoever_is_gone_and_hangs_is_not_waited_for(
+    own_cluster: Cluster, prefix: str
+) -> None:
+    """Closed while a node that is gone is still being left: its connections are closed, too."""
+    store = store_at(own_cluster, prefix)
+    async with Peer(store):
+        (used,) = [node for node in store._topology.nodes.values() if node.ready]
+        server = next(node for node in own_cluster.masters if node.port == used.address[1])
+        server.pause()
+        _ = used._presence()  # that is waited for
+        store._is_gone(used)
+        await asyncio.sleep(0.1)
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < 3
+    assert used._pipe._link.wire is None
+    assert used._subscription._link.wire is None
+    server.resume()

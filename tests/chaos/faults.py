@@ -57,8 +57,8 @@ REDIS_SERVER: Final = {
     "refuse_unsaved": Kind(0.5, 2.0, 2.0),  # MISCONF
 }
 
-SENTINEL_LINKS: Final = {
-    # They go to whatever server Sentinel has for the master, past any proxy.
+DIRECT_LINKS: Final = {
+    # They go to whatever server Sentinel or the cluster says, past any proxy.
     kind: SERVER_LINKS[kind]
     for kind in ("kill_commands", "kill_subscription")
 }
@@ -70,6 +70,15 @@ SENTINEL_SERVER: Final = {
     "hang_sentinel": Kind(0.5, 4.0, 0.0),
     "kill_connections": REDIS_SERVER["kill_connections"],
     "kill_sentinel": Kind(0.0, 2.0, 0.0),
+    "restart_replica": Kind(0.0, 1.0, 0.0),
+}
+
+CLUSTER_SERVER: Final = {
+    "crash_master": Kind(0.0, 1.0, 3.0),
+    "fail_over": Kind(0.0, 0.0, 3.0),
+    "freeze": Kind(0.1, 1.2, 1.5),
+    "kill_connections": REDIS_SERVER["kill_connections"],
+    "move_slot": Kind(0.0, 1.0, 1.0),
     "restart_replica": Kind(0.0, 1.0, 0.0),
 }
 
@@ -132,7 +141,8 @@ class Attack(NamedTuple):
 
 ATTACKS: Final = {
     "redis": Attack(SERVER_LINKS, REDIS_SERVER),
-    "sentinel": Attack(SENTINEL_LINKS, SENTINEL_SERVER),
+    "sentinel": Attack(DIRECT_LINKS, SENTINEL_SERVER),
+    "cluster": Attack(DIRECT_LINKS, CLUSTER_SERVER),
     "sqlite": Attack(SQLITE_LINKS, SQLITE_SERVER),
     "postgres": Attack(SERVER_LINKS, POSTGRES_SERVER, grace=6.0),
     "mysql": Attack(SERVER_LINKS, MYSQL_SERVER, grace=6.0, keeps=True),

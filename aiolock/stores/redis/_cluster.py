@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -38,7 +39,7 @@ from aiolock.stores.redis._errors import Refusal, code_of, is_half_done
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._opening import opened
-from aiolock.stores.redis._parked import Parked
+from aiolock.stores.redis._parked import Parked, copied
 from aiolock.stores.redis._scripts import Range, said_of
 from aiolock.stores.redis._seeds import Seeds
 from aiolock.stores.redis._slots import SLOTS, Address, Redirect, slot_of, slot_of_key
@@ -152,8 +153,8 @@ class ClusterStore:
         await self._leave_all()
 
     async def _leave_all(self) -> None:
-        nodes = list(self._topology.nodes.values())
-        parked = [each for node in nodes for each in node.parked] + self._homeless
+        nodes = self._topology.nodes
+        parked = [each for node in nodes.values() for each in node.parked] + self._homeless
         if under_way := [each.future for each in parked if not each.future.done()]:
             await asyncio.wait(under_way, timeout=HEARTBEAT_TIMEOUT)
         for each in parked:
@@ -161,10 +162,12 @@ class ClusterStore:
         self._homeless.clear()
         for task in list(self._leaving):
             task.cancel()
-        await asyncio.gather(*(node.leave() for node in nodes))
         if self._leaving:
             await asyncio.wait(self._leaving)
-        self._topology.nodes.clear()
+        # Again: what one answers last may lead to another, which is dialled for that.
+        while left := [node for node in nodes.values() if not node.gone]:
+            await asyncio.gather(*(node.leave() for node in left))
+        nodes.clear()
 
     # The slots
 
@@ -367,7 +370,15 @@ class ClusterStore:
             ),
             sure=False,
         )
-        return answer if wait else asyncio.ensure_future(self._answered(answer))
+        return answer if wait else self._plain(self._answered(answer))
+
+    def _plain(self, coroutine: Coroutine[Any, Any, Value]) -> asyncio.Future[Value]:
+        """What comes of it, as a future: that may be told something else first, and no task may."""
+        future: asyncio.Future[Value] = self._loop.create_future()
+        task = asyncio.create_task(coroutine)
+        task.add_done_callback(partial(copied, future))
+        future.add_done_callback(lambda _: task.cancel())
+        return future
 
     async def _answered(self, question: asyncio.Future[Answer]) -> Answer:
         answer = await question

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container
 from functools import partial
 from typing import Final, Protocol
 
+import anyio
 from redis.asyncio.connection import ConnectionPool
 
 from aiolock.errors import StoreError
@@ -170,13 +171,24 @@ class Node(RedisStore):
         self._cluster.link(self, error)
 
     async def leave(self) -> None:
-        """Disconnect; what is under way has been taken, or is waited for. Idempotent."""
+        """Disconnect; what is under way has been taken, or is waited for. Idempotent.
+
+        Cancelled, it waits for nothing, and disconnects.
+        """
         self.gone = True
-        if self._dialling is not None:
-            self._dialling.cancel()
-            await asyncio.wait([self._dialling])
-        self.ready = False
-        await self.aclose()
+        try:
+            if self._dialling is not None:
+                self._dialling.cancel()
+                await asyncio.wait([self._dialling])
+            self.ready = False
+            await self.aclose()
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                if self._dialling is not None:
+                    await asyncio.wait([self._dialling])
+                await self.aclose()
+                await self._disconnect()  # for `aclose` had begun
+            raise
 
     # What is asked before it serves us
 

@@ -49,7 +49,7 @@ class Parked:
         """Start it there."""
         if not self.is_over:
             self._started = started = self._start(node)
-            started.add_done_callback(partial(_copy, self.future))
+            started.add_done_callback(partial(copied, self.future))
 
     def give_up(self) -> None:
         """Fail it."""
@@ -62,7 +62,8 @@ class Parked:
             self._started.cancel()
 
 
-def _copy(future: asyncio.Future[Any], started: asyncio.Future[Any]) -> None:
+def copied(future: asyncio.Future[Any], started: asyncio.Future[Any]) -> None:
+    """What has come of the second, the first is told, unless it was told something else."""
     if started.cancelled():
         future.cancel()
     elif (error := started.exception()) is not None:

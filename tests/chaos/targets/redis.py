@@ -64,43 +64,40 @@ class RedisTarget:
 
     # Looking
 
+    def masters(self) -> Sequence[redis.asyncio.Redis]:
+        """Connections to all servers that have something."""
+        return [self._admin]
+
     async def ping(self) -> None:
         with _silent():
-            await self._admin.ping()
+            for admin in self.masters():
+                await admin.ping()
 
     async def standing(self) -> Standing:
+        found = Standing(0, {}, {})
         with _silent():
-            now, standing = await self._admin.eval(_WHO_STANDS, 0)
-        found = Standing(int(now), {}, {})
-        for key, those in standing:
-            stem, _, what = key.rpartition(":")
-            (found.holders if what == "holders" else found.queues)[stem] = those
+            for admin in self.masters():
+                now, standing = await admin.eval(_WHO_STANDS, 0)
+                found = found._replace(now=max(found.now, int(now)))
+                for key, those in standing:
+                    stem, _, what = key.rpartition(":")
+                    (found.holders if what == "holders" else found.queues)[stem] = those
         return found
 
     async def kept(self) -> Sequence[Kept]:
         with _silent():
-            return [one async for one in self._kept()]
-
-    async def _kept(self) -> AsyncIterator[Kept]:
-        now, _ = await self._admin.time()
-        async for key in self._admin.scan_iter("*"):
-            holders: Any = ()
-            waiters: Any = ()
-            if key.endswith(":holders"):
-                holders = await self._admin.zrangebyscore(key, now * 1000, 10**15 - 1)
-            elif key.endswith(":queue"):
-                waiters = await self._admin.zrange(key, 0, -1)
-            ttl = await self._admin.pttl(key)
-            if ttl != -2:  # else it has gone since
-                yield Kept(key, ttl, _clients(holders), _clients(waiters))
+            return [one for admin in self.masters() async for one in _kept(admin)]
 
     async def clients(self, ports: set[int]) -> list[str]:
         """What the server calls its clients at these ports; [""] when it does not answer."""
-        try:
-            clients = await self._admin.client_list()
-        except (RedisError, OSError):
-            return [""]
-        return [c["id"] for c in clients if int(c["addr"].rpartition(":")[2]) in ports]
+        found: list[str] = []
+        for admin in self.masters():
+            try:
+                clients = await admin.client_list()
+            except (RedisError, OSError):
+                return [""]
+            found += [c["id"] for c in clients if int(c["addr"].rpartition(":")[2]) in ports]
+        return found
 
     # Breaking
 
@@ -175,6 +172,20 @@ class RedisTarget:
                     break
             await asyncio.sleep(0.02)
         self._server.dump.unlink()
+
+
+async def _kept(admin: redis.asyncio.Redis) -> AsyncIterator[Kept]:
+    now, _ = await admin.time()
+    async for key in admin.scan_iter("*"):
+        holders: Any = ()
+        waiters: Any = ()
+        if key.endswith(":holders"):
+            holders = await admin.zrangebyscore(key, now * 1000, 10**15 - 1)
+        elif key.endswith(":queue"):
+            waiters = await admin.zrange(key, 0, -1)
+        ttl = await admin.pttl(key)
+        if ttl != -2:  # else it has gone since
+            yield Kept(key, ttl, _clients(holders), _clients(waiters))
 
 
 def admin_of(server: RedisServer) -> redis.asyncio.Redis:

@@ -7,43 +7,20 @@ between; its connections are closed by the server.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
 from typing import Final
-
-from redis.exceptions import RedisError
 
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
 from tests.chaos.targets import Door
+from tests.chaos.targets.direct import DirectDoor, port_of
 from tests.chaos.targets.redis import RedisTarget, admin_of
 from tests.sentinels import Watched
 from tests.servers import RedisServer
 
 _REPLACED_WITHIN: Final = 60.0
 """Seconds: a Sentinel on a machine that has stood still does nothing for half of that (TILT)."""
-
-
-class SentinelDoor:
-    """The service, as one process at a time uses it."""
-
-    def __init__(self, target: SentinelTarget, url: str) -> None:
-        self._target = target
-        self.url = url
-
-    def visitor(self, pid: int) -> Callable[[], Awaitable[bool]]:
-        theirs = _ports_of(pid)
-
-        async def is_known() -> bool:
-            return bool(await self._target.clients(theirs))
-
-        return is_known
-
-    async def strike(self, fault: Fault, pid: int) -> None:
-        await self._target.close(_ports_of(pid), subscribed=fault.kind == "kill_subscription")
 
 
 class SentinelTarget(RedisTarget):
@@ -65,17 +42,10 @@ class SentinelTarget(RedisTarget):
         self._server, self._admin = master, self._admins[master]
 
     async def door(self, stack: AsyncExitStack) -> Door:
-        return SentinelDoor(self, self._watched.url)
+        return DirectDoor(self, self._watched.url)
 
     async def settled(self) -> None:
         pass
-
-    async def close(self, ports: set[int], *, subscribed: bool) -> None:
-        """Have the master close those of these connections that are subscribed, or the others."""
-        with contextlib.suppress(RedisError, OSError):
-            for client in await self._admin.client_list():
-                if _port_of(client) in ports and (int(client["sub"]) > 0) == subscribed:
-                    await self._admin.client_kill_filter(_id=client["id"])
 
     async def strike(self, fault: Fault) -> None:
         first, watched = self._watched.sentinels[0], self._watched
@@ -150,7 +120,7 @@ class SentinelTarget(RedisTarget):
     async def _left(self, server: RedisServer) -> None:
         """Return when no process has a connection for commands to it."""
         while any(  # noqa: ASYNC110  # as above
-            _port_of(client) and client["cmd"].startswith("eval")
+            port_of(client) and client["cmd"].startswith("eval")
             for client in await self._admins[server].client_list()
         ):
             await asyncio.sleep(0.02)
@@ -159,21 +129,3 @@ class SentinelTarget(RedisTarget):
 def make() -> SentinelTarget:
     """The target."""
     return SentinelTarget()
-
-
-def _port_of(client: dict[str, str]) -> int:
-    """The port of a client; 0 if it came by the unix socket."""
-    host, _, port = client["addr"].rpartition(":")
-    return int(port) if host == "127.0.0.1" else 0
-
-
-def _ports_of(pid: int) -> set[int]:
-    """The local ports of a process's connections."""
-    sockets: set[str] = set()
-    with contextlib.suppress(OSError):  # it has ended
-        for one in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                sockets.add(str(one.readlink()))
-    lines = Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]
-    rows = [line.split() for line in lines]
-    return {int(row[1].partition(":")[2], 16) for row in rows if f"socket:[{row[9]}]" in sockets}
