@@ -273,6 +273,10 @@ class LockClient:
         on all the same, and under a cancelled anyio scope it is completed first. `ClientClosed` in
         a fork or another event loop, where it would disturb the one that it belongs to.
         """
+        await self._aclose(asyncio.current_task())
+
+    async def _aclose(self, caller: asyncio.Task[Any] | None) -> None:
+        """Close it for this task, whose own bodies are not in its way."""
         engine = self._engine
         if engine.state in _AT_REST:
             return
@@ -282,7 +286,7 @@ class LockClient:
         engine.watchdog.check_here()
         closing = self._closing
         if closing is None or closing.done():
-            close = self._close(asyncio.current_task())
+            close = self._close(caller)
             closing = self._closing = asyncio.create_task(close, name="aiolock close")
         with anyio.CancelScope(shield=True):
             await asyncio.shield(closing)
