@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from abc import abstractmethod
@@ -14,8 +15,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import aiolock
 from aiolock._engine.entered import Entered
 from aiolock._engine.scope import Scope
+from aiolock.errors import ClientClosed
 from aiolock.sync._portal import Portal, process
-from aiolock.sync._thread import Agent, caller, current_task
+from aiolock.sync._thread import Agent, caller, current_task, leave
+
+log = logging.getLogger("aiolock")
 
 T = TypeVar("T")
 Given = TypeVar("Given")
@@ -36,7 +40,11 @@ class Body(Generic[T]):
     def leave(self, error: BaseException | None) -> None:
         """Leave it, as ``async with`` does."""
         try:
-            caller(self._portal).leave(lambda: self._leave(error))
+            leave(self._portal, self.agent, lambda: self._leave(error))
+        except ClientClosed as failure:
+            if error is None:
+                raise
+            log.warning("aiolock: a body could not be left as it should be: %s", failure)
         finally:
             process().drop(self._portal)
 

@@ -155,11 +155,10 @@ class LockClient:
             here.clients.discard(self)
         here.drop(portal)
 
-    def begin_close(self) -> Future[None] | None:
+    def begin_close(self, portal: Portal) -> Future[None]:
         """Begin to `close`, at the interpreter's exit."""
         self._closed = True
-        portal = self._portal
-        return None if portal is None else portal.start(self._client.aclose, "aiolock close")
+        return portal.start(self._client.aclose, "aiolock close")
 
     def __enter__(self) -> Self:
         self.open()

@@ -21,11 +21,12 @@ T = TypeVar("T")
 class Flag:
     """Something that happens once, as `threading.Event` says it; any thread may ask."""
 
-    __slots__ = ("_event", "_portal")
+    __slots__ = ("_event", "_portal", "_waits")
 
-    def __init__(self, portal: Portal, event: asyncio.Event) -> None:
+    def __init__(self, portal: Portal, event: asyncio.Event, *, waits: bool) -> None:
         self._portal = portal
         self._event = event
+        self._waits = waits
 
     def __repr__(self) -> str:
         return f"<Flag {'set' if self.is_set() else 'not set'}>"
@@ -35,7 +36,10 @@ class Flag:
         return self._event.is_set()
 
     def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until it has, for at most so many seconds; whether it has."""
+        """Wait until it has, for at most so many seconds; whether it has.
+
+        `LeaseLost` where what the thread holds is lost meanwhile, and this is not about that.
+        """
         seconds = checked_timeout(timeout)
 
         async def wait() -> bool:
@@ -45,7 +49,7 @@ class Flag:
             except TimeoutError:
                 return False
 
-        return self._event.is_set() or caller(self._portal).call(wait)
+        return self._event.is_set() or caller(self._portal).call(wait, waits=self._waits)
 
 
 class Lease:
@@ -94,12 +98,12 @@ class Lease:
     @property
     def lost(self) -> Flag:
         """Set when the lease is lost; never set by a release."""
-        return Flag(self._portal, self._portal.read(lambda: self._lease.lost))
+        return Flag(self._portal, self._portal.read(lambda: self._lease.lost), waits=False)
 
     @property
     def requested(self) -> Flag:
         """Set when somebody asks for the lock with `Lock.request_release`."""
-        return Flag(self._portal, self._portal.read(lambda: self._lease.requested))
+        return Flag(self._portal, self._portal.read(lambda: self._lease.requested), waits=True)
 
     def check(self) -> None:
         """`LeaseLost` if the lock is not ours any more, lost or released; no I/O.
@@ -176,7 +180,7 @@ class MultiLease:
     @property
     def lost(self) -> Flag:
         """Set when any of them is lost; never set by a release."""
-        return Flag(self._portal, self._multi.lost)
+        return Flag(self._portal, self._multi.lost, waits=False)
 
     def check(self) -> None:
         """`LeaseLost` if any of them is not ours any more; as `Lease.check`."""

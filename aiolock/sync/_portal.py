@@ -130,8 +130,8 @@ class Portal:
 class Closing(Protocol):
     """What is to be closed at the interpreter's exit."""
 
-    def begin_close(self) -> Future[None] | None:
-        """Begin to close it; None where there is nothing to close."""
+    def begin_close(self, portal: Portal) -> Future[None]:
+        """Begin to close it."""
         ...
 
 
@@ -177,11 +177,14 @@ class Process:
         portal, until = self._portal, time.monotonic() + AT_EXIT
         if portal is None:
             return
-        for closed in [client.begin_close() for client in list(self.clients)]:
-            if closed is not None:
-                # Neither its failure nor a silent store may keep the process.
-                with contextlib.suppress(Exception):
-                    closed.result(max(0.0, until - time.monotonic()))
+        closing = list[Future[None]]()
+        # Neither a failure nor a silent store may keep the process.
+        for client in list(self.clients):
+            with contextlib.suppress(Exception):
+                closing.append(client.begin_close(portal))
+        for closed in closing:
+            with contextlib.suppress(Exception):
+                closed.result(max(0.0, until - time.monotonic()))
         portal.end_by(until)
 
 

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aiolock._engine.hold import LeaseState
@@ -47,11 +48,26 @@ class _Command(Generic[T]):
         self.cancelled = False
 
 
+class _Task(asyncio.Task[None]):
+    """An agent's, which a loss does not simply cancel."""
+
+    agent: Agent
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """By a loss, which says what was lost: the body is to end. Otherwise as any task's."""
+        return self.cancel_wait() if msg is None else self.agent.strike(msg)
+
+    def cancel_wait(self, msg: Any | None = None) -> bool:
+        """End what it waits for, as any task's `cancel`."""
+        return super().cancel(msg)
+
+
 class Agent:
     """The task of one thread. All of it happens in the loop."""
 
     def __init__(self, portal: Portal) -> None:
-        self.task: asyncio.Task[Any] | None = None
+        self.task: _Task | None = None
+        self._late = list[asyncio.Task[None]]()
         self._portal = portal
         self._commands = deque[_Command[Any]]()
         self._now: _Command[Any] | None = None
@@ -62,26 +78,32 @@ class Agent:
         self.inside: dict[object, tuple[Lease, ...]] = {}
         """The bodies that the thread is in, from the outermost on, and what they rely on."""
 
-    async def run(self) -> None:
+    async def run(self, name: str) -> None:
         """Do what the thread asks for, until the thread has ended, or the loop is to end."""
-        self.task = asyncio.current_task()
+        self.task = task = _Task(self._run(), loop=self._portal.loop, name=name)
+        task.agent = self
+        await task
+        self._portal.moved_out(self)
+
+    async def _run(self) -> None:
         while self._goes_on():
             if self._commands:
                 await self._carry_out(self._commands.popleft())
-                continue
-            self._wake = self._portal.loop.create_future()
-            try:
+            else:
+                self._wake = self._portal.loop.create_future()
                 await self._wake
-            except asyncio.CancelledError:
-                self._struck = True
-            self._wake = None
-        self._portal.moved_out(self)
+                self._wake = None
 
     def _goes_on(self) -> bool:
         return bool(self._commands) or not self._ends
 
     def submit(self, command: _Command[Any]) -> None:
         """Do this next."""
+        if self.task is not None and self.task.done():
+            # Of a thread that has ended, what the garbage collector leaves.
+            self._late = [task for task in self._late if not task.done()]
+            self._late.append(asyncio.create_task(self._carry_out(command)))
+            return
         self._commands.append(command)
         self._awake()
 
@@ -94,12 +116,19 @@ class Agent:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
+    def strike(self, msg: Any | None) -> bool:
+        """A loss: what waits for others waits no more, and anything else has its answer first."""
+        if self.task is not None and self._now is not None and self._now.waits:
+            return self.task.cancel_wait(msg)
+        self._struck = True
+        return True
+
     def abandon(self, command: _Command[Any]) -> None:
         """The thread waits no more, as after Ctrl-C: leave nothing behind."""
         command.abandoned = True
         if command is self._now:
             if command.cancels and self.task is not None:
-                command.cancelled = self.task.cancel()
+                command.cancelled = self.task.cancel_wait()
         elif command.future.done() and command.future.exception() is None:
             undo, value = command.undo, command.future.result()
             if undo is not None:
@@ -138,10 +167,8 @@ class Agent:
         """Undo our cancellation, also where it came too late to strike."""
         assert self.task is not None
         self.task.uncancel()
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self._struck = True
 
     def _loss(self) -> LeaseLost | None:
         """That of the outermost body whose lease is lost, and that wants to be ended by it."""
@@ -160,7 +187,8 @@ class Caller:
         self.agent = Agent(portal)
         self._busy = False
         portal.lodge(self.agent)
-        portal.start(self.agent.run, threading.current_thread().name)
+        # Not of this object, which is to go when the thread does.
+        portal.start(partial(self.agent.run, threading.current_thread().name), "aiolock thread")
 
     def __del__(self) -> None:
         # The thread has ended, and what was its own with it.
@@ -189,9 +217,9 @@ class Caller:
         return self._call(_Command(function, undo, waits=waits, cancels=True))
 
     def leave(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Do it, whatever interrupts the thread; where the thread must not wait, it does not."""
+        """Do it, whatever interrupts the thread; a thread that waits already does not wait."""
         command = _Command(function, None, waits=False, cancels=False)
-        if self._busy or self.portal.is_this_thread:  # the garbage collector leaves a generator
+        if self._busy:  # the garbage collector leaves a generator
             self.portal.soon(self.agent.submit, command)
         else:
             self._call(command)
@@ -230,6 +258,14 @@ def caller(portal: Portal) -> Caller:
     if mine is None or mine.portal is not portal:
         mine = _here.caller = Caller(portal)
     return mine
+
+
+def leave(portal: Portal, agent: Agent, function: Callable[[], Awaitable[None]]) -> None:
+    """Leave what an agent has entered, in whatever thread; the loop's own does not wait."""
+    if portal.is_this_thread:
+        agent.submit(_Command(function, None, waits=False, cancels=False))
+    else:
+        caller(portal).leave(function)
 
 
 def current_task() -> asyncio.Task[Any] | None:
