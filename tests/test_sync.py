@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import os
 import signal
@@ -176,27 +175,32 @@ def test_a_lease_is_entered(client: aiolock.sync.LockClient) -> None:
 
 def test_renewed_while_the_thread_works(client: aiolock.sync.LockClient) -> None:
     """A lease outlives its ttl many times over while its thread does not come back."""
-    with client.lock("a", ttl=0.5) as lease:
-        time.sleep(1.2)
+    with client.lock("a", ttl=0.3) as lease:
+        time.sleep(0.7)
         assert lease.state == "held"
         lease.check()
         assert lease.verify()
         assert not lease.lost.is_set()
 
 
-def test_names_of_threads(client: aiolock.sync.LockClient) -> None:
+def test_names_of_threads() -> None:
     """A holder is called as its thread, or what it calls itself."""
     called = list[str]()
 
-    def hold() -> None:
-        with client.lock("a"):
-            passes(lambda: client.status("a").holders[0].label)
-            called.append(client.status("a").holders[0].label)
+    class Told(aiolock.Observer):
+        def acquired(self, request: aiolock.LockRequest, **facts: Any) -> None:
+            called.append(request.label)
 
-    thread = threading.Thread(target=hold, name="mail")
-    thread.start()
-    thread.join(PATIENCE)
-    assert called == ["mail"]
+    with aiolock.sync.connect("memory://", observer=Told(), label="shop") as client:
+
+        def hold() -> None:
+            for label in (None, "job 7"):
+                client.lock("a").acquire(label=label).release()
+
+        thread = threading.Thread(target=hold, name="mail")
+        thread.start()
+        thread.join(PATIENCE)
+    assert called == ["shop: mail", "shop: job 7"]
 
 
 # --- Loss
@@ -205,7 +209,7 @@ def test_names_of_threads(client: aiolock.sync.LockClient) -> None:
 def test_loss_is_told(client: aiolock.sync.LockClient) -> None:
     """Nothing stops the thread; the lease says so, and so does the exit."""
     reached = list[str]()
-    with pytest.raises(LeaseLost, match="break_"), client.lock("a") as lease:
+    with pytest.raises(LeaseLost, match="break_"), client.lock("a") as lease:  # noqa: PT012
         client.lock("a").break_()
         assert lease.lost.wait(PATIENCE)
         reached.append(lease.state)
@@ -221,7 +225,7 @@ def test_loss_is_told(client: aiolock.sync.LockClient) -> None:
 
 def test_loss_and_an_error(client: aiolock.sync.LockClient) -> None:
     """The body's own exception is what is raised, with a note."""
-    with pytest.raises(ZeroDivisionError) as caught, client.lock("a") as lease:
+    with pytest.raises(ZeroDivisionError) as caught, client.lock("a") as lease:  # noqa: PT012
         client.lock("a").break_()
         lease.lost.wait()
         1 / 0  # noqa: B018
@@ -256,7 +260,7 @@ def test_loss_ends_a_wait(client: aiolock.sync.LockClient, threads: ThreadPoolEx
 
 def test_loss_is_told_at_the_next_wait(client: aiolock.sync.LockClient) -> None:
     """Once, as a cancellation comes once: what the body then does to clean up may wait."""
-    with pytest.raises(LeaseLost, match="outer"), client.lock("outer") as lease:
+    with pytest.raises(LeaseLost, match="outer"), client.lock("outer") as lease:  # noqa: PT012
         client.lock("outer").break_()
         lease.lost.wait()
         with pytest.raises(LeaseLost, match="outer"):
@@ -270,7 +274,7 @@ def test_loss_is_told_at_the_next_wait(client: aiolock.sync.LockClient) -> None:
 def test_server_restarted(own_server: RedisServer, prefix: str) -> None:
     """A server that comes back empty has forgotten the lock: the thread is told."""
     with aiolock.sync.connect(own_server.url, prefix=prefix) as client:
-        with pytest.raises(LeaseLost), client.lock("a", ttl=1) as lease:
+        with pytest.raises(LeaseLost), client.lock("a", ttl=1) as lease:  # noqa: PT012
             own_server.kill()
             own_server.start()
             assert lease.lost.wait(PATIENCE)
@@ -287,7 +291,7 @@ def test_requested(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
         assert result(asking)
         assert not lease.lost.wait(0.001)
         assert repr(lease.requested) == "<Flag set>"
-    with pytest.raises(LeaseLost), lock as lease:
+    with pytest.raises(LeaseLost), lock as lease:  # noqa: PT012
         threads.submit(lock.break_)
         lease.requested.wait()
 
@@ -332,7 +336,7 @@ def test_multilock(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
     assert lease.state == "released"
     taken = both.acquire()
     assert taken.release()
-    with pytest.raises(LeaseLost), both as lease:
+    with pytest.raises(LeaseLost), both as lease:  # noqa: PT012
         client.lock("b").break_()
         assert lease.lost.wait(PATIENCE)
     assert client.names() == []
@@ -341,7 +345,7 @@ def test_multilock(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
 def test_once(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
     """Done once, remembered when the body has ended in peace, and only then."""
     once = client.once("a", remember=60)
-    with pytest.raises(ZeroDivisionError), once as lease:
+    with pytest.raises(ZeroDivisionError), once as lease:  # noqa: PT012
         assert lease is not None
         1 / 0  # noqa: B018
     with once as lease:
@@ -418,10 +422,15 @@ def test_election(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) 
         term.check()
         assert term.resign()
         assert term.state == term.lease.state == "released"
-    with pytest.raises(LeaseLost), election.campaign("second") as term:
+    with pytest.raises(LeaseLost), election.campaign("second") as term:  # noqa: PT012
         election.break_()
         assert term.lost.wait(PATIENCE)
-    result(threads.submit(lambda: election.campaign("second").__enter__() and None))
+
+    def lead() -> None:
+        with election.campaign("second"):
+            passes(lambda: "second" in seen)
+
+    result(threads.submit(lead))
     result(following)
 
 
@@ -582,7 +591,7 @@ async def test_in_the_thread_of_a_loop(
     def get_ipython() -> object:
         return SimpleNamespace(kernel=object())
 
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=get_ipython))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=get_ipython))
     with client.lock("a"):
         pass
 
@@ -592,13 +601,14 @@ def test_from_its_own_thread() -> None:
     told = list[str]()
 
     class Curious(aiolock.Observer):
-        def acquired(self, lock: aiolock.LockRequest, **facts: Any) -> None:
+        def acquired(self, request: aiolock.LockRequest, **facts: Any) -> None:
             try:
-                client.names()
+                shared.names()
             except RuntimeError as error:
                 told.append(str(error))
 
-    with aiolock.sync.connect("memory://", observer=Curious()) as client, client.lock("a"):
+    shared = aiolock.sync.connect("memory://", observer=Curious())
+    with shared, shared.lock("a"):
         pass
     assert "in its own thread" in told[0]
 
@@ -686,9 +696,8 @@ async def test_ctrl_c(server: RedisServer, prefix: str, peek: Peek) -> None:
         for step in ("with", "acquire", "wait"):
             await child.expect("ready")
             if step == "wait":
-                event = ours.event("never")
-                while not (await event.status()).waiters:
-                    await asyncio.sleep(0.01)
+                event = Peek(server, prefix, "event:never")
+                await event.queued(1)
             else:
                 await peek.queued(1)
             os.kill(child.pid, signal.SIGINT)
