@@ -42,6 +42,7 @@ class Portal:
         self._thread.name = "aiolock"
         # What one thread does here, its garbage collector or a signal may ask for again.
         self._guard = threading.RLock()
+        self._tasks = set[asyncio.Task[Any]]()
         self._residents = set[Resident]()
         self._pid = os.getpid()
         self.ended = False
@@ -86,44 +87,70 @@ class Portal:
             return function()  # the loop has ended
         return answer.result()
 
-    def start(self, function: Callable[[], Coroutine[Any, Any, T]], name: str) -> Future[T]:
-        """Run it in a task of this name, and not in the context of whoever asks for it first."""
-        self.check_process()
-        with self._guard:
-            if self.ended:
-                raise ClientClosed("this client was closed")
-            begin = self._portal.start_task_soon
-            return Context().run(lambda: begin(function, name=name))
+    def start(
+        self,
+        function: Callable[[], Coroutine[Any, Any, T]],
+        name: str,
+        resident: Resident | None = None,
+    ) -> Future[T]:
+        """Run it in a task of this name, and not in the context of whoever asks for it first.
 
-    def lodge(self, resident: Resident) -> None:
-        """Remember whom to end."""
-        with self._guard:
-            self._residents.add(resident)
+        A resident is ended before the loop is. `ClientClosed` once that has ended.
+        """
+        answer = Future[T]()
 
-    def moved_out(self, resident: Resident) -> None:
-        """It has ended by itself."""
-        with self._guard:
-            self._residents.discard(resident)
+        def begin() -> None:
+            task = self.loop.create_task(function(), name=name, context=Context())
+            self._tasks.add(task)
+            if resident is not None:
+                self._residents.add(resident)
+            task.add_done_callback(done)
+
+        def done(task: asyncio.Task[T]) -> None:
+            self._tasks.discard(task)
+            if resident is not None:
+                self._residents.discard(resident)
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is None:
+                answer.set_result(task.result())
+            else:
+                answer.set_exception(error)
+
+        # Never waiting for the loop with the guard: the loop may be about to take it.
+        self.soon(begin)
+        return answer
 
     def stop(self) -> None:
         """Take nothing more in, and end when all that was taken in is done."""
         with self._guard:
-            if self.ended:
-                return
-            for resident in self._residents:
-                self.loop.call_soon_threadsafe(resident.end)
-            self.ended = True
+            if not self.ended:
+                self.soon(self._end_residents)
+                self.ended = True
+
+    def _end_residents(self) -> None:
+        for resident in self._residents:
+            resident.end()
+
+    async def _drained(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def end(self) -> None:
         """`stop`, and wait for the end."""
         self.stop()
+        self._portal.call(self._drained)
         self._running.__exit__(None, None, None)
 
     def end_by(self, moment: float) -> None:
         """`stop`, and wait for the end until then, by `time.monotonic`."""
+
+        async def end() -> None:
+            await self._drained()
+            await self._portal.stop()
+
         self.stop()
         with contextlib.suppress(RuntimeError):
-            self._portal.start_task_soon(self._portal.stop)
+            self._portal.start_task_soon(end)
         self._thread.join(max(0.0, moment - time.monotonic()))
 
 

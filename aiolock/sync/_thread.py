@@ -83,7 +83,6 @@ class Agent:
         self.task = task = _Task(self._run(), loop=self._portal.loop, name=name)
         task.agent = self
         await task
-        self._portal.moved_out(self)
 
     async def _run(self) -> None:
         while self._goes_on():
@@ -186,9 +185,9 @@ class Caller:
         self.portal = portal
         self.agent = Agent(portal)
         self._busy = False
-        portal.lodge(self.agent)
         # Not of this object, which is to go when the thread does.
-        portal.start(partial(self.agent.run, threading.current_thread().name), "aiolock thread")
+        name = threading.current_thread().name
+        portal.start(partial(self.agent.run, name), "aiolock thread", self.agent)
 
     def __del__(self) -> None:
         # The thread has ended, and what was its own with it.
