@@ -40,13 +40,10 @@ def nothing_runs() -> Iterator[None]:
     assert _portal.process()._portal is None
 
 
-@pytest.fixture(params=["memory", "redis"])
-def url(request: pytest.FixtureRequest) -> str:
+@pytest.fixture
+def url(redis_server: RedisServer) -> str:
     """Where the locks are."""
-    if request.param == "memory":
-        return "memory://"
-    redis: RedisServer = request.getfixturevalue("redis_server")
-    return redis.url
+    return redis_server.url
 
 
 @pytest.fixture
