@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -229,6 +230,18 @@ def test_loss_and_an_error(client: aiolock.sync.LockClient) -> None:
     assert "meanwhile the lock 'a'" in caught.value.__notes__[0]
 
 
+def test_an_answer_comes_before_a_loss() -> None:
+    """What the thread asked for is carried out, and it is told of that, though it loses by it."""
+    answers = list[bool]()
+    with (
+        aiolock.sync.connect("memory://") as client,
+        pytest.raises(LeaseLost),
+        client.lock("a"),
+    ):
+        answers.append(client.lock("a").break_())
+    assert answers == [True]
+
+
 def test_loss_only_told(client: aiolock.sync.LockClient) -> None:
     """With "signal" the exit is silent, and so are waits."""
     with client.lock("a", on_lost="signal") as lease:
@@ -257,13 +270,15 @@ def test_loss_ends_a_wait(client: aiolock.sync.LockClient, threads: ThreadPoolEx
 
 def test_loss_is_told_at_the_next_wait(client: aiolock.sync.LockClient) -> None:
     """Once, as a cancellation comes once: what the body then does to clean up may wait."""
+    cleaned_up = list[str]()
     with pytest.raises(LeaseLost, match="outer"), client.lock("outer") as lease:  # noqa: PT012
         client.lock("outer").break_()
         lease.lost.wait()
         with pytest.raises(LeaseLost, match="outer"):
             client.lock("inner").acquire()
         with client.lock("inner"):
-            pass
+            cleaned_up.append("inner")
+    assert cleaned_up == ["inner"]
     with client.lock("outer"), client.lock("inner"):
         pass  # the thread is as good as before
 
@@ -847,6 +862,28 @@ async def test_fork(server: RedisServer, prefix: str, peek: Peek) -> None:
         assert (await child.expect("left"))["names"] == []
         assert await child.wait() == 0
     assert not [message for message in child.history if message["event"] == "used"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_fork_of_a_fork(client: aiolock.sync.LockClient) -> None:
+    """A fork has a loop of its own as soon as it needs one, and so has a fork of that."""
+    client.names()
+    if not (pid := os.fork()):
+        code = 1
+        with contextlib.suppress(aiolock.LockError):
+            own = aiolock.sync.connect("memory://")
+            own.names()
+            if not (of_it := os.fork()):
+                with contextlib.suppress(aiolock.LockError):
+                    aiolock.sync.connect("memory://").names()
+                    code = 0
+                os._exit(code)
+            code = os.waitpid(of_it, 0)[1]
+            own.close()
+        os._exit(code != 0)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    assert client.names() == []
 
 
 # --- The surface

@@ -278,4 +278,4 @@ def threads(client: aiolock.sync.LockClient) -> None:
 
     assert_type(delivered(1), str | None)
     client.lock("a", on_lost="kill")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
-    client.lock("a", 30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only
+    client.lock("a", 30)  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]  # by name only
