@@ -219,7 +219,7 @@ class LockClient:
         was opened before a fork, or is closed meanwhile.
         """
         engine = self._engine
-        _check_asyncio()
+        check_asyncio()
         if engine.state not in _AT_REST and engine.loop_is_gone:
             engine.state, self._closing, self._opening = State.CLOSED, None, None
         if engine.state not in _AT_REST:
@@ -681,7 +681,7 @@ def _seen(opening: asyncio.Task[None]) -> None:
         opening.exception()  # whoever waits for it raises it
 
 
-def _check_asyncio() -> None:
+def check_asyncio() -> None:
     """A clear error where there is no asyncio, as under trio."""
     try:
         asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 
 import aiolock
+from aiolock._client import check_asyncio
 from aiolock._engine.engine import Engine, State
 from aiolock.store import CLAIM, Form, Granted, Inbox, Waiter
 from aiolock.stores.machine import Step
@@ -140,6 +141,7 @@ class _OpensItself(Engine):
     def check(self) -> None:
         """Open it, where it is used first; that of a store in memory takes no waiting."""
         if self.state is State.NEW:
+            check_asyncio()
             self.begin()
             opening = self.open()
             try:

@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import anyio
+import anyio.to_thread
 import pytest
 
 import aiolock
@@ -606,6 +608,17 @@ async def test_in_the_thread_of_a_loop(
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=get_ipython))
     with client.lock("a"):
         pass
+
+
+def test_in_the_thread_of_trio(client: aiolock.sync.LockClient) -> None:
+    """Trio's loop would stand still as well; from its threads it works."""
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="would block"):
+            client.names()
+        assert await anyio.to_thread.run_sync(client.names) == []
+
+    anyio.run(main, backend="trio")
 
 
 def test_from_its_own_thread() -> None:

@@ -278,7 +278,7 @@ def check_thread(portal: Portal | None) -> None:
     A cell of a notebook is in one, and may: the kernel waits for it in any case.
     """
     loop = asyncio._get_running_loop()
-    if loop is None:
+    if loop is None and not _in_trio():
         return
     if portal is not None and loop is portal.loop:
         raise RuntimeError(
@@ -288,8 +288,8 @@ def check_thread(portal: Portal | None) -> None:
     if not _in_a_notebook():
         raise RuntimeError(
             "aiolock.sync would block the event loop that runs in this thread: use"
-            " aiolock.connect() and `async with` here, or call it in a thread"
-            " (asyncio.to_thread)"
+            " aiolock.connect() and `async with` here (under asyncio), or call it in a thread"
+            " (asyncio.to_thread, anyio.to_thread)"
         )
 
 
@@ -297,3 +297,8 @@ def _in_a_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
+
+
+def _in_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
