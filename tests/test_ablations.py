@@ -2086,6 +2086,14 @@ SAFEGUARDS = (
         "test_sync.py::test_fork_of_a_fork",
         seconds=10,
     ),
+    Safeguard(
+        "forks of one that was not open yet are clients of their own",
+        "_engine/engine.py",
+        " or self._pid != os.getpid():",
+        ":",
+        "test_sync.py::test_forks_are_clients_of_their_own",
+        seconds=10,
+    ),
 )
 
 

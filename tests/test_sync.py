@@ -899,6 +899,23 @@ def test_fork_of_a_fork(client: aiolock.sync.LockClient) -> None:
     assert client.names() == []
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_forks_are_clients_of_their_own() -> None:
+    """A client that is made before forks and opened after them is another one in each process."""
+    made = aiolock.sync.connect("memory://")
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        made.open()
+        os.write(writing, made.id.encode())
+        os._exit(0)
+    os.close(writing)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    theirs = os.read(reading, 100).decode()
+    os.close(reading)
+    with made:
+        assert len({made.id, theirs, ""}) == 3
+
+
 # --- The surface
 
 
