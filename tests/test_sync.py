@@ -653,6 +653,24 @@ def test_left_by_the_garbage_collector(client: aiolock.sync.LockClient) -> None:
         pass
 
 
+def test_the_last_body_is_left_there(url: str, prefix: str) -> None:
+    """Also where the client was closed before, and nobody else keeps the loop running."""
+    client = aiolock.sync.connect(url, prefix=prefix)
+
+    def visits() -> Iterator[int]:
+        with client.lock("a", on_lost="signal") as lease:
+            yield lease.fence
+
+    generators = [visits()]
+    next(generators[0])
+    portal = client.portal()
+    client.close()
+    assert not portal.ended
+    portal.read(generators.clear)
+    portal._thread.join(PATIENCE)
+    assert portal.ended
+
+
 # --- Interruptions
 
 

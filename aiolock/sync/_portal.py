@@ -135,22 +135,24 @@ class Portal:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    async def _end(self) -> None:
+        await self._drained()
+        await self._portal.stop()
+
     def end(self) -> None:
-        """`stop`, and wait for the end."""
+        """`stop`, and wait for the end; in the loop's own thread, which cannot, not."""
         self.stop()
+        if self.is_this_thread:  # the garbage collector has left the last body
+            self._ending = self.loop.create_task(self._end())
+            return
         self._portal.call(self._drained)
         self._running.__exit__(None, None, None)
 
     def end_by(self, moment: float) -> None:
         """`stop`, and wait for the end until then, by `time.monotonic`."""
-
-        async def end() -> None:
-            await self._drained()
-            await self._portal.stop()
-
         self.stop()
         with contextlib.suppress(RuntimeError):
-            self._portal.start_task_soon(end)
+            self._portal.start_task_soon(self._end)
         self._thread.join(max(0.0, moment - time.monotonic()))
 
 
