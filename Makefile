@@ -18,7 +18,7 @@ DEMO = $(if $(DEMO_URL),--url "$(DEMO_URL)") \
 OF_STORES = $(if $(STORES),--stores "$(STORES)")
 SERVERS = redis-server chromium $(if $(STORES),$(if $(findstring postgres,$(STORES)),postgresql) \
 	$(if $(findstring mysql,$(STORES)),mariadb),postgresql mariadb)
-SOURCES = $(wildcard aiolock tests examples benchmarks)
+SOURCES = $(wildcard aiolock pytest_aiolock tests examples benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1

@@ -43,6 +43,7 @@ from aiolock.observer import Blocked, Deadlock, LockRequest, Observer
 from aiolock.store import Party, Status, Store
 
 if typing.TYPE_CHECKING:
+    from aiolock import sync as sync  # `aiolock.sync`, by its name
     from aiolock.page import web
 
 __version__ = "0.1.0"
@@ -92,6 +93,10 @@ def __getattr__(name: str) -> object:
         from aiolock.page import web
 
         return web
+    if name == "sync":
+        import aiolock.sync
+
+        return aiolock.sync
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -260,7 +260,7 @@ class LockClient:
         was opened before a fork, or is closed meanwhile.
         """
         engine = self._engine
-        _check_asyncio()
+        check_asyncio()
         if engine.state not in _AT_REST and engine.loop_is_gone:
             engine.state, self._closing, self._opening = State.CLOSED, None, None
         if engine.state not in _AT_REST:
@@ -314,6 +314,10 @@ class LockClient:
         on all the same, and under a cancelled anyio scope it is completed first. `ClientClosed` in
         a fork or another event loop, where it would disturb the one that it belongs to.
         """
+        await self._aclose(asyncio.current_task())
+
+    async def _aclose(self, caller: asyncio.Task[Any] | None) -> None:
+        """Close it for this task, whose own bodies are not in its way."""
         engine = self._engine
         if engine.state in _AT_REST:
             return
@@ -323,7 +327,7 @@ class LockClient:
         engine.watchdog.check_here()
         closing = self._closing
         if closing is None or closing.done():
-            close = self._close(asyncio.current_task())
+            close = self._close(caller)
             closing = self._closing = asyncio.create_task(close, name="aiolock close")
         with anyio.CancelScope(shield=True):
             await asyncio.shield(closing)
@@ -718,7 +722,7 @@ def _seen(opening: asyncio.Task[None]) -> None:
         opening.exception()  # whoever waits for it raises it
 
 
-def _check_asyncio() -> None:
+def check_asyncio() -> None:
     """A clear error where there is no asyncio, as under trio."""
     try:
         asyncio.get_running_loop()

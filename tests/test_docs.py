@@ -29,12 +29,13 @@ import pytest
 import aiolock
 import aiolock.errors
 import aiolock.store
+import aiolock.sync
 import aiolock.testing
 from tests.servers import RedisServer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-MODULES = (aiolock, aiolock.errors, aiolock.store, aiolock.testing)
+MODULES = (aiolock, aiolock.errors, aiolock.store, aiolock.sync, aiolock.testing)
 URL = "redis://localhost:6379/0"
 FILE = "sqlite:///run/app/locks.db"
 BLOCK = re.compile(
@@ -76,8 +77,8 @@ def test_page(page: Path, redis_server: RedisServer, tmp_path: Path) -> None:
                 if awaitable is not None:
                     runner.run(awaitable)
     for value in names.values():
-        if isinstance(value, sqlite3.Connection):  # a page is no program that ends
-            value.close()
+        if isinstance(value, sqlite3.Connection | aiolock.sync.LockClient):
+            value.close()  # a page is no program that ends
 
 
 def programs(page: Path, url: str, folder: Path) -> list[str]:
@@ -146,6 +147,9 @@ def test_reference_is_complete() -> None:
         places = {module.__name__ for module in MODULES if hasattr(module, name)}
         if not shown & (places | {f"{place}.{name}" for place in places}):
             missing.add(name)
+    for name in aiolock.sync.__all__:
+        if f"aiolock.sync.{name}" not in shown:
+            missing.add(f"sync.{name}")
     assert not missing, f"docs/reference/ forgets: {missing}"
 
 

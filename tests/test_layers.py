@@ -79,6 +79,18 @@ SHARED = [
     "aiolock.stores._worker",
     "aiolock.stores.authors",
 ]
+# The same locks for threads, above all of the core.
+SYNC = [
+    "aiolock.sync._portal",
+    "aiolock.sync._thread",
+    "aiolock.sync._body",
+    "aiolock.sync._lease",
+    "aiolock.sync._locks",
+    "aiolock.sync._meeting",
+    "aiolock.sync._jobs",
+    "aiolock.sync._client",
+    "aiolock.sync",
+]
 DRIVERS = {"redis", "hiredis", "fakeredis"}
 
 
@@ -143,14 +155,20 @@ def test_every_module_has_a_layer() -> None:
         if name.startswith(("aiolock.stores", "aiolock.cli", "aiolock.testing", "aiolock.page"))
         or name == "aiolock.__main__"
     }
-    assert MODULES.keys() - beside == set(CORE)
+    assert MODULES.keys() - beside == {*CORE, *SYNC}
 
 
 @pytest.mark.parametrize("module", CORE)
 def test_core_imports_what_is_below(module: str) -> None:
     """A module of the core imports only modules of the core that are below it."""
-    late = {"aiolock.page"} if module == "aiolock" else set[str]()  # by the first who asks for it
+    late = {"aiolock.page", "aiolock.sync"} if module == "aiolock" else set[str]()  # when asked for
     assert ours(module) - late <= set(CORE[: CORE.index(module)])
+
+
+@pytest.mark.parametrize("module", SYNC)
+def test_sync_imports_what_is_below(module: str) -> None:
+    """What threads use imports only what is below it, and all of the core is."""
+    assert ours(module) <= {*CORE, *SYNC[: SYNC.index(module)]}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.stores")])

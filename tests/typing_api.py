@@ -12,6 +12,7 @@ import redis.asyncio
 from fakeredis import FakeAsyncRedis
 
 import aiolock
+import aiolock.sync
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore, StoreContract
 
@@ -226,3 +227,55 @@ class MyStoreContract(StoreContract):
         """Another link."""
         store: aiolock.Store = MemoryStore(MemoryServer())
         return store
+
+
+def threads(client: aiolock.sync.LockClient) -> None:
+    """The same without `await`."""
+    with aiolock.sync.connect("redis://localhost", prefix="app", ttl=10) as opened:
+        assert_type(opened, aiolock.sync.LockClient)
+    lock = client.lock("a", ttl=1, on_lost="signal")
+    assert_type(lock, aiolock.sync.Lock)
+    with lock as lease:
+        assert_type(lease, aiolock.sync.Lease)
+        assert_type(lease.fence, int)
+        assert_type(lease.state, aiolock.LeaseState)
+        assert_type(lease.lost.wait(1), bool)
+        assert_type(lease.release(), bool)
+    assert_type(lock.acquire(), aiolock.sync.Lease)
+    assert_type(lock.acquire(timeout=None), aiolock.sync.Lease)
+    assert_type(lock.acquire(timeout=1), aiolock.sync.Lease | None)
+    assert_type(lock.acquire(blocking=False), aiolock.sync.Lease | None)
+    assert_type(client.semaphore("s", 3).acquire(2), aiolock.sync.Lease)
+    assert_type(client.semaphore("s", 3).acquire(2, timeout=1), aiolock.sync.Lease | None)
+    with lock.acquire() as lease, client.semaphore("s", 3) as permit:
+        assert_type(lease, aiolock.sync.Lease)
+        assert_type(permit, aiolock.sync.Lease)
+    with client.multilock("a", "b") as both:
+        assert_type(both, aiolock.sync.MultiLease)
+        assert_type(both.leases["a"], aiolock.sync.Lease)
+    assert_type(client.multilock("a").acquire(timeout=1), aiolock.sync.MultiLease | None)
+    with client.once("a", remember=60) as mine:
+        assert_type(mine, aiolock.sync.Lease | None)
+    with client.rwlock("a").read() as reading, client.periodic("p", every=60) as run:
+        assert_type(reading, aiolock.sync.Lease)
+        assert_type(run, aiolock.sync.Lease)
+    with client.election("e").campaign("me") as term:
+        assert_type(term, aiolock.sync.Term)
+    for leader in client.election("e").observe():
+        assert_type(leader, aiolock.Leader)
+    assert_type(client.names(), list[str])
+    assert_type(client.lock("a").status(), aiolock.Status)
+
+    @client.locked("{key}")
+    def decorated(key: int) -> str:
+        return str(key)
+
+    assert_type(decorated(1), str)
+
+    @client.once("{key}", remember=60)
+    def delivered(key: int) -> str:
+        return str(key)
+
+    assert_type(delivered(1), str | None)
+    client.lock("a", on_lost="kill")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
+    client.lock("a", 30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only

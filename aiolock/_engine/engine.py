@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,15 +58,17 @@ class Engine:
         self._deadlock_after = deadlock_after
         self.state = State.NEW
         self.client = _new_client()
+        self._pid = os.getpid()
         self.entered = Entered()
 
     def begin(self) -> None:
         """Belong to the event loop that runs; `open` comes next.
 
         Nothing that was sent before the last closing must be taken for what is sent now, so
-        another opening is another client to the store.
+        another opening is another client to the store. So is each fork of the process that it was
+        made in, where it was not opened yet.
         """
-        if self.state is State.CLOSED:
+        if self.state is State.CLOSED or self._pid != os.getpid():
             self.client = _new_client()
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()

@@ -23,10 +23,16 @@ def _fields(template: str) -> Iterator[str]:
         yield from _fields(spec or "")
 
 
-def naming(template: str, function: Callable[..., Any], decorator: str) -> Callable[..., str]:
-    """What gives the name for a call of ``function``; the decorator is named in errors."""
-    if not inspect.iscoroutinefunction(function):
-        raise TypeError(f"{decorator}() decorates async functions, and {function!r} is not one")
+def naming(
+    template: str, function: Callable[..., Any], decorator: str, *, plain: bool = False
+) -> Callable[..., str]:
+    """What gives the name for a call of ``function``; the decorator is named in errors.
+
+    ``plain``: it is to be no async function; otherwise it is to be one.
+    """
+    if inspect.iscoroutinefunction(function) == plain:
+        wanted = "functions that are not async" if plain else "async functions"
+        raise TypeError(f"{decorator}() decorates {wanted}, and {function!r} is not one")
     signature = inspect.signature(function)
     if unknown := fields(template) - set(signature.parameters):
         raise ValueError(

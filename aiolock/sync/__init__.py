@@ -1,0 +1,48 @@
+"""The same locks for threads: scripts, Django views, Celery tasks, notebooks.
+
+::
+
+    client = aiolock.sync.connect("redis://localhost:6379/0")
+
+    with client.lock("order:42", ttl=30, timeout=5) as lease:
+        ...  # ours alone, in all processes; renewed while the thread works
+
+All that `aiolock` has, without ``await``: names, options, errors and guarantees are the same, and
+threads exclude tasks and other processes. What differs is what differs between a thread and a task:
+nothing can stop a thread whose lock was lost, so it is told (see `Lease.check`).
+"""
+
+from aiolock.sync._client import LockClient, connect
+from aiolock.sync._jobs import Election, Once, Periodic
+from aiolock.sync._lease import Flag, Lease, MultiLease, Term
+from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
+from aiolock.sync._meeting import Barrier, Event, Latch
+
+__all__ = [
+    "Barrier",
+    "Election",
+    "Event",
+    "Flag",
+    "Latch",
+    "Lease",
+    "Lock",
+    "LockClient",
+    "MultiLease",
+    "MultiLock",
+    "Once",
+    "Periodic",
+    "RWLock",
+    "Semaphore",
+    "Term",
+    "connect",
+]
+
+
+def _adopt() -> None:
+    """Let tracebacks and reprs call things what one imports, wherever they are written."""
+    for name in __all__:
+        globals()[name].__module__ = __name__
+
+
+_adopt()
+del _adopt

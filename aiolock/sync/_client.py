@@ -1,0 +1,352 @@
+"""`connect` and `LockClient` for threads: one process's link to its lock store."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, ParamSpec, Self, TypeVar, Unpack
+
+import aiolock
+from aiolock._engine.policy import LONGEST_LABEL, Seconds, checked_name
+from aiolock._locks.naming import fields, naming
+from aiolock._locks.options import (
+    ElectionOptions,
+    LockOptions,
+    MultiLockOptions,
+    RWLockOptions,
+    SemaphoreOptions,
+    spelled_out,
+)
+from aiolock.errors import ClientClosed
+from aiolock.observer import Deadlock, Observer
+from aiolock.store import Status, Store
+from aiolock.sync._body import Bodies
+from aiolock.sync._jobs import Election, Once, Periodic
+from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
+from aiolock.sync._meeting import Barrier, Event, Latch
+from aiolock.sync._portal import Portal, process
+from aiolock.sync._thread import caller, check_thread
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from aiolock.stores.memory import MemoryServer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def connect(
+    target: str | Redis | MemoryServer | Store,
+    *,
+    prefix: str = "aiolock",
+    ttl: Seconds = 30.0,
+    label: str | None = None,
+    observer: Observer | Sequence[Observer] = (),
+    deadlock_after: Seconds | None = 10.0,
+) -> LockClient:
+    """A client of the lock store at ``target``, for threads; no I/O until it is first used.
+
+    All parameters and errors are those of `aiolock.connect`. An ``observer`` is called in the
+    thread of aiolock's event loop. With ``memory://``, the locks are those of this process's
+    synchronous clients.
+    """
+    return LockClient(
+        aiolock.connect(
+            target,
+            prefix=prefix,
+            ttl=ttl,
+            label=label,
+            observer=observer,
+            deadlock_after=deadlock_after,
+        )
+    )
+
+
+class LockClient:
+    """One process's link to a lock store, for threads; made by `aiolock.sync.connect`.
+
+    Share it between all threads of the process. It opens when it is first used, and when the
+    interpreter ends it gives back what is held, and closes. ``with`` opens and closes it as well,
+    and so do `open` and `close`; once closed it can be opened again.
+
+    Its event loop runs in a thread of its own, one for all such clients of the process, which ends
+    when the last of them is closed. In a thread that runs an event loop itself every call that
+    waits is a `RuntimeError`, for the loop would stand still (but for a cell of a notebook). After
+    a fork, what was opened before it is a `ClientClosed`.
+    """
+
+    KINDS: Final = aiolock.LockClient.KINDS
+    """What there is: see `aiolock.LockClient.KINDS`."""
+
+    def __init__(self, client: aiolock.LockClient) -> None:
+        self._client = client
+        self._portal: Portal | None = None
+        self._closed = False
+        """Closed on purpose: it does not open by itself any more."""
+        self.entered = Bodies()
+
+    def __repr__(self) -> str:
+        return repr(self._client)
+
+    @property
+    def id(self) -> str:
+        """96 random bits that name this client in a lock's `status`; others after each opening."""
+        return self._client.id
+
+    def open(self) -> None:
+        """Connect; `StoreError`, with what to do about it, when the store cannot be used.
+
+        Does nothing where it is open already. `ClientClosed` where it was opened before a fork, or
+        is closed meanwhile. Interrupted (Ctrl-C), it is closed again.
+        """
+        if self._portal is not None:
+            self._portal.check_process()
+        here = process()
+        check_thread(None)
+        portal = here.take()
+        try:
+            caller(portal).call(self._client.open, self._undo_open)
+        except BaseException:
+            here.drop(portal)
+            raise
+        with here.guard:
+            self._closed = False
+            if self._portal is None:
+                self._portal = portal
+                here.clients.add(self)
+                return
+        here.drop(portal)  # another thread has opened it
+
+    async def _undo_open(self, _: None) -> None:
+        await self._client.aclose()
+
+    def close(self) -> None:
+        """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.
+
+        Whoever waits gets `ClientClosed`. What threads hold in a ``with`` is lost, and they are
+        told; they are waited for until they have left it, or their leases have ended. A store that
+        does not answer is left alone after a few seconds. Interrupted (Ctrl-C), the closing goes on
+        all the same. `ClientClosed` in a fork.
+        """
+        self._closed = True
+        portal = self._portal
+        if portal is None:
+            return
+        check_thread(portal)
+        agent = caller(portal).agent
+        # Not by the thread's agent: a handler of SIGTERM closes while its thread waits.
+        closing = portal.start(lambda: self._client._aclose(agent.task), "aiolock close")
+        with contextlib.suppress(Exception):
+            closing.result()
+        self._forget(portal)
+        closing.result()
+
+    def _forget(self, portal: Portal) -> None:
+        here = process()
+        with here.guard:
+            if self._portal is not portal or self._client._engine.is_open:
+                return  # another thread has closed it, or opened it again
+            self._portal = None
+            here.clients.discard(self)
+        here.drop(portal)
+
+    def begin_close(self, portal: Portal) -> Future[None]:
+        """Begin to `close`, at the interpreter's exit."""
+        self._closed = True
+        return portal.start(self._client.aclose, "aiolock close")
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def portal(self) -> Portal:
+        """The loop that it is open in; it is opened, if it never was."""
+        check_thread(self._portal)
+        if self._portal is None and not self._closed:
+            self.open()
+        portal = self._portal
+        if portal is None:
+            raise ClientClosed("this client was closed: open it again, with `with` or its open()")
+        portal.check_process()
+        return portal
+
+    def call(
+        self,
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        *,
+        waits: bool = False,
+    ) -> T:
+        """What comes of it: see `Caller.call`."""
+        return caller(self.portal()).call(function, undo, waits=waits)
+
+    def leave(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Do it, if there is anything left to be done: see `Caller.leave`."""
+        if self._portal is not None:
+            with contextlib.suppress(ClientClosed):
+                caller(self._portal).leave(function)
+
+    def snapshot(self, pattern: str = "*", *, kind: str | None = None) -> list[Status]:
+        """All that somebody holds or waits for; as `aiolock.LockClient.snapshot`."""
+        return self.call(lambda: self._client.snapshot(pattern, kind=kind))
+
+    def deadlocks(self) -> list[Deadlock]:
+        """Threads and tasks that wait for each other; as `aiolock.LockClient.deadlocks`."""
+        return self.call(self._client.deadlocks)
+
+    def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
+        """The names of what somebody holds or waits for, in their order: see `snapshot`."""
+        return self.call(lambda: self._client.names(pattern, kind=kind))
+
+    def status(self, name: str, *, kind: str = "lock") -> Status:
+        """That of whatever has this name, for who knows no more of it: see `Lock.status`."""
+        return self.call(lambda: self._client.status(name, kind=kind))
+
+    def break_(self, name: str, *, kind: str = "lock", fence: int | None = None) -> bool:
+        """Take whatever has this name from all holders, or from one: see `Lock.break_`."""
+        return self.call(lambda: self._client.break_(name, kind=kind, fence=fence))
+
+    def request_release(self, name: str, *, kind: str = "lock") -> bool:
+        """Ask the holders of whatever has this name to let go: see `Lock.request_release`."""
+        return self.call(lambda: self._client.request_release(name, kind=kind))
+
+    @spelled_out(aiolock.LockClient.lock, LockOptions)
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
+        """A description of the lock ``name``; no I/O, and nothing to close.
+
+        The parameters and errors are those of `aiolock.LockClient.lock`. What ``on_lost`` says of
+        the body is, for a thread, that of `Lock`.
+        """
+        return Lock(self, self._client.lock(name, **options))
+
+    @spelled_out(aiolock.LockClient.lock, RWLockOptions)
+    def rwlock(self, name: str, **options: Unpack[RWLockOptions]) -> RWLock:
+        """A lock that readers share and a writer has alone: as `aiolock.LockClient.rwlock`."""
+        return RWLock(self, self._client.rwlock(name, **options))
+
+    @spelled_out(aiolock.LockClient.lock, SemaphoreOptions)
+    def semaphore(self, name: str, limit: int, **options: Unpack[SemaphoreOptions]) -> Semaphore:
+        """``limit`` permits for all processes: as `aiolock.LockClient.semaphore`."""
+        return Semaphore(self, self._client.semaphore(name, limit, **options))
+
+    @spelled_out(aiolock.LockClient.lock, MultiLockOptions)
+    def multilock(self, *names: str, **options: Unpack[MultiLockOptions]) -> MultiLock:
+        """Several locks as one, without deadlock: as `aiolock.LockClient.multilock`."""
+        return MultiLock(self, self._client.multilock(*names, **options))
+
+    def latch(
+        self,
+        name: str,
+        count: int,
+        *,
+        remember: Seconds = 86400.0,
+        timeout: Seconds | None = None,
+        max_waiters: int | None = None,
+    ) -> Latch:
+        """Opens once it was counted down ``count`` times: as `aiolock.LockClient.latch`."""
+        return Latch(
+            self,
+            self._client.latch(
+                name, count, remember=remember, timeout=timeout, max_waiters=max_waiters
+            ),
+        )
+
+    def event(
+        self,
+        name: str,
+        *,
+        remember: Seconds = 3600.0,
+        timeout: Seconds | None = None,
+        max_waiters: int | None = None,
+    ) -> Event:
+        """Something that happens once: as `aiolock.LockClient.event`."""
+        return Event(
+            self,
+            self._client.event(name, remember=remember, timeout=timeout, max_waiters=max_waiters),
+        )
+
+    def barrier(
+        self,
+        name: str,
+        parties: int,
+        *,
+        timeout: Seconds | None = None,
+        max_waiters: int | None = None,
+    ) -> Barrier:
+        """Lets ``parties`` through at once: as `aiolock.LockClient.barrier`."""
+        return Barrier(
+            self, self._client.barrier(name, parties, timeout=timeout, max_waiters=max_waiters)
+        )
+
+    @spelled_out(aiolock.LockClient.lock, ElectionOptions)
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
+        """One leader among many: as `aiolock.LockClient.election`."""
+        return Election(self, self._client.election(name, **options))
+
+    def periodic(
+        self,
+        name: str,
+        *,
+        every: Seconds,
+        min_hold: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        ttl: Seconds | None = None,
+    ) -> Periodic:
+        """A job of which one run begins in each period: as `aiolock.LockClient.periodic`."""
+        return Periodic(
+            self,
+            self._client.periodic(name, every=every, min_hold=min_hold, max_hold=max_hold, ttl=ttl),
+        )
+
+    def once(
+        self,
+        name: str,
+        *,
+        remember: Seconds,
+        ttl: Seconds | None = None,
+        wait: bool = True,
+        timeout: Seconds | None = None,
+    ) -> Once:
+        """Something to be done once: as `aiolock.LockClient.once`."""
+        named = functools.partial(self.once, remember=remember, ttl=ttl, wait=wait, timeout=timeout)
+        once = self._client.once(name, remember=remember, ttl=ttl, wait=wait, timeout=timeout)
+        return Once(self, once, named)
+
+    @spelled_out(aiolock.LockClient.lock, LockOptions)
+    def locked(
+        self, name: str, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate a function so that each call runs under a lock.
+
+        As `aiolock.LockClient.locked`: ``@client.locked("user:{user_id}")``. The client need not be
+        open yet.
+        """
+        fields(checked_name(name))
+        options.setdefault("family", name[:LONGEST_LABEL])
+        describe = functools.partial(self.lock, **options)
+        describe(name)  # a bad argument is an error here, not at the first call
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            naming_of = naming(name, function, "locked", plain=True)
+
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                with describe(naming_of(*args, **kwargs)):
+                    return function(*args, **kwargs)
+
+            return call
+
+        return decorate

@@ -1,0 +1,203 @@
+"""Descriptions of what one thread of many does: once, once in each period, or as the leader."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Final, NoReturn, ParamSpec, TypeVar
+
+import aiolock
+from aiolock._engine.policy import Seconds
+from aiolock._locks.lock import DEFAULT, Default
+from aiolock._locks.naming import naming
+from aiolock.errors import LeaseLost, StoreError
+from aiolock.store import Status
+from aiolock.sync._body import Entrance, Opened, enter
+from aiolock.sync._lease import Lease, Term
+from aiolock.sync._portal import Portal
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger("aiolock")
+
+_LONGEST_PAUSE: Final = 30.0
+"""Seconds between tries while the store cannot be reached."""
+
+
+class Once(Entrance[aiolock.Lease | None, Lease | None]):
+    """Something to be done once: as `aiolock.Once`, for threads.
+
+    As a decorator of a function it gives the function's result, or None where it is done already.
+    """
+
+    __slots__ = ("_client", "_named", "_once")
+
+    def __init__(self, client: Opened, once: aiolock.Once, named: Callable[[str], Once]) -> None:
+        self._client = client
+        self._once = once
+        self._named = named
+
+    def __repr__(self) -> str:
+        return repr(self._once)
+
+    @property
+    def name(self) -> str:
+        """What is to be done once."""
+        return self._once.name
+
+    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease | None]:
+        return self._once
+
+    def _given(self, portal: Portal, value: aiolock.Lease | None) -> Lease | None:
+        return None if value is None else Lease(portal, value)
+
+    def status(self) -> Status:
+        """Who is doing it and who waits; ``closed`` is for how long it will be remembered."""
+        return self._client.call(self._once.status)
+
+    def break_(self, fence: int | None = None) -> bool:
+        """Take it from whoever is doing it, and let the next do it: as `Lock.break_`."""
+        return self._client.call(lambda: self._once.break_(fence))
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """Decorate a function: each call is one delivery; None where it is done already."""
+        name = naming(self.name, function, "once", plain=True)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            with self._named(name(*args, **kwargs)) as lease:
+                return None if lease is None else function(*args, **kwargs)
+
+        return call
+
+
+class Periodic(Entrance[aiolock.Lease, Lease]):
+    """A job of which one run begins in each period: as `aiolock.Periodic`, for threads."""
+
+    __slots__ = ("_client", "_periodic")
+
+    def __init__(self, client: Opened, periodic: aiolock.Periodic) -> None:
+        self._client = client
+        self._periodic = periodic
+
+    def __repr__(self) -> str:
+        return repr(self._periodic)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._periodic.name
+
+    @property
+    def every(self) -> float:
+        """The length of a period, in seconds."""
+        return self._periodic.every
+
+    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
+        return self._periodic
+
+    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
+        return Lease(portal, value)
+
+    def status(self) -> Status:
+        """Who runs it, for how long it is closed, and who is next; see `Lock.status`."""
+        return self._client.call(self._periodic.status)
+
+    def break_(self, fence: int | None = None) -> bool:
+        """Take it from the instance that runs it: as `Lock.break_`."""
+        return self._client.call(lambda: self._periodic.break_(fence))
+
+    def run(self, job: Callable[[], object]) -> NoReturn:
+        """Take part until interrupted: wait for our turn, run ``job``, go behind the others.
+
+        What ``job`` raises is logged, and so is a run whose lease was lost, or for which
+        ``max_hold`` was over: it goes on to its end, for nothing stops a thread. While the store
+        cannot be reached it is tried again, after a second, then less and less often. Raises what
+        else `Lock.acquire` raises, `ClientClosed` when the client is closed among them.
+        """
+        pause = 1.0
+        while True:
+            try:
+                with self:
+                    pause = 1.0
+                    self._once(job)
+            except LeaseLost as lost:
+                log.warning("aiolock: a run of %r went on without its lock: %s", self.name, lost)
+            except StoreError as failure:
+                log.warning("aiolock: %r is tried again in %g s: %s", self.name, pause, failure)
+                time.sleep(pause)
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    def _once(self, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except Exception:  # of another lock that the job uses, too: not to be taken for this one's
+            log.exception("aiolock: a run of %r failed", self.name)
+
+
+class Election:
+    """A description of one election: as `aiolock.Election`, for threads. Holds nothing."""
+
+    __slots__ = ("_client", "_election")
+
+    def __init__(self, client: Opened, election: aiolock.Election) -> None:
+        self._client = client
+        self._election = election
+
+    def __repr__(self) -> str:
+        return repr(self._election)
+
+    @property
+    def name(self) -> str:
+        """The election's name."""
+        return self._election.name
+
+    @contextmanager
+    def campaign(
+        self, value: str = "", *, timeout: Seconds | Default | None = DEFAULT
+    ) -> Generator[Term, None, None]:
+        """Wait to be the leader, and be it in the body of ``with``; leaving it is resigning.
+
+        ``value`` is what the others see of the leader: up to 10,000 characters. Errors, loss and
+        interruption are those of ``with lock``.
+        """
+        portal = self._client.portal()
+        body = enter(portal, lambda: self._election.campaign(value, timeout=timeout))
+        try:
+            yield Term(portal, body.value)
+        except BaseException as error:
+            body.leave(error)
+            raise
+        body.leave(None)
+
+    def leader(self) -> aiolock.Leader | None:
+        """Who leads now, None for nobody; two round trips at once. `StoreError`: nobody knows."""
+        return self._client.call(self._election.leader)
+
+    def observe(self) -> Generator[aiolock.Leader, None, None]:
+        """Each leader, from the present one on, as soon as it leads; without end.
+
+        As `aiolock.Election.observe`. Ends by an error, by being closed, or interrupted.
+        """
+        leaders: AsyncGenerator[aiolock.Leader, None] = self._election.observe()
+
+        async def following() -> aiolock.Leader:
+            return await anext(leaders)
+
+        try:
+            while True:
+                yield self._client.call(following, waits=True)
+        finally:
+            self._client.leave(leaders.aclose)
+
+    def request_resign(self) -> bool:
+        """Ask the leader to resign when it can; as `aiolock.Election.request_resign`."""
+        return self._client.call(self._election.request_resign)
+
+    def break_(self, fence: int | None = None) -> bool:
+        """Depose the leader, and let the next one lead; whether there was one."""
+        return self._client.call(lambda: self._election.break_(fence))

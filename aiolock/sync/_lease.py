@@ -1,0 +1,264 @@
+"""What a thread has of what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Self, TypeVar
+
+import aiolock
+from aiolock._engine.hold import ALIVE, LeaseState
+from aiolock._engine.lease import give_back
+from aiolock._engine.policy import Seconds, checked_timeout
+from aiolock.sync._body import Body, enter, held
+from aiolock.sync._portal import Portal
+from aiolock.sync._thread import caller
+
+T = TypeVar("T")
+
+
+class Flag:
+    """Something that happens once, as `threading.Event` says it; any thread may ask."""
+
+    __slots__ = ("_event", "_portal", "_waits")
+
+    def __init__(self, portal: Portal, event: asyncio.Event, *, waits: bool) -> None:
+        self._portal = portal
+        self._event = event
+        self._waits = waits
+
+    def __repr__(self) -> str:
+        return f"<Flag {'set' if self.is_set() else 'not set'}>"
+
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+        return self._event.is_set()
+
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """Wait until it has, for at most so many seconds; whether it has.
+
+        `LeaseLost` where what the thread holds is lost meanwhile, and this is not about that.
+        """
+        seconds = checked_timeout(timeout)
+
+        async def wait() -> bool:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._event.wait()
+            except TimeoutError:
+                return False
+
+        return self._event.is_set() or caller(self._portal).call(wait, waits=self._waits)
+
+
+class Lease:
+    """One hold of a lock by a thread: its proof, its deadline, and the way to give it back.
+
+    As `aiolock.Lease`, for threads; any thread may use it. It is renewed by another thread while
+    this one works. No loss can stop a thread: a long piece of work looks, between its steps, with
+    `check`, or at `lost`, and stops by itself.
+
+    Entered with ``with``, it is given back at the end, as by ``with lock``::
+
+        if lease := lock.acquire(timeout=2):
+            with lease:
+                ...
+    """
+
+    __slots__ = ("_bodies", "_lease", "_portal")
+
+    def __init__(self, portal: Portal, lease: aiolock.Lease) -> None:
+        self._portal = portal
+        self._lease = lease
+        self._bodies: list[Body[aiolock.Lease]] = []
+
+    def __repr__(self) -> str:
+        return self._portal.read(lambda: repr(self._lease))
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._lease.name
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: higher than that of any grant of this name before.
+
+        Send it along with what you write, and let the storage refuse a lower one than it has
+        seen. That is what stops a thread that works on without the lock.
+        """
+        return self._lease.fence
+
+    @property
+    def state(self) -> LeaseState:
+        """`held`, `at_risk` (a renewal is not answered), `lost` or `released`."""
+        return self._portal.read(lambda: self._lease.state)
+
+    @property
+    def lost(self) -> Flag:
+        """Set when the lease is lost; never set by a release."""
+        return Flag(self._portal, self._portal.read(lambda: self._lease.lost), waits=False)
+
+    @property
+    def requested(self) -> Flag:
+        """Set when somebody asks for the lock with `Lock.request_release`."""
+        return Flag(self._portal, self._portal.read(lambda: self._lease.requested), waits=True)
+
+    def check(self) -> None:
+        """`LeaseLost` if the lock is not ours any more, lost or released; no I/O.
+
+        To be called between the steps of what a thread does under the lock, as a task would be
+        cancelled there.
+        """
+        self._portal.read(self._lease._still_ours)
+
+    def remaining(self) -> float:
+        """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
+        return self._portal.read(self._lease.remaining)
+
+    def release(self) -> bool:
+        """Give the lock back; says whether it was still ours. As `aiolock.Lease.release`.
+
+        Idempotent, and interrupted (Ctrl-C) it goes on all the same.
+        """
+        if self._portal.read(lambda: self._lease.state) not in ALIVE and self._portal.ended:
+            return self.state is not LeaseState.LOST
+        return self._call(self._lease.release)
+
+    def extend(self, ttl: Seconds) -> None:
+        """Let the lease end ``ttl`` seconds from now; as `aiolock.Lease.extend`."""
+        self._call(lambda: self._lease.extend(ttl))
+
+    def verify(self) -> bool:
+        """Ask the store whether the lock is still ours; as `aiolock.Lease.verify`."""
+        return self._call(self._lease.verify)
+
+    def downgrade(self) -> None:
+        """Go on as a reader, with a lease of `RWLock.write`; as `aiolock.Lease.downgrade`."""
+        self._call(self._lease.downgrade)
+
+    def _call(self, function: Callable[[], Awaitable[T]]) -> T:
+        return caller(self._portal).call(function)
+
+    def __enter__(self) -> Self:
+        self._bodies.append(enter(self._portal, lambda: held(self._lease)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bodies.pop().leave(error)
+
+
+class MultiLease:
+    """One hold of several locks by a thread; made by `MultiLock`. Lost when any of them is."""
+
+    __slots__ = ("_leases", "_multi", "_portal")
+
+    def __init__(self, portal: Portal, multi: aiolock.MultiLease) -> None:
+        self._portal = portal
+        self._multi = multi
+        self._leases = {name: Lease(portal, lease) for name, lease in multi.leases.items()}
+
+    def __repr__(self) -> str:
+        return self._portal.read(lambda: repr(self._multi))
+
+    @property
+    def leases(self) -> Mapping[str, Lease]:
+        """The lease of each lock, by its name: each has a fence of its own."""
+        return MappingProxyType(self._leases)
+
+    @property
+    def state(self) -> LeaseState:
+        """`lost` when any of them is; else `at_risk` when any is; `released` once all are."""
+        return self._portal.read(lambda: self._multi.state)
+
+    @property
+    def lost(self) -> Flag:
+        """Set when any of them is lost; never set by a release."""
+        return Flag(self._portal, self._multi.lost, waits=False)
+
+    def check(self) -> None:
+        """`LeaseLost` if any of them is not ours any more; as `Lease.check`."""
+        for lease in self._leases.values():
+            lease.check()
+
+    def remaining(self) -> float:
+        """For how many seconds all of them are certainly ours; 0.0 once one has ended."""
+        return self._portal.read(self._multi.remaining)
+
+    def release(self) -> bool:
+        """Give all of them back; whether all were still ours. As `Lease.release`."""
+        return caller(self._portal).call(self._multi.release)
+
+    def extend(self, ttl: Seconds) -> None:
+        """Let each of them end ``ttl`` seconds from now; as `Lease.extend`."""
+        caller(self._portal).call(lambda: self._multi.extend(ttl))
+
+    def verify(self) -> bool:
+        """Ask the store whether all of them are still ours; as `Lease.verify`."""
+        return caller(self._portal).call(self._multi.verify)
+
+
+class Term:
+    """The time for which a thread leads; made by `Election.campaign`."""
+
+    __slots__ = ("_lease", "_term")
+
+    def __init__(self, portal: Portal, term: aiolock.Term) -> None:
+        self._term = term
+        self._lease = Lease(portal, term.lease)
+
+    def __repr__(self) -> str:
+        return f"<Term {self.value!r} fence={self.fence} {self.state}>"
+
+    @property
+    def lease(self) -> Lease:
+        """Its leadership, as any lock's lease."""
+        return self._lease
+
+    @property
+    def value(self) -> str:
+        """What it campaigned with."""
+        return self._term.value
+
+    @property
+    def fence(self) -> int:
+        """The fencing token of the term: higher than that of any leader before."""
+        return self._lease.fence
+
+    @property
+    def state(self) -> LeaseState:
+        """That of its lease."""
+        return self._lease.state
+
+    @property
+    def lost(self) -> Flag:
+        """Set when leadership was lost; never set by resigning."""
+        return self._lease.lost
+
+    @property
+    def requested(self) -> Flag:
+        """Set when somebody asks the leader to resign, with `Election.request_resign`."""
+        return self._lease.requested
+
+    def check(self) -> None:
+        """`LeaseLost` if it leads no more; as `Lease.check`."""
+        self._lease.check()
+
+    def resign(self) -> bool:
+        """Lead no more, though the body goes on; as `Lease.release`."""
+        return self._lease.release()
+
+
+async def give_up(lease: Lease | MultiLease | None) -> None:
+    """Release what came too late for whoever had asked for it. Called in the loop."""
+    if isinstance(lease, Lease):
+        give_back(lease._lease)
+    elif lease is not None:
+        for each in lease._multi.leases.values():
+            give_back(each)

@@ -1,0 +1,341 @@
+"""Descriptions of what threads take and give back: locks, of one name or of several, permits."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import FrameType
+from typing import Any, Generic, Literal, TypeVar, overload
+
+import aiolock
+from aiolock._engine.policy import Seconds
+from aiolock._locks.lock import DEFAULT, Acquisition, Default
+from aiolock._locks.lock import caller as line
+from aiolock.store import Status
+from aiolock.sync._body import Entrance, Opened
+from aiolock.sync._lease import Lease, MultiLease, give_up
+from aiolock.sync._portal import Portal
+
+Given = TypeVar("Given", aiolock.Lease, aiolock.MultiLease)
+Taken = TypeVar("Taken", Lease, MultiLease)
+
+
+class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
+    """What a thread acquires, and releases by its lease."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _acquirer(self) -> Callable[..., Awaitable[Given | None]]:
+        """What is called in the thread's task, for whoever calls it owns what it gives."""
+
+    @overload
+    def acquire(
+        self,
+        *,
+        timeout: Default | None = DEFAULT,
+        blocking: Literal[True] = True,
+        label: str | None = None,
+    ) -> Taken: ...
+
+    @overload
+    def acquire(
+        self, *, timeout: Seconds, blocking: bool = True, label: str | None = None
+    ) -> Taken | None: ...
+
+    @overload
+    def acquire(
+        self,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool,
+        label: str | None = None,
+    ) -> Taken | None: ...
+
+    def acquire(
+        self,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool = True,
+        label: str | None = None,
+    ) -> Taken | None:
+        """Take it, or wait for it in its queue, and return its lease.
+
+        It waits for at most the lock's own ``timeout``, and then raises `AcquireTimeout`; with
+        ``timeout=None`` for as long as it takes. With a ``timeout`` in seconds, or
+        ``blocking=False`` to take it only if it is free at once, the result is None instead when
+        that was not enough. Other errors are those of ``with lock``. Interrupted (Ctrl-C), it
+        leaves the queue, or gives back what was handed to it at that moment. ``label`` is as in
+        `aiolock.Lock.acquire`; it is the name of the thread, if None.
+        """
+        options = {"timeout": timeout, "blocking": blocking, "label": label}
+        return self._take(sys._getframe(1), options)
+
+    def _take(self, frame: FrameType, options: dict[str, Any]) -> Taken | None:
+        portal = self._client.portal()
+        where = line(frame) if sys.flags.dev_mode else ""
+
+        async def take() -> Taken | None:
+            acquisition = self._acquirer()(**options)
+            _comes_from(acquisition, where)
+            given = await acquisition
+            return None if given is None else self._given(portal, given)
+
+        return self._client.call(take, give_up, waits=True)
+
+
+class Lock(_Acquirable[aiolock.Lease, Lease]):
+    """A description of one lock: as `aiolock.Lock`, for threads. Holds nothing and does no I/O.
+
+    Made by `LockClient.lock`. Any number of threads may share one, and each of them is an owner of
+    its own. ``with lock as lease`` waits its turn, at most the lock's ``timeout``, and gives a
+    `Lease`:
+
+    * `AcquireTimeout` when the time has passed, `QueueFull` when ``max_waiters`` wait already,
+      `WouldDeadlock` when this thread holds it already, `StoreError` when nobody knows, and
+      `ClientClosed` when the client is closed. After each of them nothing is left behind.
+    * Interrupted while it waits (Ctrl-C), it leaves the queue, or gives back the lock that was
+      handed to it at that moment.
+    * When the lease is lost, nothing stops the thread: `Lease.lost` and `Lease.check` say so at
+      once, whatever the thread waits for in aiolock is ended by `LeaseLost`, and so is the exit;
+      if the body raises an exception of its own, that one is raised, with a note. With
+      ``on_lost="signal"`` only `Lease.lost` does.
+    """
+
+    __slots__ = ("_client", "_lock")
+
+    def __init__(self, client: Opened, lock: aiolock.Lock) -> None:
+        self._client = client
+        self._lock = lock
+
+    def __repr__(self) -> str:
+        return repr(self._lock)
+
+    @property
+    def name(self) -> str:
+        """The lock's name; locks of one name on one store and prefix are one lock."""
+        return self._lock.name
+
+    @property
+    def ttl(self) -> float:
+        """For how many seconds the store keeps a lease that nobody renews."""
+        return self._lock.ttl
+
+    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
+        return self._lock
+
+    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
+        return Lease(portal, value)
+
+    def _acquirer(self) -> Callable[..., Awaitable[aiolock.Lease | None]]:
+        return self._lock.acquire
+
+    def release(self) -> bool:
+        """End the lease that this thread holds; says whether it was still ours.
+
+        `NotHeld` when this thread holds none of this name, though another may.
+        """
+        return self._client.call(self._lock.release)
+
+    def locked(self) -> bool:
+        """Whether it is held, or closed, now: one round trip. `StoreError`: nobody knows."""
+        return self._client.call(self._lock.locked)
+
+    def held(self) -> bool:
+        """Whether this thread holds it, as far as this process knows: no I/O."""
+
+        async def held() -> bool:
+            return self._lock.held()
+
+        return self._client.call(held)
+
+    def status(self) -> Status:
+        """Who holds it and who waits for it, in order; as `aiolock.Lock.status`."""
+        return self._client.call(self._lock.status)
+
+    def request_release(self) -> bool:
+        """Ask whoever holds it to let go, when it can; as `aiolock.Lock.request_release`."""
+        return self._client.call(self._lock.request_release)
+
+    def break_(self, fence: int | None = None) -> bool:
+        """Take it from whoever holds it, and hand it to the next; as `aiolock.Lock.break_`."""
+        return self._client.call(lambda: self._lock.break_(fence))
+
+
+class RWLock:
+    """A description of one readers-writer lock: as `aiolock.RWLock`, for threads."""
+
+    __slots__ = ("_client", "_lock", "_reading", "_writing")
+
+    def __init__(self, client: Opened, lock: aiolock.RWLock) -> None:
+        self._client = client
+        self._lock = lock
+        self._reading = Lock(client, lock.read())
+        self._writing = Lock(client, lock.write())
+
+    def __repr__(self) -> str:
+        return repr(self._lock)
+
+    @property
+    def name(self) -> str:
+        """The name of both locks."""
+        return self._lock.name
+
+    def read(self) -> Lock:
+        """The lock that readers share; as `aiolock.RWLock.read`."""
+        return self._reading
+
+    def write(self) -> Lock:
+        """The lock that a writer has alone; its lease can be downgraded (`Lease.downgrade`)."""
+        return self._writing
+
+    def status(self) -> Status:
+        """Who reads or writes, and who waits; as `Lock.status`."""
+        return self._client.call(self._lock.status)
+
+    def break_(self, fence: int | None = None) -> bool:
+        """Take it from all readers, or from the writer; or from one of them: as `Lock.break_`."""
+        return self._client.call(lambda: self._lock.break_(fence))
+
+
+class Semaphore(Entrance[aiolock.Lease, Lease]):
+    """A description of one semaphore: as `aiolock.Semaphore`, for threads.
+
+    ``with`` takes one permit; several are taken with ``with api.acquire(permits=2):``.
+    """
+
+    __slots__ = ("_client", "_semaphore")
+
+    def __init__(self, client: Opened, semaphore: aiolock.Semaphore) -> None:
+        self._client = client
+        self._semaphore = semaphore
+
+    def __repr__(self) -> str:
+        return repr(self._semaphore)
+
+    @property
+    def name(self) -> str:
+        """The semaphore's name."""
+        return self._semaphore.name
+
+    @property
+    def limit(self) -> int:
+        """The number of permits that is declared here; `status` says how many there are."""
+        return self._semaphore.limit
+
+    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
+        return self._semaphore
+
+    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
+        return Lease(portal, value)
+
+    @overload
+    def acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: Default | None = DEFAULT,
+        blocking: Literal[True] = True,
+        label: str | None = None,
+    ) -> Lease: ...
+
+    @overload
+    def acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds,
+        blocking: bool = True,
+        label: str | None = None,
+    ) -> Lease | None: ...
+
+    @overload
+    def acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool,
+        label: str | None = None,
+    ) -> Lease | None: ...
+
+    def acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        blocking: bool = True,
+        label: str | None = None,
+    ) -> Lease | None:
+        """Take so many permits at once, all or none; otherwise as `Lock.acquire`."""
+        options = {"timeout": timeout, "blocking": blocking, "label": label}
+        return _Permits(self, permits)._take(sys._getframe(1), options)
+
+    def resize(self, limit: int) -> None:
+        """Let there be ``limit`` permits, for everybody; as `aiolock.Semaphore.resize`."""
+        self._client.call(lambda: self._semaphore.resize(limit))
+
+    def break_(self, fence: int | None = None) -> bool:
+        """Take the permits from all who hold some, or from one holder: as `Lock.break_`."""
+        return self._client.call(lambda: self._semaphore.break_(fence))
+
+    def status(self) -> Status:
+        """Who holds how many permits, who waits for how many; as `aiolock.Semaphore.status`."""
+        return self._client.call(self._semaphore.status)
+
+
+class _Permits(_Acquirable[aiolock.Lease, Lease]):
+    """So many of a semaphore's permits."""
+
+    __slots__ = ("_client", "_permits", "_semaphore")
+
+    def __init__(self, semaphore: Semaphore, permits: int) -> None:
+        self._client = semaphore._client
+        self._semaphore = semaphore._semaphore
+        self._permits = permits
+
+    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
+        return self._semaphore.acquire(self._permits)
+
+    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
+        return Lease(portal, value)
+
+    def _acquirer(self) -> Callable[..., Awaitable[aiolock.Lease | None]]:
+        acquire: Callable[..., Awaitable[aiolock.Lease | None]] = self._semaphore.acquire
+        return partial(acquire, self._permits)
+
+
+class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
+    """Several locks, all of them or none: as `aiolock.MultiLock`, for threads."""
+
+    __slots__ = ("_client", "_multi")
+
+    def __init__(self, client: Opened, multi: aiolock.MultiLock) -> None:
+        self._client = client
+        self._multi = multi
+
+    def __repr__(self) -> str:
+        return repr(self._multi)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order in which they are locked."""
+        return self._multi.names
+
+    def _context(self) -> AbstractAsyncContextManager[aiolock.MultiLease]:
+        return self._multi
+
+    def _given(self, portal: Portal, value: aiolock.MultiLease) -> MultiLease:
+        return MultiLease(portal, value)
+
+    def _acquirer(self) -> Callable[..., Awaitable[aiolock.MultiLease | None]]:
+        return self._multi.acquire
+
+
+def _comes_from(acquisition: object, where: str) -> None:
+    """Note the line of the program that asks, and not ours."""
+    if isinstance(acquisition, Acquisition):
+        acquisition._where = where

@@ -1,0 +1,243 @@
+"""The event loop of a process's synchronous clients: one, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import Context
+from typing import Any, Final, Protocol, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+
+from aiolock.errors import ClientClosed
+
+T = TypeVar("T")
+
+AT_EXIT: Final = 3.0
+"""Seconds for which the interpreter's exit waits until all is given back."""
+
+
+class Resident(Protocol):
+    """What lives in the loop, and is to end before it."""
+
+    def end(self) -> None:
+        """Do what is left to do, and end. Called in the loop."""
+        ...
+
+
+class Portal:
+    """A loop that runs in a thread, until it is ended; other threads hand it what is to be run."""
+
+    def __init__(self) -> None:
+        self._running = start_blocking_portal("asyncio")
+        self._portal = self._running.__enter__()
+        self.loop: asyncio.AbstractEventLoop = self._portal.call(asyncio.get_running_loop)
+        self._thread = self._portal.call(threading.current_thread)
+        self._thread.name = "aiolock"
+        # What one thread does here, its garbage collector or a signal may ask for again.
+        self._guard = threading.RLock()
+        self._tasks = set[asyncio.Task[Any]]()
+        self._residents = set[Resident]()
+        self._pid = os.getpid()
+        self.ended = False
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the loop runs in the thread that asks."""
+        return threading.current_thread() is self._thread
+
+    def check_process(self) -> None:
+        """`ClientClosed` in a fork of the process that it was started in: its thread stayed."""
+        if self._pid != os.getpid():
+            raise ClientClosed(
+                f"this client was opened in another process, of which this one ({os.getpid()}) is a"
+                " fork: connect() again in each process, after the fork"
+            )
+
+    def soon(self, function: Callable[..., object], *args: object) -> None:
+        """Have the loop call it. `ClientClosed` once the loop has ended: nothing is lost in it."""
+        self.check_process()
+        with self._guard:
+            if self.ended:
+                raise ClientClosed("this client was closed")
+            self.loop.call_soon_threadsafe(function, *args)
+
+    def read(self, function: Callable[[], T]) -> T:
+        """What a function says that takes no time, where nothing else runs meanwhile."""
+        self.check_process()
+        if self.is_this_thread:
+            return function()
+        answer = Future[T]()
+
+        def ask() -> None:
+            try:
+                answer.set_result(function())
+            except BaseException as error:  # noqa: BLE001  # it is the caller's
+                answer.set_exception(error)
+
+        try:
+            self.soon(ask)
+        except ClientClosed:
+            return function()  # the loop has ended
+        return answer.result()
+
+    def start(
+        self,
+        function: Callable[[], Coroutine[Any, Any, T]],
+        name: str,
+        resident: Resident | None = None,
+    ) -> Future[T]:
+        """Run it in a task of this name, and not in the context of whoever asks for it first.
+
+        A resident is ended before the loop is. `ClientClosed` once that has ended.
+        """
+        answer = Future[T]()
+
+        def begin() -> None:
+            task = self.loop.create_task(function(), name=name, context=Context())
+            self._tasks.add(task)
+            if resident is not None:
+                self._residents.add(resident)
+            task.add_done_callback(done)
+
+        def done(task: asyncio.Task[T]) -> None:
+            self._tasks.discard(task)
+            if resident is not None:
+                self._residents.discard(resident)
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is None:
+                answer.set_result(task.result())
+            else:
+                answer.set_exception(error)
+
+        # Never waiting for the loop with the guard: the loop may be about to take it.
+        self.soon(begin)
+        return answer
+
+    def stop(self) -> None:
+        """Take nothing more in, and end when all that was taken in is done."""
+        with self._guard:
+            if not self.ended:
+                self.soon(self._end_residents)
+                self.ended = True
+
+    def _end_residents(self) -> None:
+        for resident in self._residents:
+            resident.end()
+
+    async def _drained(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _end(self) -> None:
+        await self._drained()
+        await self._portal.stop()
+
+    def end(self) -> None:
+        """`stop`, and wait for the end; in the loop's own thread, which cannot, not."""
+        self.stop()
+        if self.is_this_thread:  # the garbage collector has left the last body
+            self._ending = self.loop.create_task(self._end())
+            return
+        self._portal.call(self._drained)
+        self._running.__exit__(None, None, None)
+
+    def end_by(self, moment: float) -> None:
+        """`stop`, and wait for the end until then, by `time.monotonic`."""
+        self.stop()
+        with contextlib.suppress(RuntimeError):
+            self._portal.start_task_soon(self._end)
+        self._thread.join(max(0.0, moment - time.monotonic()))
+
+
+class Closing(Protocol):
+    """What is to be closed at the interpreter's exit."""
+
+    def begin_close(self, portal: Portal) -> Future[None]:
+        """Begin to close it."""
+        ...
+
+
+class Process:
+    """What this process has: one portal for all its clients, while any of them is open."""
+
+    def __init__(self) -> None:
+        self.guard = threading.RLock()
+        self.clients = set[Closing]()
+        self._portal: Portal | None = None
+        self._users = 0
+
+    def take(self) -> Portal:
+        """The portal, which is started for the first who asks; `drop` it after use."""
+        with self.guard:
+            if self._portal is None:
+                self._portal = Portal()
+            self._users += 1
+            return self._portal
+
+    def keep(self, portal: Portal) -> None:
+        """One user more, of one that runs; to be dropped as well."""
+        with self.guard:
+            if portal is self._portal:
+                self._users += 1
+
+    def drop(self, portal: Portal) -> None:
+        """One user less; the last one ends it."""
+        with self.guard:
+            if portal is not self._portal:
+                return  # of the process that this one is a fork of
+            self._users -= 1
+            if self._users:
+                return
+            self._portal = None
+        portal.end()
+
+    def at_exit(self) -> None:
+        """Give back what is held. What a thread is still at is left to its lease.
+
+        Only daemon threads are: the others have ended.
+        """
+        portal, until = self._portal, time.monotonic() + AT_EXIT
+        if portal is None:
+            return
+        closing = list[Future[None]]()
+        # Neither a failure nor a silent store may keep the process.
+        for client in list(self.clients):
+            with contextlib.suppress(Exception):
+                closing.append(client.begin_close(portal))
+        for closed in closing:
+            with contextlib.suppress(Exception):
+                closed.result(max(0.0, until - time.monotonic()))
+        portal.end_by(until)
+
+
+_process = Process()
+_left_behind = list[Process]()
+
+
+def process() -> Process:
+    """That of this process, and of no fork."""
+    return _process
+
+
+def _forked() -> None:
+    # The parent's loop must not be collected here: closing it would take its sockets out of the
+    # selector that it shares with the parent's.
+    global _process  # noqa: PLW0603  # the hook has nobody else to tell
+    _left_behind.append(_process)
+    _process = Process()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forked)
+
+
+@atexit.register
+def _at_exit() -> None:
+    _process.at_exit()

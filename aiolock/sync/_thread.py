@@ -1,0 +1,304 @@
+"""A thread as a task: what owns, waits and is told of a loss in the loop, for one thread.
+
+A lock belongs to the task that asked for it. So each thread has a task of its own in the portal's
+loop, which does what the thread asks for, one thing after the other, while the thread waits. That
+makes of ownership, re-entrancy, deadlocks and labels for threads what they are for tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from aiolock._engine.hold import LeaseState
+from aiolock._engine.lease import Lease
+from aiolock.errors import ClientClosed, LeaseLost
+from aiolock.sync._portal import Portal
+
+T = TypeVar("T")
+
+
+class _Command(Generic[T]):
+    """Something that a thread asks for, and waits for."""
+
+    def __init__(
+        self,
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None,
+        *,
+        waits: bool,
+        cancels: bool,
+    ) -> None:
+        self.function = function
+        self.undo = undo
+        """What to do with what came of it where the thread waits no more."""
+        self.waits = waits
+        """Whether it waits for others, so that a loss of what the thread holds ends it."""
+        self.cancels = cancels
+        """Whether to end it where the thread waits no more."""
+        self.future = Future[T]()
+        self.abandoned = False
+        self.cancelled = False
+
+
+class _Task(asyncio.Task[None]):
+    """An agent's, which a loss does not simply cancel."""
+
+    agent: Agent
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """By a loss, which says what was lost: the body is to end. Otherwise as any task's."""
+        return self.cancel_wait() if msg is None else self.agent.strike(msg)
+
+    def cancel_wait(self, msg: Any | None = None) -> bool:
+        """End what it waits for, as any task's `cancel`."""
+        return super().cancel(msg)
+
+
+class Agent:
+    """The task of one thread. All of it happens in the loop."""
+
+    def __init__(self, portal: Portal) -> None:
+        self.task: _Task | None = None
+        self._late = list[asyncio.Task[None]]()
+        self._portal = portal
+        self._commands = deque[_Command[Any]]()
+        self._now: _Command[Any] | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._struck = False
+        """A loss has cancelled it while the thread was at its work."""
+        self._ends = False
+        self.inside: dict[object, tuple[Lease, ...]] = {}
+        """The bodies that the thread is in, from the outermost on, and what they rely on."""
+
+    async def run(self, name: str) -> None:
+        """Do what the thread asks for, until the thread has ended, or the loop is to end."""
+        self.task = task = _Task(self._run(), loop=self._portal.loop, name=name)
+        task.agent = self
+        await task
+
+    async def _run(self) -> None:
+        while self._goes_on():
+            if self._commands:
+                await self._carry_out(self._commands.popleft())
+            else:
+                self._wake = self._portal.loop.create_future()
+                await self._wake
+                self._wake = None
+
+    def _goes_on(self) -> bool:
+        return bool(self._commands) or not self._ends
+
+    def submit(self, command: _Command[Any]) -> None:
+        """Do this next."""
+        if self.task is not None and self.task.done():
+            # Of a thread that has ended, what the garbage collector leaves.
+            self._late = [task for task in self._late if not task.done()]
+            self._late.append(asyncio.create_task(self._carry_out(command)))
+            return
+        self._commands.append(command)
+        self._awake()
+
+    def end(self) -> None:
+        """Do what was asked for, and end."""
+        self._ends = True
+        self._awake()
+
+    def _awake(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def strike(self, msg: Any | None) -> bool:
+        """A loss: what waits for others waits no more, and anything else has its answer first."""
+        if self.task is not None and self._now is not None and self._now.waits:
+            return self.task.cancel_wait(msg)
+        self._struck = True
+        return True
+
+    def abandon(self, command: _Command[Any]) -> None:
+        """The thread waits no more, as after Ctrl-C: leave nothing behind."""
+        command.abandoned = True
+        if command is self._now:
+            if command.cancels and self.task is not None:
+                command.cancelled = self.task.cancel_wait()
+        elif command.future.done() and command.future.exception() is None:
+            undo, value = command.undo, command.future.result()
+            if undo is not None:
+                self.submit(_Command(lambda: undo(value), None, waits=False, cancels=False))
+
+    async def _carry_out(self, command: _Command[Any]) -> None:
+        if command.abandoned:
+            return
+        if command.waits and self._struck:
+            # As a task that was cancelled while it did not wait: at the next wait, once.
+            self._struck = False
+            if (loss := self._loss()) is not None:
+                command.future.set_exception(loss)
+                return
+        self._now = command
+        try:
+            value = await command.function()
+        except asyncio.CancelledError as error:
+            command.future.set_exception(self._loss() or error)
+        except BaseException as error:  # noqa: BLE001  # it is the thread's
+            command.future.set_exception(error)
+        else:
+            await self._deliver(command, value)
+        self._now = None
+        if command.cancelled:
+            await self._take_back()
+
+    async def _deliver(self, command: _Command[T], value: T) -> None:
+        if not command.abandoned:
+            command.future.set_result(value)
+        elif command.undo is not None:
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await command.undo(value)
+
+    async def _take_back(self) -> None:
+        """Undo our cancellation, also where it came too late to strike."""
+        assert self.task is not None
+        self.task.uncancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    def _loss(self) -> LeaseLost | None:
+        """That of the outermost body whose lease is lost, and that wants to be ended by it."""
+        for leases in self.inside.values():
+            for lease in leases:
+                if lease.state is LeaseState.LOST and lease._hold.policy.on_lost == "cancel":
+                    return lease._loss()
+        return None
+
+
+class Caller:
+    """A thread's end of its agent."""
+
+    def __init__(self, portal: Portal) -> None:
+        self.portal = portal
+        self.agent = Agent(portal)
+        self._busy = False
+        # Not of this object, which is to go when the thread does.
+        name = threading.current_thread().name
+        portal.start(partial(self.agent.run, name), "aiolock thread", self.agent)
+
+    def __del__(self) -> None:
+        # The thread has ended, and what was its own with it.
+        if agent := getattr(self, "agent", None):
+            with contextlib.suppress(ClientClosed):
+                self.portal.soon(agent.end)
+
+    def call(
+        self,
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        *,
+        waits: bool = False,
+    ) -> T:
+        """What comes of it, in the thread's task.
+
+        Where the thread is interrupted meanwhile (Ctrl-C), it is cancelled there, and if it came
+        to something all the same, that is undone.
+        """
+        check_thread(self.portal)
+        if self._busy:
+            raise RuntimeError(
+                "this thread waits for aiolock already, and a signal handler (or the garbage"
+                " collector) that interrupts it cannot: let it only set a flag"
+            )
+        return self._call(_Command(function, undo, waits=waits, cancels=True))
+
+    def leave(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Do it, whatever interrupts the thread; a thread that waits already does not wait."""
+        command = _Command(function, None, waits=False, cancels=False)
+        if self._busy:  # the garbage collector leaves a generator
+            self.portal.soon(self.agent.submit, command)
+        else:
+            self._call(command)
+
+    def _call(self, command: _Command[T]) -> T:
+        future = command.future
+        self._busy = True
+        try:
+            try:
+                self.portal.soon(self.agent.submit, command)
+                error = future.exception()
+                if error is None:
+                    return future.result()
+            except BaseException:
+                with contextlib.suppress(ClientClosed):
+                    self.portal.soon(self.agent.abandon, command)
+                raise
+            finally:
+                self._busy = False
+            raise error
+        finally:
+            del future, command  # or the error would be in a circle with this frame
+
+
+class _Here(threading.local):
+    caller: Caller | None = None
+
+
+_here = _Here()
+
+
+def caller(portal: Portal) -> Caller:
+    """That of the thread that asks."""
+    portal.check_process()
+    mine = _here.caller
+    if mine is None or mine.portal is not portal:
+        mine = _here.caller = Caller(portal)
+    return mine
+
+
+def leave(portal: Portal, agent: Agent, function: Callable[[], Awaitable[None]]) -> None:
+    """Leave what an agent has entered, in whatever thread; the loop's own does not wait."""
+    if portal.is_this_thread:
+        agent.submit(_Command(function, None, waits=False, cancels=False))
+    else:
+        caller(portal).leave(function)
+
+
+def current_task() -> asyncio.Task[Any] | None:
+    """The task of the thread that asks, if it has any."""
+    return None if _here.caller is None else _here.caller.agent.task
+
+
+def check_thread(portal: Portal | None) -> None:
+    """`RuntimeError` in the thread of an event loop, which would stand still meanwhile.
+
+    A cell of a notebook is in one, and may: the kernel waits for it in any case.
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None and not _in_trio():
+        return
+    if portal is not None and loop is portal.loop:
+        raise RuntimeError(
+            "aiolock.sync was called in its own thread, as by an observer, where it would wait for"
+            " itself"
+        )
+    if not _in_a_notebook():
+        raise RuntimeError(
+            "aiolock.sync would block the event loop that runs in this thread: use"
+            " aiolock.connect() and `async with` here (under asyncio), or call it in a thread"
+            " (asyncio.to_thread, anyio.to_thread)"
+        )
+
+
+def _in_a_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _in_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())

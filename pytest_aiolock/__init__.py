@@ -1,0 +1,81 @@
+"""Fixtures for programs that use aiolock; pytest finds them by itself once aiolock is installed.
+
+Nothing of aiolock is imported before a test asks for one of them. All are for one test each, and
+none is async: so they are the same under pytest-asyncio and anyio, and in tests that are not async,
+as those of an application that is started by a test client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import aiolock
+    from aiolock.testing import FaultyStore
+    from pytest_aiolock._world import Clock as Clock
+    from pytest_aiolock._world import Others as Others
+    from pytest_aiolock._world import Server as Server
+
+__all__ = ["Clock", "Others", "Server"]
+
+
+def __getattr__(name: str) -> object:
+    """What tests are annotated with."""
+    if name in __all__:
+        from pytest_aiolock import _world
+
+        return getattr(_world, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@pytest.fixture
+def aiolock_clock() -> Clock:
+    """The server's clock, which the test moves: ``aiolock_clock.advance(31)`` ends leases."""
+    from pytest_aiolock._world import Clock
+
+    return Clock()
+
+
+@pytest.fixture
+def aiolock_server(aiolock_clock: Clock) -> Iterator[Server]:
+    """A lock store in memory, for ``aiolock.connect(aiolock_server)``.
+
+    The clients of it may be in several event loops and threads, as those of an application that a
+    test client starts. The test fails if anything is held or waited for at its end.
+    """
+    from pytest_aiolock._world import Server
+
+    server = Server(aiolock_clock)
+    yield server
+    server.check_nothing_held()
+
+
+@pytest.fixture
+def aiolock_faults(aiolock_server: Server) -> FaultyStore:
+    """What goes wrong between `aiolock_client` and its server: a `aiolock.testing.FaultyStore`."""
+    from pytest_aiolock._world import faulty
+
+    return faulty(aiolock_server)
+
+
+@pytest.fixture
+def aiolock_client(aiolock_faults: FaultyStore) -> Iterator[aiolock.LockClient]:
+    """A client of `aiolock_server`, open in the event loop of whichever test uses it."""
+    from pytest_aiolock._world import client_of, closed
+
+    client = client_of(aiolock_faults)
+    yield client
+    closed(client)  # which gives nothing back: what was left held is seen
+
+
+@pytest.fixture
+def aiolock_others(aiolock_server: Server) -> Iterator[Others]:
+    """Somebody else, of another process, who makes locks busy: ``aiolock_others.hold("a")``."""
+    from pytest_aiolock._world import Others
+
+    others = Others(aiolock_server)
+    yield others
+    others.release_all()

@@ -1,0 +1,211 @@
+"""The fixtures for programs that use aiolock, in runs of pytest of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+BODIES = """
+import asyncio
+import aiolock
+import pytest
+
+{mark}
+
+async def test_open(aiolock_client, aiolock_server):
+    async with aiolock_client.lock("a") as lease:
+        assert lease.state == "held"
+        assert aiolock_server.names() == ["lock:a"]
+        async with aiolock.connect(aiolock_server) as another:
+            assert await another.lock("a").acquire(blocking=False) is None
+
+async def test_busy(aiolock_client, aiolock_others):
+    lock = aiolock_client.lock("a")
+    with aiolock_others.hold("a") as fence:
+        assert await lock.acquire(timeout=0.01) is None
+        waiting = asyncio.create_task(lock.acquire())
+        while not (await lock.status()).waiters:
+            pass
+    lease = await waiting
+    assert lease.fence > fence
+    await lease.release()
+
+async def test_crashed(aiolock_client, aiolock_others, aiolock_clock):
+    aiolock_others.take("a")
+    aiolock_clock.advance(31)
+    async with aiolock_client.lock("a", timeout=0):
+        pass
+
+async def test_lost(aiolock_client, aiolock_clock):
+    with pytest.raises(aiolock.LeaseLost):
+        async with aiolock_client.lock("a"):
+            aiolock_clock.advance(31)
+            await asyncio.sleep(10)
+
+async def test_fault(aiolock_client, aiolock_faults):
+    aiolock_faults.refuse("acquire")
+    with pytest.raises(aiolock.StoreError):
+        await aiolock_client.lock("a").acquire()
+    assert aiolock_faults.calls["acquire"] == 1
+
+async def test_opened(aiolock_client):
+    async with aiolock_client, aiolock_client.lock("a"):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "options"),
+    [
+        pytest.param("", ["--asyncio-mode=auto"], id="asyncio-auto"),
+        pytest.param(
+            "pytestmark = pytest.mark.asyncio", ["--asyncio-mode=strict"], id="asyncio-strict"
+        ),
+        pytest.param(
+            "pytestmark = pytest.mark.anyio\n"
+            '@pytest.fixture\ndef anyio_backend(): return "asyncio"',
+            ["-p", "no:asyncio"],
+            id="anyio",
+        ),
+    ],
+)
+def test_fixtures(pytester: pytest.Pytester, mark: str, options: list[str]) -> None:
+    """They are the same under each plugin that runs async tests."""
+    pytester.makepyfile(BODIES.format(mark=mark))
+    scope = "asyncio_default_fixture_loop_scope=function"
+    options = options if "no:asyncio" in options else [*options, "-o", scope]
+    pytester.runpytest_inprocess(*options, "-W", "error").assert_outcomes(passed=6)
+
+
+def test_an_application(pytester: pytest.Pytester) -> None:
+    """One that a test client starts, more than once, in a thread of its own; and threads."""
+    pytester.makepyfile(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        from contextlib import asynccontextmanager
+
+        import aiolock
+        import pytest
+        from fastapi import FastAPI
+        from fastapi.testclient import TestClient
+
+        @pytest.fixture
+        def client(aiolock_server):
+            @asynccontextmanager
+            async def lifespan(app):
+                async with aiolock.connect(aiolock_server) as app.state.locks:
+                    yield
+
+            app = FastAPI(lifespan=lifespan)
+
+            @app.post("/orders/{order}")
+            async def pay(order: str, timeout: float):
+                async with app.state.locks.lock(f"order:{order}", timeout=timeout) as lease:
+                    return {"fence": lease.fence}
+
+            @app.exception_handler(aiolock.AcquireTimeout)
+            async def busy(request, error):
+                from fastapi.responses import JSONResponse
+                return JSONResponse({}, 423)
+
+            with TestClient(app) as client:
+                yield client
+
+        @pytest.mark.parametrize("time", [1, 2])
+        def test_pays(client, aiolock_others, aiolock_server, time):
+            assert client.post("/orders/7?timeout=0").status_code == 200
+            with ThreadPoolExecutor(1) as threads:
+                with aiolock_others.hold("order:7") as fence:
+                    assert client.post("/orders/7?timeout=0").status_code == 423
+                    waiting = threads.submit(client.post, "/orders/7?timeout=20")
+                    while not aiolock_server.status("lock:order:7").waiters:
+                        pass
+                assert waiting.result(20).json()["fence"] > fence
+
+        def test_crashed(client, aiolock_others, aiolock_clock):
+            aiolock_others.take("order:7")
+            aiolock_clock.advance(31)
+            assert client.post("/orders/7?timeout=0").status_code == 200
+
+        def test_threads(aiolock_server, aiolock_others):
+            with aiolock.sync.connect(aiolock_server) as client:
+                with aiolock_others.hold("a"):
+                    assert client.lock("a").acquire(timeout=0.01) is None
+                with client.lock("a"):
+                    pass
+        """
+    )
+    done = pytester.runpytest_inprocess("-p", "no:asyncio", "-W", "default")
+    done.assert_outcomes(passed=4)
+
+
+def test_what_is_left(pytester: pytest.Pytester) -> None:
+    """A test that leaves a lock held fails, and so does one that makes busy what is held."""
+    pytester.makepyfile(
+        """
+        import asyncio
+        import pytest
+
+        leases = []
+
+        async def test_leaves(aiolock_client):
+            leases.append(await aiolock_client.lock("a").acquire())
+
+        async def test_takes_twice(aiolock_client, aiolock_others):
+            async with aiolock_client.lock("a"):
+                aiolock_others.take("a")
+
+        async def test_leaves_nothing(aiolock_client):
+            async with aiolock_client.lock("a"):
+                pass
+
+        def test_leaves_it_to_the_others(aiolock_others):
+            aiolock_others.take("a")
+
+        def test_moves_back(aiolock_clock):
+            with pytest.raises(ValueError, match="back"):
+                aiolock_clock.advance(-1)
+        """
+    )
+    done = pytester.runpytest_inprocess(
+        "--asyncio-mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"
+    )
+    done.assert_outcomes(passed=4, failed=1, errors=1)
+    done.stdout.fnmatch_lines(["*the test has left locks held or waited for: lock:a*"])
+    done.stdout.fnmatch_lines(["*lock:a is held by somebody already*"])
+
+
+def test_imports_nothing(pytester: pytest.Pytester) -> None:
+    """A run that has nothing to do with aiolock imports nothing of it."""
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing():
+            assert "pytest_aiolock" in sys.modules
+            assert [name for name in sys.modules if name.startswith("aiolock")] == []
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:asyncio"],
+        cwd=pytester.path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_annotations() -> None:
+    """What tests are annotated with is there by name."""
+    import pytest_aiolock
+
+    for name in pytest_aiolock.__all__:
+        assert getattr(pytest_aiolock, name).__name__ == name
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = pytest_aiolock.nothing
