@@ -10,7 +10,6 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import PlainTextResponse
-from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.responses import Response
@@ -44,7 +43,7 @@ def called(app: Starlette) -> httpx.AsyncClient:
     "route",
     [
         Route("/{x}", order_endpoint),
-        Mount("/{order}", routes=[Mount("/a", [Route("/b", order_endpoint)])]),
+        Mount("/{order}", routes=[Mount("/a", routes=[Route("/b", order_endpoint)])]),
     ],
     ids=["route", "mount"],
 )
@@ -140,11 +139,28 @@ def test_started_twice() -> None:
     ) -> tuple[str, int, bool]:
         return lease.name, request.state.number, await ours.lock(lease.name).locked()
 
-    for number in (1, 2):
-        with TestClient(app) as http:
-            assert http.get("/x").json() == ["order:x", number, True]
-            assert http.get("/openapi.json").status_code == 200
+    async def run() -> None:
+        number = len(begun) + 1
+        async with app.router.lifespan_context(app) as state:
+            transport = httpx.ASGITransport(Stated(app, dict(state or {})))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+                assert (await http.get("/x")).json() == ["order:x", number, True]
+                assert (await http.get("/openapi.json")).status_code == 200
+
+    asyncio.run(run())
+    asyncio.run(run())
     assert len(set(begun)) == 2
+
+
+class Stated:
+    """A server that hands on the state of the lifespan, as uvicorn does."""
+
+    def __init__(self, app: Any, state: dict[str, Any]) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app({**scope, "state": dict(self._state)}, receive, send)
 
 
 async def test_mounted() -> None:
@@ -157,7 +173,9 @@ async def test_mounted() -> None:
     outer.mount("/inner/{shop}", inner)
 
     @inner.get("/{order}")
-    async def get(lease: Annotated[Lease, fastapi.locked("{shop}:{order}", timeout=0)]) -> str:
+    async def get(
+        order: str, lease: Annotated[Lease, fastapi.locked("{shop}:{order}", timeout=0)]
+    ) -> str:
         return lease.name
 
     async with outer.router.lifespan_context(outer), called(outer) as http:
@@ -227,7 +245,9 @@ async def test_under_other_middleware() -> None:
 
     @app.post("/{order}")
     async def post(
-        request: Request, lease: Annotated[Lease, fastapi.locked("{order}", timeout=60)]
+        request: Request,
+        order: str,
+        lease: Annotated[Lease, fastapi.locked("{order}", timeout=60)],
     ) -> str:
         return (await request.body()).decode()
 

@@ -86,9 +86,7 @@ def locked(template: str, *, query: Collection[str] = (), **options: Unpack[Lock
 
 
 def _locks_of(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
-    # Of an included router this gives each route, with its whole path; older ones copy them.
-    contexts: Callable[[Any], Iterable[Any]] = getattr(routing, "iter_route_contexts", iter)
-    for context in contexts([route]):
+    for context in _flat(route):
         dependant = getattr(context, "dependant", None)
         if not isinstance(dependant, Dependant):
             continue
@@ -100,6 +98,13 @@ def _locks_of(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
                     " that runs in a thread, which no loss of the lock could end"
                 )
             yield lock, path
+
+
+def _flat(route: BaseRoute) -> Iterable[Any]:
+    """The routes of an included router, with their whole paths; older versions copy them."""
+    flatten: Any = getattr(routing, "iter_route_contexts", iter)
+    flattened: Iterable[Any] = flatten([route])
+    return flattened
 
 
 def _locks_in(dependant: Dependant) -> Iterable[LockOf]:
