@@ -89,12 +89,16 @@ WEB = [
     "aiolock.integrations._waiting",
     "aiolock.integrations._problems",
     "aiolock.integrations._asgi",
+    "aiolock.integrations._functions",
 ]
 # Each framework's module, and whatever else of ours it builds on.
 FRAMEWORKS = {
     "starlette": set[str](),
     "fastapi": {"aiolock.integrations.starlette"},
     "aiohttp": set[str](),
+    "litestar": set[str](),
+    "quart": set[str](),
+    "django": set[str](),
 }
 
 

@@ -69,7 +69,7 @@ class Interrupted:
     on, whatever it meets here.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,16 +77,18 @@ class Interrupted:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        begun = interrupted = False
 
         async def noted(message: Message) -> None:
             nonlocal begun
-            begun = True
-            await send(message)
+            if not interrupted:  # by what is left of it: some frameworks have tasks of their own
+                begun = True
+                await send(message)
 
         try:
             await self._app(scope, receive, noted)
         except asyncio.CancelledError:
+            interrupted = True
             if not begun:
                 await answer(STOPPED, send)
             raise

@@ -25,6 +25,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from aiolock import ClientClosed, Lease, LockClient
 from aiolock._locks.options import LockOptions
+from aiolock.integrations._functions import checked_client
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._waiting import GONE, Disconnected, held
@@ -51,11 +52,9 @@ def setup(app: web.Application, client: LockClient) -> None:
 
     When the application starts, `ValueError` for a lock whose template needs what its path has not.
     """
-    if not isinstance(client, LockClient):
-        raise TypeError(f"setup() takes what connect() gives, not {client!r}")
     if KEY in app:
         raise ValueError("this application has been set up already")
-    app[KEY] = client
+    app[KEY] = checked_client(client)
     app.middlewares.insert(0, _answers())
 
     async def opened(app: web.Application) -> AsyncIterator[None]:

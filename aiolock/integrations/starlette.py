@@ -34,6 +34,7 @@ from starlette.routing import BaseRoute, Mount, Route, compile_path
 from aiolock import Lease, LockClient
 from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import Inbox, Interrupted
+from aiolock.integrations._functions import checked_client
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._waiting import GONE, Disconnected, held
@@ -65,11 +66,9 @@ LocksOf = Callable[[BaseRoute], Iterable[tuple[LockOf, str]]]
 
 def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
     """`setup`, for a framework that says where its routes have locks."""
-    if not isinstance(client, LockClient):
-        raise TypeError(f"setup() takes what connect() gives, not {client!r}")
     if hasattr(app.state, "aiolock"):
         raise ValueError("this application has been set up already")
-    app.state.aiolock = client
+    app.state.aiolock = checked_client(client)
     app.add_middleware(Interrupted)
     for error in ERRORS:
         app.exception_handlers.setdefault(error, _answer)
