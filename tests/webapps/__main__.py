@@ -35,7 +35,7 @@ def with_hypercorn(framework: str, bodies: Bodies, port: int, grace: int) -> Non
     async def main() -> None:
         end = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
-        await serve(build(framework, bodies), config, shutdown_trigger=end.wait)  # type: ignore[arg-type]  # as documented
+        await serve(build(framework, bodies), config, shutdown_trigger=end.wait)
 
     asyncio.run(main())
 
@@ -62,4 +62,5 @@ def main(framework: str, url: str, prefix: str, port: int, grace: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(int, sys.argv[4:]))
+    _, framework, url, prefix, port, grace = sys.argv
+    main(framework, url, prefix, int(port), int(grace))
