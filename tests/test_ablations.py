@@ -2038,6 +2038,63 @@ SAFEGUARDS = (
         "test_failures_failover.py::test_latest_of_the_sentinels",
         seconds=20,
     ),
+    Safeguard(
+        "web: who has gone does not wait",
+        "integrations/_waiting.py",
+        "        patience.reschedule(loop.time())\n",
+        "",
+        "test_web_core.py::test_who_has_gone_waits_no_more",
+    ),
+    Safeguard(
+        "web: what came while somebody looked is for the handler",
+        "integrations/_asgi.py",
+        "            self._kept.append(message)\n",
+        "",
+        "test_web_core.py::test_an_inbox_loses_nothing",
+    ),
+    Safeguard(
+        "web: … and what is on its way",
+        "integrations/_asgi.py",
+        "await asyncio.shield(self._coming)\n",
+        "await self._coming\n",
+        "test_web_core.py::test_an_inbox_loses_nothing",
+    ),
+    Safeguard(
+        "web: … and no more of it than may be kept",
+        "integrations/_asgi.py",
+        "        while size <= KEPT:\n",
+        "        while True:\n",
+        "test_web_core.py::test_an_inbox_keeps_so_much",
+    ),
+    Safeguard(
+        "web: whom the server interrupts is told so",
+        "integrations/_asgi.py",
+        "            if not begun:\n",
+        "            if False:\n",
+        "test_web_core.py::test_an_interrupted_request",
+    ),
+    Safeguard(
+        "web: names of locks and hosts are not told to strangers",
+        "integrations/_problems.py",
+        "    if isinstance(error, BadName):\n",
+        "    if True:\n",
+        "test_web_core.py::test_answers_say_nothing_of_ours",
+    ),
+    Safeguard(
+        "web: a template reads nothing but plain fields",
+        "integrations/_names.py",
+        "        if not field.isidentifier() or spec or conversion:\n",
+        "        if not field:\n",
+        "test_web_core.py::test_templates_that_cannot_be",
+    ),
+    Safeguard(
+        "web: the lock is given back before the response is sent",
+        "integrations/fastapi.py",
+        'Depends(hold, scope="function")',
+        "Depends(hold)",
+        "test_web_starlette.py::test_what_the_handler_raises",
+        seconds=20,
+    ),
 )
 
 
