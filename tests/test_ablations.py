@@ -2102,6 +2102,30 @@ SAFEGUARDS = (
         '            1,\n            token="",\n',
         "test_outcome.py::test_what_a_late_one_leaves[memory]",
     ),
+    Safeguard(
+        "idempotency: a failure is not kept",
+        "integrations/idempotency.py",
+        'self.start["status"] >= _SERVER_ERROR:\n',
+        "False:\n",
+        "test_idempotency.py::test_one_that_failed",
+        seconds=10,
+    ),
+    Safeguard(
+        "idempotency: a key is somebody's",
+        "integrations/idempotency.py",
+        "_digest((who if isinstance(who, str) else await who).encode(), key.encode())\n",
+        "_digest(key.encode())\n",
+        "test_idempotency.py::test_keys_of_others",
+        seconds=10,
+    ),
+    Safeguard(
+        "idempotency: another request is refused",
+        "integrations/idempotency.py",
+        '    if document["request"] != request:\n',
+        "    if False:\n",
+        "test_idempotency.py::test_another_request_with_the_same_key",
+        seconds=10,
+    ),
 )
 
 
