@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
 from functools import partial
 
@@ -23,23 +21,6 @@ def with_aiohttp(bodies: Bodies, port: int, grace: int) -> None:
     web.run_app(app, host="127.0.0.1", port=port, shutdown_timeout=grace, print=None)
 
 
-def with_hypercorn(framework: str, bodies: Bodies, port: int, grace: int) -> None:
-    """As the command ``hypercorn``."""
-    import hypercorn
-    from hypercorn.asyncio import serve
-
-    config = hypercorn.Config()
-    config.bind = [f"127.0.0.1:{port}"]
-    config.graceful_timeout = grace
-
-    async def main() -> None:
-        end = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
-        await serve(build(framework, bodies), config, shutdown_trigger=end.wait)
-
-    asyncio.run(main())
-
-
 def with_uvicorn(framework: str, bodies: Bodies, port: int, grace: int) -> None:
     """As the command ``uvicorn``."""
     import uvicorn
@@ -52,13 +33,10 @@ def with_uvicorn(framework: str, bodies: Bodies, port: int, grace: int) -> None:
 def main(framework: str, url: str, prefix: str, port: int, grace: int) -> None:
     """Serve it until SIGTERM."""
     bodies = Bodies(aiolock.connect(url, prefix=prefix))
-    match framework:
-        case "aiohttp":
-            with_aiohttp(bodies, port, grace)
-        case "quart":
-            with_hypercorn(framework, bodies, port, grace)
-        case _:
-            with_uvicorn(framework, bodies, port, grace)
+    if framework == "aiohttp":
+        with_aiohttp(bodies, port, grace)
+    else:
+        with_uvicorn(framework, bodies, port, grace)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-import hypercorn
 import uvicorn
 from aiohttp import web
-from hypercorn.asyncio import serve
 
 from tests.webapps.bodies import Bodies
 
@@ -49,29 +46,13 @@ async def _aiohttp(app: Any, grace: float | None) -> AsyncGenerator[str]:
             await runner.cleanup()
 
 
-@asynccontextmanager
-async def _hypercorn(app: Any, grace: float | None) -> AsyncGenerator[str]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    config = hypercorn.Config()
-    config.bind = [f"fd://{listening.detach()}"]  # which is its own from now on
-    config.errorlog = None
-    config.graceful_timeout = 60.0 if grace is None else grace
-    end = asyncio.Event()
-    serving = asyncio.create_task(serve(app, config, shutdown_trigger=end.wait))
-    try:
-        yield url
-    finally:
-        end.set()
-        await serving
-
-
 SERVERS = {
     "starlette": _uvicorn,
     "fastapi": _uvicorn,
     "aiohttp": _aiohttp,
     "litestar": _uvicorn,
-    "quart": _hypercorn,
+    # Not Hypercorn: from Python 3.12 on it waits for every connection, whatever its timeout.
+    "quart": _uvicorn,
     "django": _uvicorn,
 }
 """Each framework, with its server."""
