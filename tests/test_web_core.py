@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Callable, MutableMapping
@@ -16,6 +17,7 @@ from aiolock.integrations._names import BadName, LockOf
 from aiolock.integrations._problems import ERRORS, problem
 from aiolock.integrations._waiting import Disconnected, held
 from aiolock.stores.memory import MemoryServer
+from tests.cancel import KINDS, Kind, cancel_everywhere
 from tests.failures import queued, until
 
 Message = MutableMapping[str, Any]
@@ -302,3 +304,64 @@ async def test_an_interrupted_request() -> None:
         await send({"type": "http.response.start", "status": 200})
 
     assert [message.get("status") for message in await interrupted(begin)] == [200]
+
+
+async def test_who_goes_at_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever it goes, also while the lock is handed to it: it has the lock, or leaves nothing."""
+    monkeypatch.setattr("aiolock.integrations._waiting.SOON", 0)
+    memory = MemoryServer()
+    outcomes = set[str]()
+    async with aiolock.connect(memory) as ours, aiolock.connect(memory) as theirs:
+        for steps, released in itertools.product(range(25), (0, 3, 8, 15, 100)):
+
+            async def leave(steps: int = steps) -> Exception:
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                return Disconnected()
+
+            async def wait(leave: Any = leave) -> str:
+                try:
+                    async with held(ours.lock("x"), leave):
+                        await asyncio.sleep(0)
+                        return "served"
+                except Disconnected:
+                    return "gone"
+
+            async with theirs.lock("x"):
+                waiting = asyncio.create_task(wait())
+                for _ in range(released):
+                    await asyncio.sleep(0)
+            outcomes.add(await asyncio.wait_for(waiting, 10))
+            assert waiting.cancelling() == 0
+            async with theirs.lock("x", timeout=10):
+                assert not ours._engine.watchdog.holds
+    assert outcomes == {"served", "gone"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cancelled_at_any_step(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is cancelled leaves nothing: no place in the queue, no lock, no task."""
+    monkeypatch.setattr("aiolock.integrations._waiting.SOON", 0)
+
+    async def never() -> Exception:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    memory = MemoryServer()
+    async with aiolock.connect(memory) as ours, aiolock.connect(memory) as theirs:
+
+        async def scenario() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(hold_for_a_while())
+                async with held(ours.lock("x"), never):
+                    await asyncio.sleep(0)
+
+        async def hold_for_a_while() -> None:
+            async with theirs.lock("x"):
+                for _ in range(5):
+                    await asyncio.sleep(0)
+
+        async for _ in cancel_everywhere(scenario, [kind]):
+            async with theirs.lock("x", timeout=10):
+                assert not ours._engine.watchdog.holds
+                assert not ours._engine.waiters.attempts
