@@ -21,7 +21,8 @@ from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.failures import until
 from tests.servers import RedisServer
-from tests.webapps.servers import serving
+from tests.webapps.bodies import Bodies
+from tests.webapps.servers import build, serving
 
 KEY = {"Idempotency-Key": "3f9c"}
 
@@ -231,3 +232,18 @@ async def test_made_in_a_wrong_way() -> None:
         Idempotency(Shop(client).app, client=client, remember=-1, who=who)
     with pytest.raises(TypeError, match="methods"):
         Idempotency(Shop(client).app, client=client, remember=1, who=who, methods="POST")
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart"])
+async def test_round_other_frameworks(framework: str) -> None:
+    """It stands round any ASGI application, whose handlers hold locks of their own."""
+    bodies = Bodies(aiolock.connect("memory://"))
+    bodies.go.set()
+    app = Idempotency(build(framework, bodies), client=bodies.client, remember=60, who=who)
+    async with serving(framework, app) as url, httpx.AsyncClient(timeout=30) as http:
+        replies = [
+            (await http.post(f"{url}/orders/42", content=b"work", headers=KEY)) for _ in range(2)
+        ]
+        assert replies[0].json() == replies[1].json()
+        assert replies[0].json()["body"] == "work"
+        assert len(bodies.entered) == 1
