@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import PlainTextResponse
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.responses import Response
 from starlette.routing import Mount, Route
@@ -19,7 +20,9 @@ import aiolock
 from aiolock import Lease
 from aiolock.integrations import fastapi, starlette
 from aiolock.stores.memory import MemoryServer
-from tests.failures import queued
+from tests.failures import queued, until
+from tests.webapps.bodies import Bodies
+from tests.webapps.servers import build, serving
 
 
 @starlette.locked("order:{order}")
@@ -261,6 +264,28 @@ async def test_under_other_middleware() -> None:
             await queued(others.lock("42"), 1)
             await asyncio.sleep(0.1)  # somebody looks whether the client is there
         assert (await asked).json() == "work"
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_interrupted_under_other_middleware(before: bool) -> None:  # a parameter of pytest
+    """Who is interrupted is told so, wherever such middleware stands."""
+
+    async def plain(request: Any, call: RequestResponseEndpoint) -> Response:
+        return await call(request)
+
+    bodies = Bodies(aiolock.connect("memory://"))
+    app = build("fastapi", bodies)
+    if before:
+        app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=plain))
+    else:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=plain)
+    async with httpx.AsyncClient(timeout=30) as http:
+        async with serving("fastapi", app, grace=0.05) as url:
+            asked = [asyncio.create_task(http.post(f"{url}/orders/42")) for _ in range(2)]
+            await until(lambda: bodies.entered)
+            await queued(bodies.client.lock("order:42"), 1)
+        for each in asked:
+            assert (await each).json()["code"] == "shutting_down"
 
 
 def fastapi_error(status: int) -> Exception:

@@ -69,7 +69,6 @@ def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
     if hasattr(app.state, "aiolock"):
         raise ValueError("this application has been set up already")
     app.state.aiolock = checked_client(client)
-    app.add_middleware(Interrupted)
     for error in ERRORS:
         app.exception_handlers.setdefault(error, _answer)
     inner = app.router.lifespan_context
@@ -77,10 +76,18 @@ def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
     @asynccontextmanager
     async def lifespan(started: Any) -> AsyncGenerator[Any]:
         check(app.routes, locks_of)
+        _stand_outermost(app)
         async with client, inner(started) as state:
             yield state
 
     app.router.lifespan_context = lifespan
+
+
+def _stand_outermost(app: Starlette) -> None:
+    """Tell whom the server interrupts, round all middleware: some of it hides that."""
+    stack = app.middleware_stack or app.build_middleware_stack()
+    if not isinstance(stack, Interrupted):
+        app.middleware_stack = Interrupted(stack)
 
 
 def client_of(connection: HTTPConnection) -> LockClient:
