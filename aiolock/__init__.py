@@ -24,7 +24,7 @@ from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Acquisition, Lock
 from aiolock._locks.multilock import MultiLease, MultiLock
-from aiolock._locks.once import Once
+from aiolock._locks.once import Once, Outcome
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
@@ -72,6 +72,7 @@ __all__ = [
     "NotHeld",
     "Observer",
     "Once",
+    "Outcome",
     "Party",
     "Periodic",
     "QueueFull",

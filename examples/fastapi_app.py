@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Annotated, Protocol
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse
 from redis.asyncio import Redis
 
 import aiolock
+from aiolock import Lease
+from aiolock.integrations.fastapi import locked, setup
 
 URL = os.environ.get("AIOLOCK_URL", "memory://")
 PATIENCE = float(os.environ.get("SHOP_PATIENCE", "2"))  # seconds that a request waits for its turn
@@ -79,23 +80,18 @@ class RedisStock:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-    """One lock client for the whole process, opened before the first request."""
-    async with AsyncExitStack() as stack:
-        app.state.locks = await stack.enter_async_context(aiolock.connect(URL))
-        if URL.startswith("memory://"):
-            app.state.stock = MemoryStock()
-        else:
-            app.state.stock = RedisStock(await stack.enter_async_context(Redis.from_url(URL)))
+    """The stock; the locks are there already, and are still there when this ends."""
+    if URL.startswith("memory://"):
+        app.state.stock = MemoryStock()
         yield
+    else:
+        async with Redis.from_url(URL) as redis:
+            app.state.stock = RedisStock(redis)
+            yield
 
 
 app = FastAPI(lifespan=lifespan)
-
-
-def the_locks(request: Request) -> aiolock.LockClient:
-    """What `lifespan` has opened."""
-    locks: aiolock.LockClient = request.app.state.locks
-    return locks
+setup(app, aiolock.connect(URL))  # one client for the whole process; errors are answered
 
 
 def the_stock(request: Request) -> Stock:
@@ -104,13 +100,9 @@ def the_stock(request: Request) -> Stock:
     return stock
 
 
-Locks = Annotated[aiolock.LockClient, Depends(the_locks)]
 Shelf = Annotated[Stock, Depends(the_stock)]
-
-
-def lock_of(item: str, locks: aiolock.LockClient) -> aiolock.Lock:
-    """The one lock that every request about this item takes."""
-    return locks.lock(f"stock:{item}", ttl=10, timeout=PATIENCE, max_waiters=100)
+# The one lock that every request about this item takes.
+Alone = Annotated[Lease, locked("stock:{item}", ttl=10, timeout=PATIENCE, max_waiters=100)]
 
 
 @app.get("/items/{item}")
@@ -120,42 +112,20 @@ async def look(item: str, stock: Shelf) -> dict[str, int]:
 
 
 @app.put("/items/{item}")
-async def fill(item: str, stock: int, shelf: Shelf, locks: Locks) -> dict[str, int]:
+async def fill(item: str, stock: int, shelf: Shelf, lease: Alone) -> dict[str, int]:
     """Put so many on the shelf."""
-    async with lock_of(item, locks) as lease:
-        if not await shelf.write(item, stock, lease.fence):
-            raise HTTPException(409, "somebody else was faster")
+    if not await shelf.write(item, stock, lease.fence):
+        raise HTTPException(409, "somebody else was faster")
     return {"left": stock}
 
 
 @app.post("/items/{item}/sales", status_code=201)
-async def sell(item: str, shelf: Shelf, locks: Locks) -> dict[str, int]:
+async def sell(item: str, shelf: Shelf, lease: Alone) -> dict[str, int]:
     """Sell one."""
-    async with lock_of(item, locks) as lease:
-        left = await shelf.read(item)
-        if left == 0:
-            raise HTTPException(409, "sold out")
-        await asyncio.sleep(0.01)  # the payment; without the lock, others read the old stock now
-        if not await shelf.write(item, left - 1, lease.fence):
-            raise HTTPException(409, "somebody else was faster")
+    left = await shelf.read(item)
+    if left == 0:
+        raise HTTPException(409, "sold out")
+    await asyncio.sleep(0.01)  # the payment; without the lock, others read the old stock now
+    if not await shelf.write(item, left - 1, lease.fence):
+        raise HTTPException(409, "somebody else was faster")
     return {"left": left - 1}
-
-
-# What else aiolock raises (WouldDeadlock, LimitMismatch, NotHeld) is a fault of the program: a 500.
-
-
-@app.exception_handler(aiolock.AcquireTimeout)
-@app.exception_handler(aiolock.QueueFull)
-async def busy(_: Request, error: Exception) -> JSONResponse:
-    """Others are before us, and we have waited long enough: nothing was done."""
-    return JSONResponse({"detail": str(error)}, 423, headers={"Retry-After": "1"})
-
-
-@app.exception_handler(aiolock.StoreError)
-@app.exception_handler(aiolock.ClientClosed)
-@app.exception_handler(aiolock.LeaseLost)
-async def unavailable(_: Request, error: Exception) -> JSONResponse:
-    """The lock store did not answer, this process is being shut down, or the lock was lost on the
-    way: then look before trying again.
-    """
-    return JSONResponse({"detail": str(error)}, 503, headers={"Retry-After": "5"})

@@ -102,7 +102,7 @@ async def test_shop_says_when_it_is_busy(
             reply = await client.post(f"/items/{prefix}/sales")
         assert reply.status_code == 423
         assert reply.headers["Retry-After"] == "1"
-        assert prefix in reply.json()["detail"]
+        assert prefix not in reply.text  # what our locks are called is nobody's business
         assert (await client.post(f"/items/{prefix}/sales")).status_code == 201
 
 
@@ -117,10 +117,10 @@ async def test_shop_that_shuts_down_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         async with lock:
             buying = asyncio.create_task(http.post("/items/pear/sales"))
             await wait_for(lock)
-            await app.state.locks.aclose()
+            await app.state.aiolock.aclose()
             reply = await buying
     assert reply.status_code == 503
-    assert reply.headers["Retry-After"] == "5"
+    assert reply.headers["Retry-After"] == "1"
 
 
 def worker() -> Worker:

@@ -92,6 +92,26 @@ SYNC = [
     "aiolock.sync",
 ]
 DRIVERS = {"redis", "hiredis", "fakeredis"}
+BESIDE = (
+    *("aiolock.stores", "aiolock.cli", "aiolock.testing", "aiolock.page", "aiolock.integrations"),
+)
+# What integrations have in common; the lower knows nothing of the higher.
+WEB = [
+    "aiolock.integrations._names",
+    "aiolock.integrations._waiting",
+    "aiolock.integrations._problems",
+    "aiolock.integrations._asgi",
+    "aiolock.integrations._functions",
+]
+# Each framework's module, and whatever else of ours it builds on.
+FRAMEWORKS = {
+    "starlette": set[str](),
+    "fastapi": {"aiolock.integrations.starlette"},
+    "aiohttp": set[str](),
+    "litestar": set[str](),
+    "quart": set[str](),
+    "django": set[str](),
+}
 
 
 def modules() -> dict[str, Path]:
@@ -149,12 +169,7 @@ def ours(module: str) -> set[str]:
 
 def test_every_module_has_a_layer() -> None:
     """A new module is given its place here, and one that is gone is taken out."""
-    beside = {
-        name
-        for name in MODULES
-        if name.startswith(("aiolock.stores", "aiolock.cli", "aiolock.testing", "aiolock.page"))
-        or name == "aiolock.__main__"
-    }
+    beside = {name for name in MODULES if name.startswith(BESIDE) or name == "aiolock.__main__"}
     assert MODULES.keys() - beside == {*CORE, *SYNC}
 
 
@@ -214,6 +229,18 @@ def test_commands_use_what_is_public(module: str) -> None:
 def test_the_page_uses_what_is_public(module: str) -> None:
     """So does the page."""
     assert {name for name in ours(module) if not name.startswith("aiolock.page")} <= {"aiolock"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.integrations.")])
+def test_integrations_import_what_is_below(module: str) -> None:
+    """What they have in common imports no framework, and each framework's module no other."""
+    name = module.rpartition(".")[2]
+    below = {"aiolock", "aiolock._locks.options"}
+    below |= set(WEB[: WEB.index(module)] if module in WEB else WEB) | FRAMEWORKS.get(name, set())
+    assert ours(module) <= below
+    roots = {imported.partition(".")[0] for imported in imports(module)}
+    allowed = {name} | {other.rpartition(".")[2] for other in FRAMEWORKS.get(name, set())}
+    assert roots & FRAMEWORKS.keys() <= (allowed & FRAMEWORKS.keys())
 
 
 def test_drivers_stay_in_their_store() -> None:

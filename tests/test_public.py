@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import inspect
 import re
@@ -48,6 +49,7 @@ NAMES = [
     "NotHeld",
     "Observer",
     "Once",
+    "Outcome",
     "Party",
     "Periodic",
     "QueueFull",
@@ -178,8 +180,10 @@ SIGNATURES = {
     "MultiLease.extend": "async (self, ttl)",
     "MultiLease.verify": "async (self)",
     "Once.name": "property",
+    "Once.outcome": "async (self, work)",
     "Once.status": "async (self)",
     "Once.break_": "async (self, fence=None)",
+    "Outcome": "(result, first)",
     "Periodic.name": "property",
     "Periodic.every": "property",
     "Periodic.status": "async (self)",
@@ -363,10 +367,62 @@ def test_import_loads_no_driver() -> None:
             "        pass\n"
             "asyncio.run(main())\n"
             "unwanted = {'redis', 'hiredis', 'fakeredis', 'pytest', 'aiolock.stores.redis'}\n"
+            "unwanted |= {'fastapi', 'starlette', 'aiohttp', 'litestar', 'quart', 'django'}\n"
             "print(sorted(unwanted & sys.modules.keys()))"
         )
         == "[]"
     )
+
+
+FRAMEWORKS: dict[str, dict[str, str | None]] = {
+    "aiohttp": {
+        "KEY": None,
+        "client_of": "(request)",
+        "locked": "(template, *, query=(), **options)",
+        "setup": "(app, client)",
+    },
+    "django": {
+        "client": "async ()",
+        "close": "async ()",
+        "locked": "(template, **options)",
+        "with_locks": "(application)",
+    },
+    "fastapi": {
+        "Client": None,
+        "client_of": "(request)",
+        "locked": "(template, *, query=(), **options)",
+        "setup": "(app, client)",
+    },
+    "litestar": {
+        "Locks": "(client)",
+        "client_of": "(request)",
+        "locked": "(template, **options)",
+    },
+    "quart": {
+        "current_client": "()",
+        "locked": "(template, **options)",
+        "setup": "(app, client)",
+    },
+    "starlette": {
+        "client_of": "(connection)",
+        "locked": "(template, *, query=(), **options)",
+        "setup": "(app, client)",
+    },
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_web_frameworks(framework: str) -> None:
+    """Each module has what was agreed on, with docstrings; an extra is called like it."""
+    module = importlib.import_module(f"aiolock.integrations.{framework}")
+    assert module.__all__ == sorted(FRAMEWORKS[framework])
+    for name, agreed in FRAMEWORKS[framework].items():
+        if agreed is not None:
+            thing = getattr(module, name)
+            assert signature(thing) == agreed
+            assert re.match(r"[A-Z`].*?[.:](\s|$)", inspect.getdoc(thing) or "", re.DOTALL), name
+    extras = importlib.metadata.metadata("aiolock-redis").get_all("Provides-Extra") or []
+    assert framework in extras
 
 
 def test_testing_needs_no_pytest() -> None:

@@ -9,19 +9,34 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from types import CoroutineType, FrameType, TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from aiolock._engine.acquirer import AlreadyDone
 from aiolock._engine.lease import Lease, give_back
-from aiolock._engine.policy import to_ms
+from aiolock._engine.policy import Policy, to_ms
 from aiolock._locks.lock import Acquisition, Lock
 from aiolock._locks.naming import naming
 from aiolock.errors import AcquireTimeout, StoreError
-from aiolock.store import WAS_UNKNOWN, Status
+from aiolock.store import WAS_UNKNOWN, Rule, Status
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+LONGEST_RESULT: Final = 65_536
+_RESULTS: Final = "outcome"
+"""The kind of the names under which results are put up: no other lock is called like that."""
+_LONGER: Final = 60.0
+"""Seconds for which a result is kept longer than it is known that it is there."""
+
+
+class Outcome(NamedTuple):
+    """What came of something that is done once."""
+
+    result: str
+    first: bool
+    """Whether it was done now; it was done before, if not."""
 
 
 class Once:
@@ -107,12 +122,17 @@ class Once:
         entered: tuple[Acquisition[Any], Lease] | None = engine.entered.take(
             self, sys._getframe(1), engine.watchdog.current_task()
         )
-        if entered is None:
-            return
-        acquisition, lease = entered
+        if entered is not None:
+            await self._close(*entered, error)
+
+    async def _close(
+        self, acquisition: Acquisition[Any], lease: Lease, error: BaseException | None
+    ) -> None:
+        """Remember that it is done, unless there was an error; that is raised, or `StoreError`."""
         if error is None:
             lease._watchdog.release(lease._hold, finished=self._remember)
-        await acquisition.__aexit__(kind, error, traceback)
+        kind = None if error is None else type(error)
+        await acquisition.__aexit__(kind, error, None)
         released = lease._hold.released
         if error is None and released is not None and released.done() and not released.cancelled():
             failure = released.exception()
@@ -124,6 +144,75 @@ class Once:
                         f" {why}"
                     )
                 ) from failure
+
+    async def outcome(self, work: Callable[[Lease], Awaitable[str]]) -> Outcome:
+        """Do it, and keep what it returns; or what it returned when it was done before.
+
+        ::
+
+            paid = await client.once("payment:42", remember=86400).outcome(pay)
+            return paid.result
+
+        As with ``async with``: one does it, the others wait, or get `AcquireTimeout` at once with
+        ``wait=False``; when ``work`` raises or its lease is lost, nothing is kept, and the next
+        one does it. The result is put up before it is remembered that it is done, so who is told
+        that has it. `ValueError` for more than 65,536 characters, when the work is done: then
+        nothing is remembered. `StoreError` when nobody knows; also where the store has lost the
+        result of what is done, or it was done by ``async with``, which has none.
+        """
+        acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)
+        try:
+            lease = await acquisition.__aenter__()
+        except AlreadyDone:
+            return Outcome(await self._kept(), first=False)
+        error: BaseException | None = None
+        try:
+            result = await work(lease)
+            await self._keep(lease.fence, result)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            await self._close(acquisition, lease, error)
+        return Outcome(result, first=True)
+
+    async def _keep(self, fence: int, result: object) -> None:
+        if not isinstance(result, str):
+            raise TypeError(f"what is kept must be a str, not {type(result).__name__}")
+        if len(result) > LONGEST_RESULT:
+            raise ValueError(f"what is kept must have at most {LONGEST_RESULT} characters")
+        result.encode()  # UnicodeEncodeError, a ValueError
+        # Of one whose lease was lost the fence is lower: it cannot overwrite that of the next.
+        await self._lock._engine.store.post(
+            self._results.key,
+            fence,
+            token="",
+            declared=0,
+            value=f"{fence} {result}",
+            keep=self._remember + to_ms(_LONGER),
+        )
+
+    async def _kept(self) -> str:
+        posted = await self._lock._engine.store.read(self._results.key)
+        fence, separator, result = posted.value.partition(" ")
+        if not separator or fence != str(posted.count):
+            raise self._lock._policy.about(
+                StoreError(f"{self.name!r} is done, but the store has no result of it")
+            )
+        return result
+
+    @property
+    def _results(self) -> Policy:
+        return replace(
+            self._lock._policy,
+            kind=_RESULTS,
+            timeout=None,
+            renew=False,
+            shared=True,
+            once=False,
+            rule=Rule.COUNT,
+            number=1,
+        )
 
     def __call__(
         self, function: Callable[P, Awaitable[R]]

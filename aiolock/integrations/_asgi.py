@@ -1,0 +1,101 @@
+"""What all ASGI frameworks have in common: messages to and from the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from aiolock.integrations._problems import STOPPED, Problem, header_list
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+KEPT: Final = 65_536
+"""Bytes of a body that are kept at most while its request waits for its turn."""
+
+
+class Inbox:
+    """What a client sends; who looks whether it has gone leaves all else to the handler."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept = deque[Message]()
+        self._coming: asyncio.Future[Message] | None = None
+
+    async def __call__(self) -> Message:
+        """As `receive` of ASGI."""
+        if self._kept:
+            return self._kept.popleft()
+        if self._coming is not None:
+            return await self._next()
+        return await self._receive()
+
+    async def gone(self) -> None:
+        """Come back when the client has closed the connection."""
+        size = 0
+        while size <= KEPT:
+            message = await self._next()
+            self._kept.append(message)
+            if message["type"] == "http.disconnect":
+                return
+            size += len(message.get("body", b""))
+        await asyncio.Event().wait()  # nobody reads on: the rest waits at the server
+
+    async def _next(self) -> Message:
+        # Whoever is cancelled here leaves it to the next: a message that is on its way in a task
+        # that is cancelled would be lost.
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(self._receive())
+        message = await asyncio.shield(self._coming)
+        self._coming = None
+        return message
+
+    def close(self) -> None:
+        """Wait for no message that nobody has asked for; what is there may still be read."""
+        if self._coming is not None and not self._coming.done():
+            self._coming.cancel()
+            self._coming = None
+
+
+class Interrupted:
+    """Middleware: whom the server interrupts, at its end, is told so with 503 instead of 500.
+
+    A server whose patience ends cancels the requests that are still running. The cancellation goes
+    on, whatever it meets here.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As any ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = interrupted = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            if not interrupted:  # by what is left of it: some frameworks have tasks of their own
+                begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except asyncio.CancelledError:
+            interrupted = True
+            if not begun:
+                await answer(STOPPED, send)
+            raise
+
+
+async def answer(problem: Problem, send: Send) -> None:
+    """Send a whole response."""
+    start = {"type": "http.response.start", "status": problem.status}
+    await send({**start, "headers": header_list(problem)})
+    await send({"type": "http.response.body", "body": problem.body})

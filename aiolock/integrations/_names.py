@@ -1,0 +1,91 @@
+"""The name of a request's lock: a template, with fields from the path and from the query."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Collection, Mapping
+from typing import Unpack
+
+from aiolock import Lock, LockClient, connect
+from aiolock._locks.options import LockOptions
+
+PATIENCE = 10.0
+"""Seconds that a request waits for its turn, where nothing else is said."""
+
+
+class BadName(Exception):
+    """What a request has sent cannot be part of a lock's name."""
+
+
+class LockOf:
+    """The lock of a request, by what stands in its path and its query; checked when it is made.
+
+    `ValueError` and `TypeError` for a template or an option that cannot be.
+    """
+
+    def __init__(
+        self, template: str, query: Collection[str] = (), **options: Unpack[LockOptions]
+    ) -> None:
+        if not isinstance(template, str):
+            raise TypeError(f"the name of a lock must be a str, not {template!r}")
+        if isinstance(query, str):
+            raise TypeError(f"query must be a collection of names, as {{{query!r}}}")
+        options.setdefault("timeout", PATIENCE)
+        # Metrics are by family: all of one template.
+        if template.isprintable():
+            options.setdefault("family", template[:100])
+        self.template = template
+        self.query = frozenset(query)
+        self.fields = tuple(dict.fromkeys(_fields(template)))
+        self._options = options
+        if strange := self.query - set(self.fields):
+            raise ValueError(f"{template!r} has no {_list(strange)}, which query= names")
+        # A client that is never opened checks as any other does.
+        connect("memory://").lock(self.name(dict.fromkeys(self.fields, "x")), **options)
+
+    @property
+    def path(self) -> set[str]:
+        """The fields that come from the path."""
+        return set(self.fields) - self.query
+
+    def check_path(self, where: str, known: Collection[str]) -> None:
+        """Raise `ValueError` if a path has not all that the template needs of it."""
+        if missing := self.path - set(known):
+            raise ValueError(
+                f"{where} has no {_list(missing)}, which the lock {self.template!r} needs. What"
+                " comes from the query has to be named: query={...}"
+            )
+
+    def name(self, values: Mapping[str, object]) -> str:
+        """The name, with these values; `BadName` where one is missing."""
+        missing = [field for field in self.fields if field not in values]
+        if missing:
+            raise BadName(f"The request lacks {_list(missing)}.")
+        return self.template.format_map(values)
+
+    def on(self, client: LockClient, values: Mapping[str, object]) -> Lock:
+        """The lock itself; `BadName` where it can have no such name. No I/O."""
+        name = self.name(values)
+        try:
+            return client.lock(name, **self._options)
+        except ValueError as error:  # the options have been checked: it is the name
+            raise BadName("What the request names is too long, or no name at all.") from error
+
+
+def _fields(template: str) -> list[str]:
+    fields = list[str]()
+    for _, field, spec, conversion in string.Formatter().parse(template):
+        if field is None:
+            continue
+        # Attributes and formats of what a stranger has sent are nobody's business.
+        if not field.isidentifier() or spec or conversion:
+            shown = field + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise ValueError(
+                f"{template!r} may have plain fields only, as {{order}}, not {{{shown}}}"
+            )
+        fields.append(field)
+    return fields
+
+
+def _list(names: Collection[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

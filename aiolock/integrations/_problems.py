@@ -1,0 +1,122 @@
+"""What a client of a web application is answered when it does not get a lock, or loses it.
+
+The texts of the errors name locks, hosts and processes: those are for the log. A stranger is told
+what has happened in general, as ``application/problem+json`` (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Final
+
+from aiolock import AcquireTimeout, ClientClosed, LeaseLost, QueueFull, StoreError
+from aiolock.integrations._names import BadName
+from aiolock.integrations._waiting import Disconnected
+
+CONTENT_TYPE: Final = "application/problem+json"
+
+_log = logging.getLogger("aiolock.web")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One answer."""
+
+    status: int
+    code: str
+    """For programs, which tell answers of one status apart by it."""
+    detail: str
+    """For people."""
+    retry_after: int | None = None
+    """Seconds."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All but the content type."""
+        headers = {"Cache-Control": "no-store"}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
+        return headers
+
+    @property
+    def body(self) -> bytes:
+        """The document."""
+        try:
+            title = HTTPStatus(self.status).phrase
+        except ValueError:
+            title = "Client Closed Request"  # as nginx calls 499
+        fields = {"title": title, "status": self.status, "detail": self.detail, "code": self.code}
+        return json.dumps(fields).encode()
+
+
+BUSY: Final = Problem(
+    423, "lock_busy", "Somebody else is at it. Nothing was done: try again later.", 1
+)
+CONFLICT: Final = Problem(409, "lock_busy", "That is being done already. Nothing was done here.", 1)
+FULL: Final = Problem(
+    429, "lock_queue_full", "Too many wait for it already. Nothing was done: try again later.", 1
+)
+LOST: Final = Problem(
+    503,
+    "lock_lost",
+    "This was interrupted. Some of it may have been done: look, then try again.",
+    5,
+)
+UNKNOWN: Final = Problem(
+    503, "lock_store", "It is not known whether somebody else is at it. Try again later.", 5
+)
+CLOSING: Final = Problem(
+    503, "shutting_down", "This server is shutting down. Nothing was done: try again.", 1
+)
+STOPPED: Final = Problem(
+    503,
+    "shutting_down",
+    "This was interrupted by a shutdown. Some of it may have been done: look, then try again.",
+    1,
+)
+GONE: Final = Problem(499, "client_closed_request", "The client has closed the connection.")
+
+_ANSWERS: Final[Mapping[type[Exception], Problem]] = {
+    AcquireTimeout: BUSY,
+    QueueFull: FULL,
+    LeaseLost: LOST,
+    StoreError: UNKNOWN,
+    ClientClosed: CLOSING,
+    Disconnected: GONE,
+    BadName: Problem(400, "bad_lock_name", ""),
+}
+
+ERRORS: Final = tuple(_ANSWERS)
+"""What there is an answer to. Other errors of aiolock are mistakes of the program: 500."""
+
+
+def problem(error: Exception) -> Problem:
+    """The answer to one of `ERRORS`, of which a line is put into the log."""
+    found = _problem(error)
+    if found is not GONE:
+        level = logging.WARNING if found.status >= 500 else logging.INFO  # noqa: PLR2004  # HTTP's
+        _log.log(level, "answered %d: %s", found.status, error)
+    return found
+
+
+def _problem(error: Exception) -> Problem:
+    found = next(found for kind, found in _ANSWERS.items() if isinstance(error, kind))
+    if isinstance(error, BadName):
+        return replace(found, detail=str(error))
+    if isinstance(error, AcquireTimeout) and not error.waited:
+        return CONFLICT  # who has not even waited asked whether it is being done
+    return found
+
+
+def header_list(found: Problem) -> list[tuple[bytes, bytes]]:
+    """Its headers, as ASGI has them."""
+    headers: Mapping[str, str] = {
+        "Content-Type": CONTENT_TYPE,
+        "Content-Length": str(len(found.body)),
+        **found.headers,
+    }
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]

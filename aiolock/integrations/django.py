@@ -1,0 +1,144 @@
+"""Locks in asynchronous views of Django, under an ASGI server.
+
+::
+
+    # settings.py
+    AIOLOCK = {"target": "redis://localhost:6379/0", "ttl": 10}
+
+    # asgi.py
+    application = with_locks(get_asgi_application())
+
+
+    # views.py
+    @locked("order:{order}", timeout=2)
+    async def pay(request: HttpRequest, order: str, lease: Lease) -> HttpResponse: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar, Unpack
+from weakref import WeakKeyDictionary
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+
+from aiolock import Lease, LockClient, connect
+from aiolock._locks.options import LockOptions
+from aiolock.integrations._asgi import App, Interrupted, Message, Receive, Scope, Send
+from aiolock.integrations._functions import Locked
+from aiolock.integrations._names import LockOf
+from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
+from aiolock.integrations._waiting import held
+
+__all__ = ["client", "close", "locked", "with_locks"]
+
+R = TypeVar("R", bound=HttpResponseBase)
+
+_clients: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, LockClient]()
+
+
+async def client() -> LockClient:
+    """The client of the running event loop, opened by the first who asks for it.
+
+    `StoreError` when the store cannot be used. It is closed by `with_locks`, or by `close`.
+    """
+    loop = asyncio.get_running_loop()
+    found = _clients.get(loop)
+    if found is None:
+        options = dict(getattr(settings, "AIOLOCK", None) or {})
+        if "target" not in options:
+            raise ImproperlyConfigured('settings.AIOLOCK must be {"target": URL, ...}')
+        found = _clients[loop] = connect(options.pop("target"), **options)
+    await found.open()
+    return found
+
+
+async def close() -> None:
+    """Close the client of the running event loop, if there is one; the next who asks opens it."""
+    found = _clients.pop(asyncio.get_running_loop(), None)
+    if found is not None:
+        await found.aclose()
+
+
+def with_locks(application: Callable[..., Awaitable[None]]) -> App:
+    """Wrap the ASGI application: the client is opened at the start and closed at the end.
+
+    `StoreError` ends the start, if the server speaks the lifespan protocol. A request that the
+    server interrupts at its end is answered with 503.
+    """
+    inner = Interrupted(application)
+
+    async def with_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        else:
+            await inner(scope, receive, send)
+
+    return with_lifespan
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message: Message = await receive()
+        if message["type"] == "lifespan.startup":
+            try:
+                await client()
+            except Exception as error:  # noqa: BLE001  # whatever it is, the server is to say it
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await close()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+def locked(
+    template: str, **options: Unpack[LockOptions]
+) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R | HttpResponse]]]:
+    """Decorate an asynchronous view, which gets the `Lease` if it has a parameter ``lease``.
+
+    It waits its turn, 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
+    not at all. Django cancels a view whose client has gone, so its place in the queue is left, or
+    the lock given back. It is given back when the view has returned. A lock that is lost cancels
+    the view. Errors of aiolock are answered, here, with 409, 423, 429 or 503. In a class, it
+    decorates the methods.
+
+    :param template: the name, with parameters of the view as fields: ``"order:{order}"``.
+        `ValueError` for others. Where one is None, the request is answered with 400.
+    """
+    lock = LockOf(template, **options)
+
+    def decorate(
+        view: Callable[..., Awaitable[R]],
+    ) -> Callable[..., Coroutine[Any, Any, R | HttpResponse]]:
+        under_lock = Locked(lock, view)
+
+        @functools.wraps(view)
+        async def call(*args: Any, **kwargs: Any) -> R | HttpResponse:
+            try:
+                return await under_lock.call(_hold, args, kwargs)
+            except ERRORS as error:
+                found = problem(error)
+                return HttpResponse(
+                    found.body,
+                    status=found.status,
+                    headers=found.headers,
+                    content_type=CONTENT_TYPE,
+                )
+
+        return call
+
+    return decorate
+
+
+@asynccontextmanager
+async def _hold(lock: LockOf, values: dict[str, Any]) -> AsyncGenerator[Lease]:
+    async with held(lock.on(await client(), values)) as lease:
+        yield lease

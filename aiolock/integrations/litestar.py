@@ -1,0 +1,149 @@
+"""Locks in Litestar: a plugin, and handlers that are decorated with `locked`.
+
+::
+
+    @post("/orders/{order:str}/payment")
+    @locked("order:{order}", timeout=2)
+    async def pay(order: FromPath[str], lease: Lease) -> None: ...
+
+
+    app = Litestar([pay], plugins=[Locks(aiolock.connect("redis://localhost:6379/0"))])
+
+It is a decorator and no dependency, for Litestar may end dependencies in another task than the
+handler's, and forgets those of a request whose next dependency fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar, Unpack, get_type_hints
+
+from litestar import Litestar, Request, Response
+from litestar.config.app import AppConfig
+from litestar.plugins import InitPlugin
+
+from aiolock import Lease, LockClient
+from aiolock._locks.options import LockOptions
+from aiolock.integrations._asgi import Inbox, Interrupted
+from aiolock.integrations._functions import LEASE, Locked, checked_client
+from aiolock.integrations._names import LockOf
+from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
+from aiolock.integrations._waiting import GONE, Disconnected, held
+
+__all__ = ["Locks", "client_of", "locked"]
+
+R = TypeVar("R")
+
+_KEY: Final = "aiolock"
+_REQUEST: Final = "request"
+
+
+class Locks(InitPlugin):
+    """Opens ``client`` with the application and closes it with it, and answers its errors.
+
+    `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503, unless the
+    application has a handler of its own for one; a request that the server interrupts at its end
+    with 503.
+    """
+
+    def __init__(self, client: LockClient) -> None:
+        self._client = checked_client(client)
+
+    def on_app_init(self, app_config: AppConfig) -> AppConfig:
+        """As Litestar's."""
+        config: Any = app_config  # its types and ours say the same of ASGI in other words
+        config.state[_KEY] = self._client
+        config.lifespan.insert(0, self._opened)
+        config.middleware.insert(0, Interrupted)
+        for error in ERRORS:
+            config.exception_handlers.setdefault(error, _answer)
+        return app_config
+
+    @asynccontextmanager
+    async def _opened(self, _: Litestar) -> AsyncGenerator[None]:
+        async with self._client:
+            yield
+
+
+def client_of(request: Request[Any, Any, Any]) -> LockClient:
+    """The client of the application that this request has come to; `RuntimeError` if none."""
+    client = request.app.state.get(_KEY)
+    if isinstance(client, LockClient):
+        return client
+    raise RuntimeError("this application has no lock client: Litestar(plugins=[Locks(client)])")
+
+
+def locked(
+    template: str, **options: Unpack[LockOptions]
+) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R]]]:
+    """Decorate a handler, which gets the `Lease` if it has a parameter ``lease``.
+
+    It stands below the decorator that makes a route of it. It waits its turn, 10 seconds at most
+    unless ``timeout`` says otherwise; with ``timeout=0`` not at all. Who closes the connection
+    meanwhile leaves the queue. The lock is given back when the handler has returned, before the
+    response is sent. A lock that is lost cancels the handler. `Locks` answers what it raises.
+
+    :param template: the name, with parameters of the handler as fields: ``"order:{order}"``, be
+        they from the path, from the query or a dependency. `ValueError` for others. Where one is
+        None, the request is answered with 400.
+    """
+    lock = LockOf(template, **options)
+
+    def decorate(handler: Callable[..., Awaitable[R]]) -> Callable[..., Coroutine[Any, Any, R]]:
+        under_lock = Locked(lock, handler)
+        own = under_lock.signature
+
+        async def call(*args: Any, **kwargs: Any) -> R:
+            request = kwargs[_REQUEST]
+            if _REQUEST not in own.parameters:
+                del kwargs[_REQUEST]
+            return await under_lock.call(functools.partial(_held_for, request), args, kwargs)
+
+        # What Litestar is to give: all but the lease, and the request.
+        kind = inspect.Parameter.KEYWORD_ONLY
+        request = inspect.Parameter(_REQUEST, kind, annotation=Request[Any, Any, Any])
+        parameters = {name: p for name, p in own.parameters.items() if name != LEASE}
+        parameters.setdefault(_REQUEST, request)
+        hints = get_type_hints(handler, include_extras=True)
+        hints = {name: hint for name, hint in hints.items() if name != LEASE}
+        hints.setdefault(_REQUEST, request.annotation)
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(call, name, getattr(handler, name))
+        call.__annotations__ = hints
+        signature = own.replace(parameters=list(parameters.values()))
+        call.__signature__ = signature  # type: ignore[attr-defined]  # what `inspect` looks for
+        return call
+
+    return decorate
+
+
+@asynccontextmanager
+async def _held_for(
+    request: Request[Any, Any, Any], lock: LockOf, values: dict[str, Any]
+) -> AsyncGenerator[Lease]:
+    inbox: Inbox | None = None
+
+    async def reason_to_leave() -> Exception:
+        nonlocal inbox
+        # What is received is for the handler, which has this request.
+        inbox = Inbox(request.receive)  # type: ignore[arg-type]  # ASGI in types of its own
+        request.receive = inbox  # type: ignore[assignment]  # as above
+        await inbox.gone()
+        return Disconnected(GONE)
+
+    try:
+        async with held(lock.on(client_of(request), values), reason_to_leave) as lease:
+            yield lease
+    finally:
+        if inbox is not None:
+            inbox.close()
+
+
+def _answer(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    found = problem(error)
+    return Response(
+        found.body, status_code=found.status, headers=found.headers, media_type=CONTENT_TYPE
+    )

@@ -1,0 +1,192 @@
+"""Locks in Starlette: `setup` the application, and decorate what is to be alone with `locked`.
+
+::
+
+    @locked("order:{order}", timeout=2)
+    async def pay(request: Request, lease: Lease) -> Response: ...
+
+
+    app = Starlette(routes=[Route("/orders/{order}/payment", pay, methods=["POST"])])
+    setup(app, aiolock.connect("redis://localhost:6379/0"))
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+)
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar, Unpack
+
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route, compile_path
+
+from aiolock import Lease, LockClient
+from aiolock._locks.options import LockOptions
+from aiolock.integrations._asgi import Inbox, Interrupted
+from aiolock.integrations._functions import checked_client
+from aiolock.integrations._names import LockOf
+from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
+from aiolock.integrations._waiting import GONE, Disconnected, held
+
+__all__ = ["client_of", "locked", "setup"]
+
+R = TypeVar("R")
+
+_MARK: Final = "__aiolock__"
+
+
+def setup(app: Starlette, client: LockClient) -> None:
+    """Open ``client`` with the application and close it with it, and answer its errors.
+
+    The client opens before the application's own lifespan begins, and closes when that has ended:
+    `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503, unless the
+    application has a handler of its own for one; a request that the server interrupts at its end
+    with 503. An application that is mounted in another has handlers of its own: set that up too,
+    with the same client.
+
+    When the application starts, `ValueError` for a lock whose template needs what its path has not.
+    """
+    set_up(app, client, _locks_of_route)
+
+
+LocksOf = Callable[[BaseRoute], Iterable[tuple[LockOf, str]]]
+"""The locks of a route, each with the path that it stands at."""
+
+
+def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
+    """`setup`, for a framework that says where its routes have locks."""
+    if hasattr(app.state, "aiolock"):
+        raise ValueError("this application has been set up already")
+    app.state.aiolock = checked_client(client)
+    for error in ERRORS:
+        app.exception_handlers.setdefault(error, _answer)
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(started: Any) -> AsyncGenerator[Any]:
+        check(app.routes, locks_of)
+        _stand_outermost(app)
+        async with client, inner(started) as state:
+            yield state
+
+    app.router.lifespan_context = lifespan
+
+
+def _stand_outermost(app: Starlette) -> None:
+    """Tell whom the server interrupts, round all middleware: some of it hides that."""
+    stack = app.middleware_stack or app.build_middleware_stack()
+    if not isinstance(stack, Interrupted):
+        app.middleware_stack = Interrupted(stack)
+
+
+def client_of(connection: HTTPConnection) -> LockClient:
+    """The client of the application that this request has come to; `RuntimeError` if none."""
+    client = getattr(connection.app.state, "aiolock", None)
+    if isinstance(client, LockClient):
+        return client
+    raise RuntimeError("this application has no lock client: call setup(app, client)")
+
+
+def locked(
+    template: str, *, query: Collection[str] = (), **options: Unpack[LockOptions]
+) -> Callable[
+    [Callable[[Request, Lease], Awaitable[R]]], Callable[[Request], Coroutine[Any, Any, R]]
+]:
+    """Decorate an endpoint, which is given the `Lease` after its request.
+
+    It waits its turn, 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
+    not at all. Who closes the connection meanwhile leaves the queue. The lock is given back when
+    the endpoint has returned, before the response is sent. A lock that is lost cancels the
+    endpoint. `setup` answers what it raises.
+
+    :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
+        fields.
+    :param query: those fields that come from the query and not from the path. Without one of them,
+        or with a value that makes no name, a request is answered with 400.
+    """
+    lock = LockOf(template, query, **options)
+
+    def decorate(
+        endpoint: Callable[[Request, Lease], Awaitable[R]],
+    ) -> Callable[[Request], Coroutine[Any, Any, R]]:
+        if not inspect.iscoroutinefunction(endpoint):
+            raise TypeError(f"locked() decorates async functions, and {endpoint!r} is not one")
+
+        @functools.wraps(endpoint)
+        async def call(request: Request) -> R:
+            async with held_for(request, lock) as lease:
+                return await endpoint(request, lease)
+
+        setattr(call, _MARK, lock)
+        return call
+
+    return decorate
+
+
+@asynccontextmanager
+async def held_for(request: Request, lock: LockOf) -> AsyncGenerator[Lease]:
+    """Hold the lock of a request, and look meanwhile whether its client is still there."""
+    path, query = request.path_params, request.query_params
+    values = {name: (query if name in lock.query else path).get(name) for name in lock.fields}
+    given = {name: value for name, value in values.items() if value is not None}
+    watch = _Watch(request)
+    try:
+        async with held(lock.on(client_of(request), given), watch.reason_to_leave) as lease:
+            yield lease
+    finally:
+        watch.close()
+
+
+class _Watch:
+    """Puts an inbox before a request, once somebody has to look whether its client has gone."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._inbox: Inbox | None = None
+
+    async def reason_to_leave(self) -> Exception:
+        # What is received is for the handler, and that has the request: nothing else can be put
+        # before it. Other than `is_disconnected()`, this loses no message.
+        self._inbox = Inbox(self._request.receive)
+        self._request._receive = self._inbox
+        await self._inbox.gone()
+        return Disconnected(GONE)
+
+    def close(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    found = problem(error)
+    return Response(found.body, found.status, found.headers, CONTENT_TYPE)
+
+
+def check(
+    routes: Iterable[BaseRoute],
+    locks_of: LocksOf,
+    prefix: str = "",
+) -> None:
+    """See that each path has what its locks need of it; the prefix is that of a mount."""
+    for route in routes:
+        for lock, path in locks_of(route):
+            lock.check_path(f"the path {prefix + path!r}", compile_path(prefix + path)[2])
+        if isinstance(route, Mount):
+            check(route.routes or (), locks_of, prefix + route.path)
+
+
+def _locks_of_route(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
+    lock = getattr(route.endpoint, _MARK, None) if isinstance(route, Route) else None
+    if isinstance(route, Route) and isinstance(lock, LockOf):
+        yield lock, route.path

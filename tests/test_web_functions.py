@@ -1,0 +1,107 @@
+"""Litestar and Quart: what the others have not."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from litestar import Litestar, Request, Response, get
+from litestar.di import NamedDependency, Provide
+from litestar.params import FromPath
+from quart import Quart
+
+import aiolock
+from aiolock import Lease
+from aiolock.integrations import litestar, quart
+
+
+async def no_parameter(order: str, lease: Lease) -> None:
+    """A handler."""
+
+
+@pytest.mark.parametrize("framework", [litestar, quart], ids=["litestar", "quart"])
+def test_declared_in_a_wrong_way(framework: Any) -> None:
+    """A field is a parameter of the function, which is async; the texts say so."""
+    with pytest.raises(ValueError, match=r"needs item, .* no_parameter\(\) are order, lease"):
+        framework.locked("{item}")(no_parameter)
+    with pytest.raises(ValueError, match="needs lease"):
+        framework.locked("{lease}")(no_parameter)
+    with pytest.raises(TypeError, match="async functions"):
+        framework.locked("{order}")(lambda order: order)
+    assert framework.locked("{order}")(no_parameter).__name__ == "no_parameter"
+
+
+def test_set_up_in_a_wrong_way() -> None:
+    """The texts say what to do."""
+    app = Quart(__name__)
+    with pytest.raises(TypeError, match=r"connect\(\)"):
+        quart.setup(app, "memory://")  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(TypeError, match=r"connect\(\)"):
+        litestar.Locks("memory://")  # type: ignore[arg-type]  # that is the test
+    quart.setup(app, aiolock.connect("memory://"))
+    with pytest.raises(ValueError, match="already"):
+        quart.setup(app, aiolock.connect("memory://"))
+
+
+async def test_quart() -> None:
+    """Without a lease, with a handler of one's own, started twice, and not set up."""
+
+    @quart.locked("order:{order}", timeout=0)
+    async def view(order: int) -> str:
+        assert await quart.current_client().lock(f"order:{order}").locked()
+        return "done"
+
+    async def mine(error: Exception) -> tuple[str, int]:
+        return "mine", 418
+
+    client = aiolock.connect("memory://")
+    app = Quart(__name__)
+    app.register_error_handler(aiolock.AcquireTimeout, mine)
+    quart.setup(app, client)
+    app.add_url_rule("/<int:order>", view_func=view)
+    for _ in range(2):
+        async with app.test_app() as serving:
+            http = serving.test_client()
+            assert await (await http.get("/42")).get_data() == b"done"
+            async with client.lock("order:42"):
+                assert (await http.get("/42")).status_code == 418
+    other = Quart(__name__)
+    other.add_url_rule("/<int:order>", view_func=view)
+    assert (await other.test_client().get("/42")).status_code == 500
+
+
+async def test_litestar() -> None:
+    """A field from a dependency, a handler of one's own, and an application not set up."""
+
+    async def user(order: FromPath[int]) -> str:
+        return f"ada{order}"
+
+    @get("/{order:int}", dependencies={"user": Provide(user)})
+    @litestar.locked("order:{order}:{user}", timeout=0)
+    async def handler(
+        order: FromPath[int], user: NamedDependency[str], request: Request[Any, Any, Any]
+    ) -> bool:
+        return await litestar.client_of(request).lock(f"order:{order}:{user}").locked()
+
+    def mine(request: Request[Any, Any, Any], error: Exception) -> Response[str]:
+        return Response("mine", status_code=418)
+
+    client = aiolock.connect("memory://")
+    app = Litestar(
+        [handler],
+        plugins=[litestar.Locks(client)],
+        exception_handlers={aiolock.AcquireTimeout: mine},
+    )
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")  # type: ignore[arg-type]  # in types of its own
+    async with http:
+        for _ in range(2):
+            async with app.lifespan():
+                assert (await http.get("/42")).json() is True
+                async with client.lock("order:42:ada42"):
+                    reply = await asyncio.create_task(http.get("/42"))
+                    assert reply.status_code == 418
+        assert (await http.get("/schema/openapi.json")).json()["paths"].keys() == {"/{order}"}
+    other = Litestar([handler])
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(other), base_url="http://test")  # type: ignore[arg-type]  # in types of its own
+    async with http:
+        assert (await http.get("/42")).status_code == 500

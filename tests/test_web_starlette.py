@@ -1,0 +1,295 @@
+"""Starlette and FastAPI: what the others have not."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.middleware.gzip import GZipMiddleware
+from fastapi.responses import PlainTextResponse
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+import aiolock
+from aiolock import Lease
+from aiolock.integrations import fastapi, starlette
+from aiolock.stores.memory import MemoryServer
+from tests.failures import queued, until
+from tests.webapps.bodies import Bodies
+from tests.webapps.servers import build, serving
+
+
+@starlette.locked("order:{order}")
+async def order_endpoint(request: Request, lease: Lease) -> Response:
+    """An endpoint of Starlette."""
+    return PlainTextResponse(lease.name)
+
+
+async def start(app: Starlette) -> None:
+    """Run its lifespan."""
+    async with app.router.lifespan_context(app):
+        pass
+
+
+def called(app: Starlette) -> httpx.AsyncClient:
+    """Calls it without a server."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        Route("/{x}", order_endpoint),
+        Mount("/{order}", routes=[Mount("/a", routes=[Route("/b", order_endpoint)])]),
+    ],
+    ids=["route", "mount"],
+)
+async def test_a_field_that_the_path_has_not(route: Any) -> None:
+    """The application does not start; with the field in the mount's path, it does."""
+    app = Starlette(routes=[route])
+    client = aiolock.connect("memory://")
+    starlette.setup(app, client)
+    if isinstance(route, Mount):
+        await start(app)
+    else:
+        with pytest.raises(ValueError, match=r"'/\{x\}' has no 'order'"):
+            await start(app)
+
+
+async def test_a_field_that_no_path_of_fastapi_has() -> None:
+    """Nor does one of FastAPI, however the route came into it."""
+    router = APIRouter(prefix="/items/{item}")
+
+    async def nested(lease: Annotated[Lease, fastapi.locked("order:{order}")]) -> Lease:
+        return lease
+
+    @router.get("/")
+    async def get(lease: Annotated[Lease, Depends(nested, scope="function")]) -> None:
+        pass
+
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+    app.include_router(router, prefix="/orders/{order}")
+    await start(app)
+    app.include_router(router)
+    with pytest.raises(ValueError, match=r"'/items/\{item\}/' has no 'order'"):
+        await start(app)
+
+
+async def test_round_a_thread() -> None:
+    """A function that no loss could end is refused."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+
+    @app.get("/")
+    def get(lease: Annotated[Lease, fastapi.locked("x")]) -> None:
+        pass
+
+    with pytest.raises(TypeError, match="without async"):
+        await start(app)
+    with pytest.raises(TypeError, match="async functions"):
+        starlette.locked("x")(get)  # type: ignore[arg-type]  # that is the test
+
+
+async def test_set_up_in_a_wrong_way() -> None:
+    """The texts say what to do."""
+    app = FastAPI()
+    with pytest.raises(TypeError, match=r"connect\(\)"):
+        fastapi.setup(app, "memory://")  # type: ignore[arg-type]  # that is the test
+    fastapi.setup(app, aiolock.connect("memory://"))
+    with pytest.raises(ValueError, match="already"):
+        fastapi.setup(app, aiolock.connect("memory://"))
+    other = Starlette(routes=[Route("/{order}", order_endpoint)])
+    async with called(other) as http:
+        with pytest.raises(RuntimeError, match=r"setup\(app, client\)"):
+            await http.get("/1")
+
+
+async def test_the_store_is_down_at_the_start() -> None:
+    """The application does not start, and says why."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("redis://127.0.0.1:1/0"))
+    with pytest.raises(aiolock.StoreError, match=r"127\.0\.0\.1:1"):
+        await start(app)
+
+
+def test_started_twice() -> None:
+    """The lifespan opens the client, before the application's own, as often as it begins."""
+    begun = list[str]()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Any]]:
+        async with client.lock("start"):
+            begun.append(client.id)
+        yield {"number": len(begun)}
+
+    client = aiolock.connect("memory://")
+    app = FastAPI(lifespan=lifespan)
+    fastapi.setup(app, client)
+
+    @app.get("/{order}")
+    async def get(
+        request: Request,
+        order: str,
+        ours: fastapi.Client,
+        lease: Annotated[Lease, fastapi.locked("order:{order}")],
+    ) -> tuple[str, int, bool]:
+        return lease.name, request.state.number, await ours.lock(lease.name).locked()
+
+    async def run() -> None:
+        number = len(begun) + 1
+        async with app.router.lifespan_context(app) as state:
+            transport = httpx.ASGITransport(Stated(app, dict(state or {})))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+                assert (await http.get("/x")).json() == ["order:x", number, True]
+                assert (await http.get("/openapi.json")).status_code == 200
+
+    asyncio.run(run())
+    asyncio.run(run())
+    assert len(set(begun)) == 2
+
+
+class Stated:
+    """A server that hands on the state of the lifespan, as uvicorn does."""
+
+    def __init__(self, app: Any, state: dict[str, Any]) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app({**scope, "state": dict(self._state)}, receive, send)
+
+
+async def test_mounted() -> None:
+    """An application in another has the same client, and handlers of its own."""
+    memory = MemoryServer()
+    client = aiolock.connect(memory)
+    inner, outer = FastAPI(), Starlette()
+    fastapi.setup(inner, client)
+    starlette.setup(outer, client)
+    outer.mount("/inner/{shop}", inner)
+
+    @inner.get("/{order}")
+    async def get(
+        order: str, lease: Annotated[Lease, fastapi.locked("{shop}:{order}", timeout=0)]
+    ) -> str:
+        return lease.name
+
+    async with outer.router.lifespan_context(outer), called(outer) as http:
+        assert (await http.get("/inner/a/42")).json() == "a:42"
+        async with aiolock.connect(memory) as others, others.lock("a:42"):
+            assert (await http.get("/inner/a/42")).status_code == 409
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_answers_of_ones_own(before: bool) -> None:  # a parameter of pytest
+    """They win, whenever they were given."""
+    client = aiolock.connect("memory://")
+
+    async def mine(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("mine", 418)
+
+    app = FastAPI(exception_handlers={aiolock.AcquireTimeout: mine} if before else None)
+    fastapi.setup(app, client)
+    if not before:
+        app.add_exception_handler(aiolock.AcquireTimeout, mine)
+
+    @app.get("/")
+    async def get(lease: Annotated[Lease, fastapi.locked("x", timeout=0)]) -> None:
+        pass
+
+    async with app.router.lifespan_context(app), called(app) as http, client.lock("x"):
+        assert (await asyncio.create_task(http.get("/"))).status_code == 418
+
+
+async def test_what_the_handler_raises() -> None:
+    """It is answered as ever, and the lock is given back before the response is sent."""
+    client = aiolock.connect("memory://")
+    app = FastAPI()
+    fastapi.setup(app, client)
+
+    async def slow() -> AsyncGenerator[bytes]:
+        yield str(await client.lock("x").locked()).encode()
+
+    @app.get("/stream")
+    async def stream(lease: Annotated[Lease, fastapi.locked("x")]) -> Response:
+        from fastapi.responses import StreamingResponse
+
+        return StreamingResponse(slow())
+
+    @app.get("/error")
+    async def error(lease: Annotated[Lease, fastapi.locked("x")]) -> None:
+        raise fastapi_error(418)
+
+    async with app.router.lifespan_context(app), called(app) as http:
+        assert (await http.get("/stream")).text == "False"
+        assert (await http.get("/error")).status_code == 418
+        assert not await client.lock("x").locked()
+
+
+async def test_under_other_middleware() -> None:
+    """Middleware that has tasks of its own, and receives by itself, changes nothing."""
+
+    async def plain(request: Any, call: RequestResponseEndpoint) -> Response:
+        return await call(request)
+
+    memory = MemoryServer()
+    app = FastAPI()
+    app.add_middleware(BaseHTTPMiddleware, dispatch=plain)
+    fastapi.setup(app, aiolock.connect(memory))
+    app.add_middleware(BaseHTTPMiddleware, dispatch=plain)
+    app.add_middleware(GZipMiddleware)
+
+    @app.post("/{order}")
+    async def post(
+        request: Request,
+        order: str,
+        lease: Annotated[Lease, fastapi.locked("{order}", timeout=60)],
+    ) -> str:
+        return (await request.body()).decode()
+
+    async with (
+        app.router.lifespan_context(app),
+        called(app) as http,
+        aiolock.connect(memory) as others,
+    ):
+        async with others.lock("42"):
+            asked = asyncio.create_task(http.post("/42", content=b"work"))
+            await queued(others.lock("42"), 1)
+            await asyncio.sleep(0.1)  # somebody looks whether the client is there
+        assert (await asked).json() == "work"
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_interrupted_under_other_middleware(before: bool) -> None:  # a parameter of pytest
+    """Who is interrupted is told so, wherever such middleware stands."""
+
+    async def plain(request: Any, call: RequestResponseEndpoint) -> Response:
+        return await call(request)
+
+    bodies = Bodies(aiolock.connect("memory://"))
+    app = build("fastapi", bodies)
+    if before:
+        app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=plain))
+    else:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=plain)
+    async with httpx.AsyncClient(timeout=30) as http:
+        async with serving("fastapi", app, grace=0.05) as url:
+            asked = [asyncio.create_task(http.post(f"{url}/orders/42")) for _ in range(2)]
+            await until(lambda: bodies.entered)
+            await queued(bodies.client.lock("order:42"), 1)
+        for each in asked:
+            assert (await each).json()["code"] == "shutting_down"
+
+
+def fastapi_error(status: int) -> Exception:
+    """What FastAPI answers with this status."""
+    from fastapi import HTTPException
+
+    return HTTPException(status)

@@ -1,0 +1,62 @@
+"""What type checkers see of the web integrations. Checked by mypy and pyright; never run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, assert_type
+
+from aiohttp import web
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+import aiolock
+from aiolock import Lease
+from aiolock.integrations import aiohttp, fastapi, quart, starlette
+
+app = FastAPI()
+fastapi.setup(app, aiolock.connect("memory://"))
+fastapi.setup(app, "memory://")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a client
+fastapi.locked("x", timeout="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # seconds
+fastapi.locked("x", patience=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # no such option
+
+
+@app.post("/orders/{order}")
+async def with_fastapi(
+    order: str, lease: Annotated[Lease, fastapi.locked("order:{order}")], locks: fastapi.Client
+) -> None:
+    """The lease and the client have their types."""
+    assert_type(lease, Lease)
+    assert_type(locks, aiolock.LockClient)
+
+
+@starlette.locked("order:{order}", timeout=2)
+async def with_starlette(request: Request, lease: Lease) -> Response:
+    """An endpoint is one that takes its request alone."""
+    assert_type(starlette.client_of(request), aiolock.LockClient)
+    return Response()
+
+
+assert_type(with_starlette, Callable[[Request], Coroutine[Any, Any, Response]])
+
+
+@aiohttp.locked("order:{order}")
+async def with_aiohttp(request: web.Request, lease: Lease) -> web.Response:
+    """So is a handler."""
+    assert_type(request.config_dict[aiohttp.KEY], aiolock.LockClient)
+    return web.Response()
+
+
+assert_type(with_aiohttp, Callable[[web.Request], Coroutine[Any, Any, web.Response]])
+
+
+@quart.locked("order:{order}")
+async def with_quart(order: str, lease: Lease) -> str:
+    """A view returns what it did."""
+    assert_type(quart.current_client(), aiolock.LockClient)
+    return order
+
+
+async def called() -> None:
+    """As said."""
+    assert_type(await with_quart("42"), str)

@@ -1,0 +1,1 @@
+"""The same small application in each web framework: see `Bodies`."""
