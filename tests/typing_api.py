@@ -52,7 +52,7 @@ async def describing(client: aiolock.LockClient) -> None:
     assert_type(await lock.break_(), bool)
     lock.name = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # read-only
     client.lock("a", on_lost="kill")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
-    client.lock("a", 30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only
+    client.lock("a", 30)  # type: ignore[call-arg, arg-type, unused-ignore]  # pyright: ignore[reportCallIssue]  # by name only
 
 
 async def describing_more(client: aiolock.LockClient) -> None:
@@ -278,4 +278,4 @@ def threads(client: aiolock.sync.LockClient) -> None:
 
     assert_type(delivered(1), str | None)
     client.lock("a", on_lost="kill")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
-    client.lock("a", 30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only
+    client.lock("a", 30)  # type: ignore[call-arg, arg-type, unused-ignore]  # pyright: ignore[reportCallIssue]  # by name only
