@@ -375,6 +375,23 @@ def test_once(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> N
     assert sorted(map(str, threads.map(ship, [1, 1, 2]))) == ["None", "shipped 1", "shipped 2"]
 
 
+def test_outcome(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+    """What came of it, for whoever asks; nothing is kept of what failed."""
+    once = client.once("a", remember=60)
+
+    def fails(lease: aiolock.sync.Lease) -> str:
+        raise ZeroDivisionError(lease.fence)
+
+    with pytest.raises(ZeroDivisionError):
+        once.outcome(fails)
+    outcomes = list(threads.map(lambda n: once.outcome(lambda _: f"by {n}"), range(3)))
+    assert len({outcome.result for outcome in outcomes}) == 1
+    assert sorted(outcome.first for outcome in outcomes) == [False, False, True]
+    with pytest.raises(ValueError, match="65536"):
+        client.once("b", remember=60).outcome(lambda _: "x" * 70_000)
+    assert client.once("b", remember=60).outcome(lambda _: "done").first
+
+
 def test_locked(client: aiolock.sync.LockClient) -> None:
     """A decorated function runs under its lock."""
 
@@ -988,7 +1005,7 @@ def test_as_for_tasks(kind: str) -> None:
 def test_all_kinds() -> None:
     """What tasks have, threads have, but for what only makes sense with `await`, and data."""
     beside = {"Acquisition", "Leader", "LeaseState", "Observer", "Store", "web"}
-    beside |= {"Blocked", "Deadlock", "LockRequest", "Party", "Status"}
+    beside |= {"Blocked", "Deadlock", "LockRequest", "Outcome", "Party", "Status"}
     errors = {name for name in aiolock.__all__ if hasattr(aiolock.errors, name)}
     assert set(aiolock.__all__) - beside - errors == {*KINDS, "connect"}
     assert called(aiolock.connect) == called(aiolock.sync.connect)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from types import CoroutineType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -37,6 +38,14 @@ class Outcome(NamedTuple):
     result: str
     first: bool
     """Whether it was done now; it was done before, if not."""
+
+
+@dataclass
+class Doing:
+    """A body that does it, and what it returns."""
+
+    lease: Lease
+    result: object = None
 
 
 class Once:
@@ -160,21 +169,30 @@ class Once:
         nothing is remembered. `StoreError` when nobody knows; also where the store has lost the
         result of what is done, or it was done by ``async with``, which has none.
         """
+        async with self._asked() as found:
+            if isinstance(found, Outcome):
+                return found
+            result = found.result = await work(found.lease)
+        return Outcome(result, first=True)
+
+    @asynccontextmanager
+    async def _asked(self) -> AsyncGenerator[Outcome | Doing, None]:
+        """What came of it when it was done before; or a body that is to say what comes of it."""
         acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)
         try:
             lease = await acquisition.__aenter__()
         except AlreadyDone:
-            return Outcome(await self._kept(), first=False)
-        error: BaseException | None = None
+            yield Outcome(await self._kept(), first=False)
+            return
+        doing, error = Doing(lease), None
         try:
-            result = await work(lease)
-            await self._keep(lease.fence, result)
+            yield doing
+            await self._keep(lease.fence, doing.result)
         except BaseException as raised:
             error = raised
             raise
         finally:
             await self._close(acquisition, lease, error)
-        return Outcome(result, first=True)
 
     async def _keep(self, fence: int, result: object) -> None:
         if not isinstance(result, str):

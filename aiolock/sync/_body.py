@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import aiolock
 from aiolock._engine.entered import Entered
 from aiolock._engine.scope import Scope
+from aiolock._locks.once import Doing
 from aiolock.errors import ClientClosed
 from aiolock.sync._portal import Portal, process
 from aiolock.sync._thread import Agent, caller, current_task, leave
@@ -89,7 +90,7 @@ def _relied_on(value: object) -> tuple[aiolock.Lease, ...]:
         return (value,)
     if isinstance(value, aiolock.MultiLease):
         return tuple(value.leases.values())
-    return (value.lease,) if isinstance(value, aiolock.Term) else ()
+    return (value.lease,) if isinstance(value, aiolock.Term | Doing) else ()
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 import aiolock
 from aiolock._engine.policy import LONGEST_LABEL, Seconds, checked_name
@@ -31,7 +31,7 @@ from aiolock.sync._portal import Portal, process
 from aiolock.sync._thread import caller, check_thread
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
     from aiolock.stores.memory import MemoryServer
 
@@ -41,13 +41,14 @@ T = TypeVar("T")
 
 
 def connect(
-    target: str | Redis | MemoryServer | Store,
+    target: str | Redis | RedisCluster | MemoryServer | Store,
     *,
     prefix: str = "aiolock",
     ttl: Seconds = 30.0,
     label: str | None = None,
     observer: Observer | Sequence[Observer] = (),
     deadlock_after: Seconds | None = 10.0,
+    replicas: int | Literal["all"] | None = None,
 ) -> LockClient:
     """A client of the lock store at ``target``, for threads; no I/O until it is first used.
 
@@ -63,6 +64,7 @@ def connect(
             label=label,
             observer=observer,
             deadlock_after=deadlock_after,
+            replicas=replicas,
         )
     )
 

@@ -13,6 +13,7 @@ import aiolock
 from aiolock._engine.policy import Seconds
 from aiolock._locks.lock import DEFAULT, Default
 from aiolock._locks.naming import naming
+from aiolock._locks.once import Doing
 from aiolock.errors import LeaseLost, StoreError
 from aiolock.store import Status
 from aiolock.sync._body import Entrance, Opened, enter
@@ -62,6 +63,26 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
     def break_(self, fence: int | None = None) -> bool:
         """Take it from whoever is doing it, and let the next do it: as `Lock.break_`."""
         return self._client.call(lambda: self._once.break_(fence))
+
+    def outcome(self, work: Callable[[Lease], str]) -> aiolock.Outcome:
+        """Do it, and keep what it returns; or what it returned when it was done before.
+
+        As `aiolock.Once.outcome`; ``work`` is a function, called in this thread.
+        """
+        portal = self._client.portal()
+        body = enter(portal, self._once._asked)
+        try:
+            found = body.value
+            if isinstance(found, Doing):
+                result = found.result = work(Lease(portal, found.lease))
+                outcome = aiolock.Outcome(result, first=True)
+            else:
+                outcome = found
+        except BaseException as error:
+            body.leave(error)
+            raise
+        body.leave(None)
+        return outcome
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
         """Decorate a function: each call is one delivery; None where it is done already."""
