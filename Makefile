@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # Processes that share the tests, and the Pythons that the built wheel is tested on.
-JOBS ?= 4
+JOBS ?= 6
 WHEEL_PYTHONS ?= 3.12 3.13
 # The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
 STORES ?=

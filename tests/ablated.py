@@ -28,6 +28,9 @@ OPTIONS = [
     "--timeout-method=thread",
 ]
 
+PATIENCE = 3.0
+"""Seconds for which a test waits for what does not come, where it would wait for longer."""
+
 
 def run(test: str, folder: Path, *, seconds: float, limit: float) -> tuple[int, str]:
     """Its exit code, and what it printed. The package is ``folder / "aiolock"``.
@@ -62,6 +65,7 @@ def _run(arguments: Sequence[str], folder: str, printed: str) -> None:
     # The other package goes before the real one, also in the processes that the test starts.
     sys.path[:0] = [folder, str(ROOT)]
     os.environ |= {"PYTHONPATH": folder, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    os.environ["AIOLOCK_TEST_PATIENCE"] = str(PATIENCE)  # it waits in vain
     import pytest
 
     assert "aiolock" not in sys.modules

@@ -2212,7 +2212,7 @@ SAFEGUARDS = (
         "  redis.call('ZREM', QUEUE, head) --",
         "  redis.call('ZREM', HOLDERS, grant)\n  redis.call('ZREM', QUEUE, head) --",
         "test_redis_cluster.py::test_handed_on_while_the_slot_is_moving[locks]",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "… nor where locks are shared",
@@ -2220,7 +2220,7 @@ SAFEGUARDS = (
         "  redis.call('ZADD', HOLDERS, COUNTERS, ANCHOR)\n",
         "",
         "test_redis_cluster.py::test_handed_on_while_the_slot_is_moving[readers]",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "who waits listens at every master",
