@@ -2429,6 +2429,22 @@ SAFEGUARDS = (
         "test_idempotency.py::test_another_request_with_the_same_key",
         seconds=10,
     ),
+    Safeguard(
+        "what waits for a node waits no longer than any command",
+        "stores/redis/_cluster.py",
+        "                until = command.born + COMMAND_TIMEOUT\n",
+        "                until = command.born + 99\n",
+        "test_redis_cluster.py::test_what_is_sent_on_to_a_node_that_never_serves[in_time]",
+        seconds=14,
+    ),
+    Safeguard(
+        "… nor than its client is open",
+        "stores/redis/_cluster.py",
+        "        for command in list(self._limits):\n",
+        "        for command in []:\n",
+        "test_redis_cluster.py::test_what_is_sent_on_to_a_node_that_never_serves[when_it_is_closed]",
+        seconds=14,
+    ),
 )
 
 

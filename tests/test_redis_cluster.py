@@ -610,3 +610,30 @@ async def test_whoever_is_gone_and_hangs_is_not_waited_for(
     assert used._pipe._link.wire is None
     assert used._subscription._link.wire is None
     server.resume()
+
+
+@pytest.mark.parametrize("ends", ["in_time", "when_it_is_closed"])
+async def test_what_is_sent_on_to_a_node_that_never_serves(
+    own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """It fails in the time that a command has, or with the client: nobody waits for ever."""
+    limit = 2.0 if ends == "in_time" else 60.0
+    monkeypatch.setattr("aiolock.stores.redis._cluster.COMMAND_TIMEOUT", limit)
+    store = store_at(own_cluster, prefix)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with Peer(store) as ann:
+            (used,) = [node for node in store._topology.nodes.values() if node.ready]
+            server = next(node for node in own_cluster.masters if node.port == used.address[1])
+            name = f"lock:{name_at(own_cluster, server)}"
+            server.pause()
+            answer = ann.store.resize(name, 1, 1, 1000)
+            other = store._node_at(("127.0.0.1", mute.getsockname()[1]))
+            store._topology.assign(slot_of(name), other)
+            store._hand_on(used, {slot_of(name)})
+            if ends == "in_time":
+                with pytest.raises(StoreError):
+                    await asyncio.wait_for(answer, 8)
+            else:
+                assert not answer.done()
+        server.resume()
+        assert isinstance(answer.exception(), StoreError)

@@ -40,6 +40,7 @@ from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._opening import opened
 from aiolock.stores.redis._parked import Parked, copied
+from aiolock.stores.redis._pipe import COMMAND_TIMEOUT
 from aiolock.stores.redis._scripts import Range, said_of
 from aiolock.stores.redis._seeds import Seeds
 from aiolock.stores.redis._slots import SLOTS, Address, Redirect, slot_of, slot_of_key
@@ -79,6 +80,10 @@ class ClusterStore:
         """Nodes that are gone, while they are being disconnected from."""
         self._homeless = list[Parked]()
         """What is about slots that no master has."""
+        self._stranded = list[list[Command]]()
+        """The same of what was sent to masters that had them; each of one slot."""
+        self._limits = dict[Command, asyncio.TimerHandle]()
+        """Of commands that no pipe looks after: until when they wait."""
         self._said: dict[str, bytes] = {}
         """What clients say of themselves, by their ids."""
 
@@ -168,6 +173,9 @@ class ClusterStore:
         while left := [node for node in nodes.values() if not node.gone]:
             await asyncio.gather(*(node.leave() for node in left))
         nodes.clear()
+        self._stranded.clear()
+        for command in list(self._limits):
+            self._give_up(command)
 
     # The slots
 
@@ -210,6 +218,9 @@ class ClusterStore:
         homeless, self._homeless = self._homeless, []
         for parked in homeless:
             self._park(parked)
+        stranded, self._stranded = self._stranded, []
+        for commands in stranded:
+            self._go_to_owner(commands)
 
     def _node_at(self, address: Address) -> Node:
         node = self._topology.nodes.get(address)
@@ -237,12 +248,36 @@ class ClusterStore:
         by_slot: dict[int, list[Command]] = {}
         for command in commands:
             by_slot.setdefault(command.slot, []).append(command)
-        for slot, of_slot in by_slot.items():
-            owner = self._topology.owners[slot]
-            if owner is not None:
-                self._pass(of_slot, owner)
+        for of_slot in by_slot.values():
+            self._go_to_owner(of_slot)
         for each in parked:
             self._park(each)
+
+    def _go_to_owner(self, commands: list[Command]) -> None:
+        """These of one slot go to the master that has it, once one has."""
+        owner = self._topology.owners[commands[0].slot]
+        if owner is not None:
+            self._pass(commands, owner)
+        else:
+            self._limit(commands)
+            self._stranded.append(commands)
+            self._news.set()
+
+    def _limit(self, commands: list[Command]) -> None:
+        """They wait for no longer than any command, though no pipe looks after them."""
+        for command in commands:
+            if command not in self._limits and not command.future.done():
+                until = command.born + COMMAND_TIMEOUT
+                self._limits[command] = self._loop.call_at(until, self._give_up, command)
+                command.future.add_done_callback(partial(self._limitless, command))
+
+    def _limitless(self, command: Command, _: asyncio.Future[Any]) -> None:
+        if (timer := self._limits.pop(command, None)) is not None:
+            timer.cancel()
+
+    def _give_up(self, command: Command) -> None:
+        if not command.future.done():
+            command.future.set_exception(self._unreachable(command.slot)(command.times == 0))
 
     # What the nodes say (see `Neighbours`)
 
@@ -267,6 +302,8 @@ class ClusterStore:
 
     def _pass(self, commands: list[Command], node: Node, *, asking: bool = False) -> None:
         hops = commands[0].hops = commands[0].hops + 1
+        if not node.ready:
+            self._limit(commands)
         node.dial(self._client, self._inbox)
         if hops % _HOPS or not node.ready:
             node.take_over(commands, asking=asking)
