@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import pytest
@@ -243,19 +243,18 @@ async def test_connections(own_cluster: Cluster, prefix: str) -> None:
 
 async def test_who_waits_listens_everywhere(own_cluster: Cluster, prefix: str) -> None:
     """Its slot may move to any master, and there it would be taken for dead."""
-    async with (
-        aiolock.connect(own_cluster.url, prefix=prefix) as ann,
-        aiolock.connect(own_cluster.url, prefix=prefix) as bob,
-    ):
+
+    def heard(client: aiolock.LockClient) -> list[int]:
+        channel = f"{prefix}:push:{client.id}"
+        return [node.call("PUBSUB", "NUMSUB", channel)[1] for node in own_cluster.masters]
+
+    async with aiolock.connect(own_cluster.url, prefix=prefix) as ann, AsyncExitStack() as stack:
+        bob = await stack.enter_async_context(aiolock.connect(own_cluster.url, prefix=prefix))
+        while heard(bob) == [1, 1, 1]:  # one that was slow to answer, so that it asked the others
+            bob = await stack.enter_async_context(aiolock.connect(own_cluster.url, prefix=prefix))
         lease = await ann.lock("a").acquire()
         second = asking(bob.lock("a"))
-        channel = f"{prefix}:push:{bob.id}"
-
-        def listens() -> bool:
-            heard = [node.call("PUBSUB", "NUMSUB", channel)[1] for node in own_cluster.masters]
-            return heard == [1, 1, 1]
-
-        await until(listens)
+        await until(lambda: heard(bob) == [1, 1, 1])
         await lease.release()
         await (await second).release()
 

@@ -725,10 +725,11 @@ def test_interrupted_too_late(
 async def test_ctrl_c(server: RedisServer, prefix: str, peek: Peek) -> None:
     """It ends the wait, which leaves nothing in the queue, and the body, which gives it back."""
     source = """
-        import sys, time
+        import signal, sys
         import aiolock.sync
         from tests.procs import say
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
         client = aiolock.sync.connect(sys.argv[1], prefix=sys.argv[2])
         lock = client.lock("lock")
         client.open()
