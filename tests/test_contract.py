@@ -234,6 +234,14 @@ class TestRedisClusterClient(TestRedisCluster):
         return from_client(redis.asyncio.RedisCluster("127.0.0.1", port), self._prefix)
 
 
+class TestRedisClusterSharded(TestRedisCluster):
+    """The same, with pushes that stay within their shard."""
+
+    def store(self) -> Store:
+        """Another store that is spoken to by shard channels."""
+        return from_url(f"{self._cluster.url}?push=sharded", self._prefix)
+
+
 class TestRedisUnixSocket(TestRedis):
     """A real server, by its unix socket."""
 

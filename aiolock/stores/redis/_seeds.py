@@ -31,6 +31,8 @@ class Seeds:
     options: dict[str, Any]
     remap: Callable[[Address], Address] = _as_is
     """Where a node is for us that says to be elsewhere."""
+    sharded: bool = False
+    """Whether pushes are to stay within their shard (see `_sharded`)."""
 
     def pool(self, address: Address) -> ConnectionPool:
         """What connects to the node there."""
