@@ -1,6 +1,6 @@
 """A Redis Cluster beside one server: a free lock, a crowd, hand-offs, and the servers' work.
 
-Each cluster twice: by pushes that go to all of its nodes, and by those that stay within their shard.
+Each cluster twice: with pushes that go to all its nodes, and with those that stay in their shard.
 
     python benchmarks/cluster.py [--quick]
 
@@ -32,7 +32,7 @@ TASKS = 200
 PUSHES = {"": "broadcast", ", sharded": "sharded"}
 """As the rows say it, and the URL."""
 IDLE = 0.5
-"""Seconds for which a cluster is left alone, to see what its nodes say to each other by themselves."""
+"""Seconds for which all is left alone, to see what the servers use then."""
 
 
 class Place:

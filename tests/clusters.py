@@ -15,6 +15,8 @@ from redis.exceptions import RedisError
 from tests.servers import RedisServer
 
 SLOTS: Final = 16384
+PUSHES: Final = ("broadcast", "sharded")
+"""What the option of a URL may be by which pushes go."""
 NODE_TIMEOUT: Final = 2000
 """Milliseconds of silence after which a node is taken for down, and a replica takes its place."""
 

@@ -2261,6 +2261,37 @@ SAFEGUARDS = (
         "test_redis_cluster.py::test_snapshot_while_a_slot_moves",
         seconds=20,
     ),
+    Safeguard(
+        "what nobody hears within its shard is published",
+        f"{LUA}/tell.lua",
+        "    if heard ~= 0 and type(heard) == 'number' then\n",
+        "    if heard then\n",
+        "test_redis_sharded.py::test_a_name_that_moves",
+        seconds=20,
+    ),
+    Safeguard(
+        "a waiter keeps its tag when its slot moves",
+        "stores/redis/_sharded.py",
+        "        return next(tag for since, tag in reversed(tags) if since <= number)\n",
+        "        return now\n",
+        "test_redis_cluster.py::test_a_waiter_keeps_its_tag",
+    ),
+    Safeguard(
+        "who has lost a shard channel listens on another",
+        "stores/redis/_cluster.py",
+        "            node.slots_changed()\n",
+        "            pass\n",
+        "test_redis_sharded.py::test_a_channel_that_moves",
+        seconds=40,
+    ),
+    Safeguard(
+        "a shard channel that is refused breaks no subscription",
+        "stores/redis/_sharded.py",
+        "        if isinstance(message, Refusal) and code_of(message) in REDIRECTS:\n",
+        "        if False:\n",
+        "test_redis_sharded.py::test_a_master_that_does_not_take_the_channel",
+        seconds=20,
+    ),
 )
 
 

@@ -26,12 +26,10 @@ from aiolock.stores.redis._sharded import Tags
 from aiolock.stores.redis._slots import Redirect, slot_of, slot_of_key, tag_in
 from aiolock.stores.redis._urls import seeds_at
 from aiolock.testing import Peer
-from tests.clusters import SLOTS, Cluster, Node, add_slots
+from tests.clusters import PUSHES, SLOTS, Cluster, Node, add_slots
 from tests.failures import until
 from tests.servers import RedisServer
 from tests.worlds import asking, queued
-
-PUSHES = ("", "?push=sharded")
 
 
 def store_at(cluster: Cluster, prefix: str) -> ClusterStore:
@@ -395,8 +393,8 @@ async def move_under(cluster: Cluster, name: str, step: Callable[[], Any]) -> No
 async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str, push: str) -> None:
     """Who holds the lock goes on to hold it; who waits keeps the place, and gets it."""
     async with (
-        aiolock.connect(own_cluster.url + push, prefix=prefix) as ann,
-        aiolock.connect(own_cluster.url + push, prefix=prefix) as bob,
+        aiolock.connect(f"{own_cluster.url}?push={push}", prefix=prefix) as ann,
+        aiolock.connect(f"{own_cluster.url}?push={push}", prefix=prefix) as bob,
     ):
         lease = await ann.lock("a").acquire()
         waiting = [asking(each.lock("a")) for each in (bob, ann, bob)]
