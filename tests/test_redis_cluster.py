@@ -127,6 +127,11 @@ def test_url() -> None:
     assert seeds.kind is SSLConnection
     options = {"username": "ann", "password": "p@ss", "ssl_ca_certs": "ca.pem"}
     assert seeds.options == options
+    assert not seeds.sharded
+    seeds = seeds_at("redis+cluster://h1?push=sharded&client_name=a%20b")
+    assert seeds.sharded
+    assert seeds.options == {"client_name": "a b"}
+    assert "redis+cluster://h1:6379?push=sharded" in str(seeds)
     shown = repr(aiolock.connect("redis+cluster://ann:p%40ss@h1"))
     assert "redis+cluster://h1:6379" in shown
     assert "ss" not in shown.partition("://")[2]

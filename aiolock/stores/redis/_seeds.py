@@ -41,7 +41,8 @@ class Seeds:
 
     def __str__(self) -> str:
         scheme = "rediss" if issubclass(self.kind, SSLConnection) else "redis"
-        return f"{scheme}+cluster://{','.join(f'{host}:{port}' for host, port in self.addresses)}"
+        nodes = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        return f"{scheme}+cluster://{nodes}{'?push=sharded' * self.sharded}"
 
 
 def seeds_of(client: RedisCluster) -> Seeds:

@@ -17,9 +17,11 @@ from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.store import Form, Waiter
+from aiolock.store import Form, Inbox, Waiter
+from aiolock.stores._links import Links
 from aiolock.stores.redis._codec import tagged
 from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of
+from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Neighbours, Node
 from aiolock.stores.redis._scripts import bulk, command
 from aiolock.stores.redis._slots import Address, slot_of
@@ -52,15 +54,31 @@ class Tags:
 class ShardSubscription(Subscription):
     """Listens on the shard channel, too."""
 
-    channel: Callable[[], str] = staticmethod(str)
-    """Which that is now; empty where there is none."""
-    has_moved: Callable[[], None] = staticmethod(lambda: None)
-    """Called when its slot has gone to another node."""
-    _listens_on = ""
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        names: Names,
+        client: str,
+        inbox: Inbox,
+        links: Links,
+        *,
+        again: Callable[[], None],
+        is_new: Callable[[bytes], bool] | None,
+        channel: Callable[[], str],
+        has_moved: Callable[[], None],
+    ) -> None:
+        """``channel`` says which that is now, empty where there is none.
+
+        ``has_moved`` is called when its slot has gone to another node.
+        """
+        super().__init__(pool, names, client, inbox, links, again=again, is_new=is_new)
+        self._channel = channel
+        self._has_moved = has_moved
+        self._listens_on = ""
 
     def listen(self) -> None:
         """Subscribe to the channel of now, unless that was done."""
-        channel = self.channel()
+        channel = self._channel()
         if channel and channel != self._listens_on and self._link.wire is not None:
             self._listens_on = channel
             self._link.wire.write(command("SSUBSCRIBE", channel), at_once=True)
@@ -84,7 +102,7 @@ class ShardSubscription(Subscription):
         elif message[0] == b"sunsubscribe":
             if message[1] == self._listens_on.encode():
                 self._listens_on = ""
-                self.has_moved()
+                self._has_moved()
         else:
             super()._told(message)
 
@@ -106,13 +124,13 @@ class ShardedNode(Node):
         self._tags = tags
 
     def _make_subscription(self) -> Subscription:
-        made = ShardSubscription(
+        return ShardSubscription(
             *(self._pool, self._names, self._client, self._inbox, self._links),
             again=self._ask_whether_heard,
             is_new=self._is_new,
+            channel=self._channel,
+            has_moved=self._cluster.is_missing,
         )
-        made.channel, made.has_moved = self._channel, self._cluster.is_missing
-        return made
 
     def _channel(self) -> str:
         return self._names.shard_channel(self.tag, self._client) if self.tag else ""
