@@ -382,7 +382,7 @@ SAFEGUARDS = (
     Safeguard(
         "whoever waits for it is told",
         f"{LUA}/finish.lua",
-        "      redis.pcall('PUBLISH', CHANNELS .. client, 'd ' .. HOLDERS)\n",
+        "      tell(other, client, 'd ' .. HOLDERS)\n",
         "",
         "test_contract.py::TestRedis::test_finish",
     ),
@@ -405,7 +405,7 @@ SAFEGUARDS = (
     Safeguard(
         "whoever waits for it to open is told",
         f"{LUA}/close.lua",
-        "    redis.pcall('PUBLISH', CHANNELS .. (first:match(CLIENT) or first), 'd ' .. HOLDERS)\n",
+        "    tell(first, first:match(CLIENT) or first, 'd ' .. HOLDERS)\n",
         "",
         "test_contract.py::TestRedis::test_closing_is_told",
     ),
@@ -2283,6 +2283,14 @@ SAFEGUARDS = (
         "            pass\n",
         "test_redis_sharded.py::test_a_channel_that_moves",
         seconds=40,
+    ),
+    Safeguard(
+        "a heartbeat stays within its shard",
+        "stores/redis/_sharded.py",
+        "(count + 1, arguments + bulk(channel)) if channel else (count, arguments)\n",
+        "(count, arguments)\n",
+        "test_redis_sharded.py::test_pushes_stay_within_their_shard",
+        seconds=20,
     ),
     Safeguard(
         "a shard channel that is refused breaks no subscription",

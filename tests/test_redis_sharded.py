@@ -75,9 +75,11 @@ async def hand_over(giver: aiolock.LockClient, taker: aiolock.LockClient, name: 
 
 
 async def test_pushes_stay_within_their_shard(own_cluster: Cluster, prefix: str) -> None:
-    """None of them goes to the other nodes: grants, losses and requests."""
+    """None of them goes to the other nodes: a client's words to itself, grants and losses."""
+    published = said(own_cluster, "publish")
     async with two(own_cluster, prefix) as (ann, bob):
-        published, sharded = said(own_cluster, "publish"), said(own_cluster, "spublish")
+        assert said(own_cluster, "publish") == published
+        sharded = said(own_cluster, "spublish")
         for name in "abcdefgh":
             await hand_over(ann, bob, name)
         lease = await ann.lock("b", on_lost="signal").acquire()
