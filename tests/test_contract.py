@@ -30,7 +30,7 @@ from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
 from aiolock.testing._faulty import GIVES_UP
 from aiolock.testing._peer import A_MOMENT, Grant, fresh_name
 from examples.document_store import Documents, DocumentStore
-from tests.clusters import Cluster
+from tests.clusters import SHARDS, Cluster
 from tests.databases import MariaDBServer, PostgresServer
 from tests.servers import RedisServer
 from tests.worlds import virtual
@@ -234,6 +234,7 @@ class TestRedisClusterClient(TestRedisCluster):
         return from_client(redis.asyncio.RedisCluster("127.0.0.1", port), self._prefix)
 
 
+@pytest.mark.skipif(not SHARDS, reason="this server has no shard channels")
 class TestRedisClusterSharded(TestRedisCluster):
     """The same, with pushes that stay within their shard."""
 

@@ -14,11 +14,13 @@ from aiolock.stores.redis import ClusterStore, from_url
 from aiolock.stores.redis._sharded import ShardedNode
 from aiolock.stores.redis._slots import SLOTS, slot_of, slot_of_key, tag_in
 from aiolock.testing import Peer
-from tests.clusters import Cluster, Node, add_slots
+from tests.clusters import SHARDS, Cluster, Node, add_slots
 from tests.failures import until
 from tests.worlds import asking, queued
 
 SHARDED = "?push=sharded"
+
+pytestmark = pytest.mark.skipif(not SHARDS, reason="this server has no shard channels")
 
 
 @pytest.fixture
