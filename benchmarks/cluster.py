@@ -1,9 +1,12 @@
 """A Redis Cluster beside one server: a free lock, a crowd, hand-offs, and the servers' work.
 
+Each cluster twice: with pushes that go to all its nodes, and with those that stay in their shard.
+
     python benchmarks/cluster.py [--quick]
 
 All in one process, in turn, each round beginning with another one. The figures of the servers'
-CPU are of all masters together: what is published goes to every one of them.
+CPU are of all masters together: what is published goes to every one of them. What they use
+while nobody does anything is measured before each round, and taken off.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ from tests.servers import RedisServer
 MASTERS = (3, 9)
 NAMES = 100
 TASKS = 200
+PUSHES = {"": "broadcast", ", sharded": "sharded"}
+"""As the rows say it, and the URL."""
+IDLE = 0.5
+"""Seconds for which all is left alone, to see what the servers use then."""
 
 
 class Place:
@@ -98,6 +105,13 @@ async def _opened(stack: AsyncExitStack, url: str, servers: Sequence[RedisServer
     return place
 
 
+async def _idle(place: Place) -> float:
+    """Seconds that all servers use in one second in which nobody asks for anything."""
+    cpu, began = place.cpu, time.perf_counter()
+    await asyncio.sleep(IDLE)
+    return (place.cpu - cpu) / (time.perf_counter() - began)
+
+
 async def measure(masters: Sequence[int], *, rounds: int, times: int) -> str:
     """A table: µs of each, and the servers' CPU for each."""
     async with AsyncExitStack() as stack:
@@ -106,17 +120,20 @@ async def measure(masters: Sequence[int], *, rounds: int, times: int) -> str:
         places = {"one server": await _opened(stack, server.url, [server])}
         for count in masters:
             cluster = Cluster(started, count)
-            title = f"{count} masters"
-            places[title] = await _opened(stack, cluster.url, cluster.nodes)
+            for title, push in PUSHES.items():
+                url = f"{cluster.url}?push={push}"
+                places[f"{count} masters{title}"] = await _opened(stack, url, cluster.nodes)
         found = {title: {work: list[tuple[float, float]]() for work in WORK} for title in places}
         titles = list(places)
         for _ in range(rounds):
             for work, do in WORK.items():
                 for title in titles:
+                    idle = await _idle(places[title])
                     cpu, began = places[title].cpu, time.perf_counter()
                     await do(places[title], times)
                     took = time.perf_counter() - began
-                    found[title][work].append((took, places[title].cpu - cpu))
+                    used = places[title].cpu - cpu - idle * took
+                    found[title][work].append((took, used))
             titles.append(titles.pop(0))
     lines = [
         f"| | {' | '.join(f'{work}, µs | servers, µs' for work in WORK)} |",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,9 +14,14 @@ from typing import Any, Final
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from tests.servers import RedisServer
+from tests.servers import BINARY, RedisServer
 
 SLOTS: Final = 16384
+_VERSION: Final = subprocess.run([BINARY, "--version"], capture_output=True, check=False).stdout
+SHARDS: Final = not re.search(rb"v=[1-6]\.", _VERSION)
+"""Whether the server has shard channels: Redis 7.0 and Valkey have them."""
+PUSHES: Final = ("broadcast", "sharded") if SHARDS else ("broadcast",)
+"""What the option of a URL may be by which pushes go."""
 NODE_TIMEOUT: Final = 2000
 """Milliseconds of silence after which a node is taken for down, and a replica takes its place."""
 

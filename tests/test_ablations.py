@@ -382,7 +382,7 @@ SAFEGUARDS = (
     Safeguard(
         "whoever waits for it is told",
         f"{LUA}/finish.lua",
-        "      redis.pcall('PUBLISH', CHANNELS .. client, 'd ' .. HOLDERS)\n",
+        "      tell(other, client, 'd ' .. HOLDERS)\n",
         "",
         "test_contract.py::TestRedis::test_finish",
     ),
@@ -405,7 +405,7 @@ SAFEGUARDS = (
     Safeguard(
         "whoever waits for it to open is told",
         f"{LUA}/close.lua",
-        "    redis.pcall('PUBLISH', CHANNELS .. (first:match(CLIENT) or first), 'd ' .. HOLDERS)\n",
+        "    tell(first, first:match(CLIENT) or first, 'd ' .. HOLDERS)\n",
         "",
         "test_contract.py::TestRedis::test_closing_is_told",
     ),
@@ -2444,6 +2444,45 @@ SAFEGUARDS = (
         "        for command in []:\n",
         "test_redis_cluster.py::test_what_is_sent_on_to_a_node_that_never_serves[when_it_is_closed]",
         seconds=14,
+    ),
+    Safeguard(
+        "what nobody hears within its shard is published",
+        f"{LUA}/tell.lua",
+        "    if heard ~= 0 and type(heard) == 'number' then\n",
+        "    if heard then\n",
+        "test_redis_sharded.py::test_a_name_that_moves",
+        seconds=20,
+    ),
+    Safeguard(
+        "a waiter keeps its tag when its slot moves",
+        "stores/redis/_sharded.py",
+        "        return next(tag for since, tag in reversed(tags) if since <= number)\n",
+        "        return now\n",
+        "test_redis_cluster.py::test_a_waiter_keeps_its_tag",
+    ),
+    Safeguard(
+        "who has lost a shard channel listens on another",
+        "stores/redis/_cluster.py",
+        "            node.slots_changed()\n",
+        "            pass\n",
+        "test_redis_sharded.py::test_a_channel_that_moves",
+        seconds=40,
+    ),
+    Safeguard(
+        "a heartbeat stays within its shard",
+        "stores/redis/_sharded.py",
+        "(count + 1, arguments + bulk(channel)) if channel else (count, arguments)\n",
+        "(count, arguments)\n",
+        "test_redis_sharded.py::test_pushes_stay_within_their_shard",
+        seconds=20,
+    ),
+    Safeguard(
+        "a shard channel that is refused breaks no subscription",
+        "stores/redis/_sharded.py",
+        "        if isinstance(message, Refusal) and code_of(message) in REDIRECTS:\n",
+        "        if False:\n",
+        "test_redis_sharded.py::test_a_master_that_does_not_take_the_channel",
+        seconds=20,
     ),
 )
 

@@ -491,6 +491,7 @@ async def test_cluster_runs() -> None:
     assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
         "one server",
         "3 masters",
+        "3 masters, sharded",
     ]
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from aiolock.stores.redis._slots import slot_of
-from tests.clusters import Cluster, Node
+from tests.clusters import PUSHES, Cluster, Node
 from tests.contests import contest, tell
 
 SLACK = 1.0
@@ -30,9 +30,10 @@ def of(cluster: Cluster, name: str) -> tuple[Node, Node]:
     return master, cluster.replicas[cluster.masters.index(master)]
 
 
-async def test_slots_that_move(replicated: Cluster, prefix: str) -> None:
+@pytest.mark.parametrize("push", PUSHES)
+async def test_slots_that_move(replicated: Cluster, prefix: str, push: str) -> None:
     """As they are moved by hand, under contention: nothing is lost, and nobody meets."""
-    async with contest(replicated.url, prefix) as going:
+    async with contest(f"{replicated.url}?push={push}", prefix) as going:
         began = time.monotonic()
         for name in "ab":
             slot = slot_of(f"lock:{name}")
@@ -51,9 +52,10 @@ async def test_slots_that_move(replicated: Cluster, prefix: str) -> None:
         going.check(since=began, until=began)
 
 
-async def test_failed_over_by_hand(replicated: Cluster, prefix: str) -> None:
+@pytest.mark.parametrize("push", PUSHES)
+async def test_failed_over_by_hand(replicated: Cluster, prefix: str, push: str) -> None:
     """A master hands all that it has over to its replica: nothing is forgotten."""
-    async with contest(replicated.url, prefix) as going:
+    async with contest(f"{replicated.url}?push={push}", prefix) as going:
         master, replica = of(replicated, "a")
         began = time.monotonic()
         replica.call("CLUSTER", "FAILOVER")
@@ -66,9 +68,10 @@ async def test_failed_over_by_hand(replicated: Cluster, prefix: str) -> None:
         going.check(since=began, until=began)
 
 
-async def test_master_killed(replicated: Cluster, prefix: str) -> None:
+@pytest.mark.parametrize("push", PUSHES)
+async def test_master_killed(replicated: Cluster, prefix: str, push: str) -> None:
     """Hand-offs go on with its replica; what that has not heard of is forgotten, but no fence."""
-    async with contest(replicated.url, prefix) as going:
+    async with contest(f"{replicated.url}?push={push}", prefix) as going:
         master, replica = of(replicated, "a")
         began = time.monotonic()
         master.kill()

@@ -30,7 +30,7 @@ from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
 from aiolock.testing._faulty import GIVES_UP
 from aiolock.testing._peer import A_MOMENT, Grant, fresh_name
 from examples.document_store import Documents, DocumentStore
-from tests.clusters import Cluster
+from tests.clusters import SHARDS, Cluster
 from tests.databases import MariaDBServer, PostgresServer
 from tests.servers import RedisServer
 from tests.worlds import virtual
@@ -232,6 +232,15 @@ class TestRedisClusterClient(TestRedisCluster):
         """Another store that connects as such a client does."""
         port = self._cluster.masters[0].port
         return from_client(redis.asyncio.RedisCluster("127.0.0.1", port), self._prefix)
+
+
+@pytest.mark.skipif(not SHARDS, reason="this server has no shard channels")
+class TestRedisClusterSharded(TestRedisCluster):
+    """The same, with pushes that stay within their shard."""
+
+    def store(self) -> Store:
+        """Another store that is spoken to by shard channels."""
+        return from_url(f"{self._cluster.url}?push=sharded", self._prefix)
 
 
 class TestRedisUnixSocket(TestRedis):

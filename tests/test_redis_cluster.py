@@ -22,10 +22,11 @@ from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._echoes import Echoes
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._seeds import seeds_of
+from aiolock.stores.redis._sharded import Tags
 from aiolock.stores.redis._slots import Redirect, slot_of, slot_of_key, tag_in
 from aiolock.stores.redis._urls import seeds_at
 from aiolock.testing import Peer
-from tests.clusters import SLOTS, Cluster, Node, add_slots
+from tests.clusters import PUSHES, SLOTS, Cluster, Node, add_slots
 from tests.failures import until
 from tests.servers import RedisServer
 from tests.worlds import asking, queued
@@ -106,6 +107,19 @@ def test_it_remembers_so_many_pushes() -> None:
     assert echoes.is_new("b", b"0")
 
 
+def test_a_waiter_keeps_its_tag() -> None:
+    """Wherever its slot goes; those that come after the move get the tag of the new master."""
+    tags = Tags()
+    assert tags.tag(1, 5, "a") == "a"
+    assert tags.tag(2, 6, "b") == "b"
+    assert tags.tag(1, 5, "b") == "a"
+    assert tags.tag(1, 4, "b") == "a"
+    assert tags.tag(1, 7, "b") == "b"
+    assert tags.tag(1, 8, "a") == "b"
+    assert tags.tag(1, 9, "a") == "a"
+    assert [tags.tag(1, number, "a") for number in (4, 5, 7, 8, 9)] == ["a", "a", "b", "b", "a"]
+
+
 def test_url() -> None:
     """Each node with its port, or the usual one; what else it says holds for all of them."""
     seeds = seeds_at("valkeys+cluster://ann:p%40ss@h1:7000,h2,[::1]:7002/0?ssl_ca_certs=ca.pem")
@@ -113,6 +127,11 @@ def test_url() -> None:
     assert seeds.kind is SSLConnection
     options = {"username": "ann", "password": "p@ss", "ssl_ca_certs": "ca.pem"}
     assert seeds.options == options
+    assert not seeds.sharded
+    seeds = seeds_at("redis+cluster://h1?push=sharded&client_name=a%20b")
+    assert seeds.sharded
+    assert seeds.options == {"client_name": "a b"}
+    assert "redis+cluster://h1:6379?push=sharded" in str(seeds)
     shown = repr(aiolock.connect("redis+cluster://ann:p%40ss@h1"))
     assert "redis+cluster://h1:6379" in shown
     assert "ss" not in shown.partition("://")[2]
@@ -126,6 +145,9 @@ def test_url() -> None:
         ("redis+cluster://h1:0", "host or host:port"),
         ("redis+cluster://h1/1", "no databases"),
         ("redis+cluster://h1?nonsense=1", "option of this URL"),
+        ("redis+cluster://h1?push=", "broadcast or sharded"),
+        ("redis+cluster://h1?push=none", "broadcast or sharded"),
+        ("redis://h1?push=sharded", "option of this URL"),
     ],
 )
 def test_wrong_url(url: str, pattern: str) -> None:
@@ -371,11 +393,12 @@ async def move_under(cluster: Cluster, name: str, step: Callable[[], Any]) -> No
     cluster.end_move(slot, source, target)
 
 
-async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str) -> None:
+@pytest.mark.parametrize("push", PUSHES)
+async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str, push: str) -> None:
     """Who holds the lock goes on to hold it; who waits keeps the place, and gets it."""
     async with (
-        aiolock.connect(own_cluster.url, prefix=prefix) as ann,
-        aiolock.connect(own_cluster.url, prefix=prefix) as bob,
+        aiolock.connect(f"{own_cluster.url}?push={push}", prefix=prefix) as ann,
+        aiolock.connect(f"{own_cluster.url}?push={push}", prefix=prefix) as bob,
     ):
         lease = await ann.lock("a").acquire()
         waiting = [asking(each.lock("a")) for each in (bob, ann, bob)]

@@ -3,6 +3,7 @@
 The client is subscribed to its one channel on every master that it uses, by an ordinary SUBSCRIBE:
 the script that hands a lock on runs where the lock is, and counts who listens there. The cluster
 brings what is published to the other nodes as well, so that it comes several times (`Echoes`).
+Where that is too much, pushes go by another channel: see `_sharded`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from aiolock.stores.redis._parked import Parked, copied
 from aiolock.stores.redis._pipe import COMMAND_TIMEOUT
 from aiolock.stores.redis._scripts import Range, said_of
 from aiolock.stores.redis._seeds import Seeds
+from aiolock.stores.redis._sharded import ShardedNode, Tags
 from aiolock.stores.redis._slots import SLOTS, Address, Redirect, slot_of, slot_of_key
 from aiolock.stores.redis._store import HEARTBEAT_TIMEOUT, RedisStore, together
 from aiolock.stores.redis._topology import Topology
@@ -99,6 +101,7 @@ class ClusterStore:
         self._links = Links(inbox)
         self._loop = asyncio.get_running_loop()
         self._echoes = Echoes(self._loop.time)
+        self._tags = Tags()
         self._topology = Topology(self._seeds, self._prefix)
         self._news = asyncio.Event()
         self._asked: dict[Node, float] = {}
@@ -213,8 +216,14 @@ class ClusterStore:
         for node in list(topology.nodes.values()):
             if node not in masters and self._asked.get(node, 0.0) < now - _ASKED:
                 self._is_gone(node)
+        for node in topology.nodes.values():
+            node.slots_changed()
         if self._waits:
             self._dial_all()
+        self._house_all()
+
+    def _house_all(self) -> None:
+        """What is about slots that no master had may find one now."""
         homeless, self._homeless = self._homeless, []
         for parked in homeless:
             self._park(parked)
@@ -225,9 +234,15 @@ class ClusterStore:
     def _node_at(self, address: Address) -> Node:
         node = self._topology.nodes.get(address)
         if node is None:
-            node = Node(self._seeds.pool(address), self._prefix, address, self)
+            node = self._make_node(address)
             self._topology.nodes[address] = node
         return node
+
+    def _make_node(self, address: Address) -> Node:
+        pool = self._seeds.pool(address)
+        if self._seeds.sharded:
+            return ShardedNode(pool, self._prefix, address, self, self._tags)
+        return Node(pool, self._prefix, address, self)
 
     def _is_gone(self, node: Node) -> None:
         """It is no master any more: what it has not answered, others are asked."""

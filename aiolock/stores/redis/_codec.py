@@ -2,13 +2,13 @@
 
 The only place that knows the format, with the scripts, its other end (see ``lua/``)::
 
-    <mode><flags><claim>[<rule><number>[/<declared>]][+<ms>][~<ms>][@<ms>][!<n>]:<client>:<seq>
+    <mode><flags><claim>[<rule><number>[/<declared>]][+<ms>][~<ms>][@<ms>][!<n>][#<tag>]:<client>:<seq>
 
 The mode is ``x`` (exclusive) or ``s`` (shared). The flags: ``b`` where pushes to its client cannot
 be counted, so that nobody takes a count of 0 for dead; ``f`` `Form.fixed`; ``o`` `Form.once`;
 ``d`` `Form.downgrades`. The rule is one of `Rule`; ``+`` is `Form.after_loss`, ``~``
-`Form.after_grant`, ``@`` `Form.period`, ``!`` `Form.priority`. A grant is the text of its waiter,
-``:`` and the fence.
+`Form.after_grant`, ``@`` `Form.period`, ``!`` `Form.priority`; ``#`` the slot of a channel that its
+client has besides (see `_sharded`). A grant is the text of its waiter, ``:`` and the fence.
 
 A later version may write more: other letters before the claim, and other text behind it, which
 whoever does not know them passes over.
@@ -48,6 +48,11 @@ def stem(form: Form, client: str, *, blind: bool) -> str:
 def encode(waiter: Waiter, form: Form, *, blind: bool) -> str:
     """The text of a waiter."""
     return f"{stem(form, waiter.client, blind=blind)}{waiter.seq}"
+
+
+def tagged(text: str, tag: str) -> str:
+    """The text of a waiter whose client has a channel of this tag's slot; as it is without one."""
+    return text.replace(":", f"#{tag}:", 1) if tag else text
 
 
 def waiter_of(text: str) -> Waiter:

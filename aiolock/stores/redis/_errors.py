@@ -143,6 +143,8 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
     code, lower = code_of(error), said.lower()
     if (of_cluster := _of_cluster(error, code, lower, place)) is not None:
         return of_cluster
+    if code == "NOPERM" and "ssubscribe" in lower:
+        code = "NOSHARD"
     if code in _ANSWERS:
         return _ANSWERS[code]
     if code == "NOPERM" or "user executing the script" in lower or "ACL failure in script" in said:
@@ -186,6 +188,10 @@ _ANSWERS: Final[dict[str, tuple[str, str]]] = {
         "does not let this user look for keys, as snapshot() and names() do",
         "grant the user: +scan",
     ),
+    "NOSHARD": (
+        "does not let this user push within a shard, as push=sharded does",
+        "grant the user: +ssubscribe +spublish",
+    ),
     "NOWAIT": (
         "does not let this user wait for replicas, as replicas= does",
         "grant the user: +wait +info",
@@ -219,6 +225,10 @@ _ANSWERS: Final[dict[str, tuple[str, str]]] = {
 }
 
 _SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (
+    (
+        "ssubscribe",
+        ("has no shard channels", "take Redis 7.0 or Valkey, or newer, or leave out push=sharded"),
+    ),
     (
         "invalid username-password",
         ("does not know this user with this password", "correct them (percent-encoded in a URL)"),

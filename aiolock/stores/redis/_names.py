@@ -51,6 +51,10 @@ class Names:
         """Where a client writes its host and process, for `status` to show."""
         return f"{self._prefix}:client:{client}"
 
+    def shard_channel(self, tag: str, client: str) -> str:
+        """The client's channel of a slot, which the tag is of."""
+        return f"{self.channels}{{{tag}}}:{client}"
+
     def barrier(self, client: str) -> str:
         """What a client writes before it waits for replicas: see `Barrier`."""
         return f"{self._prefix}:barrier:{client}"

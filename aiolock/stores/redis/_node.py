@@ -236,13 +236,21 @@ class Node(RedisStore):
 
     # How it differs from one server
 
-    def _own_keys(self) -> list[str]:
+    @property
+    def tag(self) -> str:
+        """A number whose slot is one of its own; empty as long as it has none."""
         slots = self._cluster.slots_of(self)
-        if not slots:  # it has none yet
-            return []
+        if not slots:
+            return ""
         if not self._tag or slot_of_key(self._tag.encode()) not in slots:
             self._tag = tag_in(slots)
-        return [f"{self._prefix}:{{{self._tag}}}:client"]
+        return self._tag
+
+    def _own_keys(self) -> list[str]:
+        return [f"{self._prefix}:{{{self.tag}}}:client"] if self.tag else []
+
+    def slots_changed(self) -> None:
+        """Which slots it has is known anew."""
 
     @property
     def _is_home(self) -> bool:

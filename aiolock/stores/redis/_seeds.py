@@ -31,6 +31,8 @@ class Seeds:
     options: dict[str, Any]
     remap: Callable[[Address], Address] = _as_is
     """Where a node is for us that says to be elsewhere."""
+    sharded: bool = False
+    """Whether pushes are to stay within their shard (see `_sharded`)."""
 
     def pool(self, address: Address) -> ConnectionPool:
         """What connects to the node there."""
@@ -39,7 +41,8 @@ class Seeds:
 
     def __str__(self) -> str:
         scheme = "rediss" if issubclass(self.kind, SSLConnection) else "redis"
-        return f"{scheme}+cluster://{','.join(f'{host}:{port}' for host, port in self.addresses)}"
+        nodes = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        return f"{scheme}+cluster://{nodes}{'?push=sharded' * self.sharded}"
 
 
 def seeds_of(client: RedisCluster) -> Seeds:

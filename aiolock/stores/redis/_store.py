@@ -58,7 +58,7 @@ PUSH_TIMEOUT: Final = 1.5
 _TRIES: Final = 3
 CLOCK: Final = 60.0
 """Seconds after which the server's clock is read again, however busy the connections are."""
-_FORGET_CLIENT: Final = 3_600_000
+FORGET_CLIENT: Final = 3_600_000
 """Milliseconds for which host and process of a client are kept; written again twice as often."""
 
 
@@ -243,7 +243,7 @@ class RedisStore:
         wait: bool,
         max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        who = self._text(waiter, form)
+        who = self._text(name, waiter, form)
         head = self._heads(name, ttl, form.closes, max_waiters)
         own = f"${len(who)}\r\n{who}\r\n".encode("ascii")
         newcomer = wait and not ticket
@@ -263,7 +263,7 @@ class RedisStore:
     def release(
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
-        who = self._text(waiter, form)
+        who = self._text(name, waiter, form)
         if not fence and self._pipe.forget(who):
             unsent: asyncio.Future[int] = self._loop.create_future()
             unsent.set_result(WAS_ABSENT)
@@ -278,15 +278,18 @@ class RedisStore:
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
         name, form, giver, giver_fence, taker, fence, through = passed
-        stem = self._text(giver, form)[: -len(str(giver.seq))]
-        grants = f"{stem}{giver.seq}:{giver_fence}", f"{stem}{taker.seq}:{fence}"
-        values = (*grants, str(fence), str(form.claim), *[f"{stem}{each.seq}" for each in through])
+        grants = (
+            f"{self._text(name, giver, form)}:{giver_fence}",
+            f"{self._text(name, taker, form)}:{fence}",
+        )
+        others = [self._text(name, each, form) for each in through]
+        values = (*grants, str(fence), str(form.claim), *others)
         encoded = "".join([f"${len(value)}\r\n{value}\r\n" for value in values]).encode("ascii")
         arguments = self._names.three(name) + encoded
         return self._pipe.call(scripts.PASS, 8 + len(through), arguments, late=True)
 
-    def _text(self, waiter: Waiter, form: Form) -> str:
-        """The waiter as it is written down (see `_codec`)."""
+    def _text(self, name: str, waiter: Waiter, form: Form) -> str:
+        """The waiter of this name as it is written down (see `_codec`)."""
         known = self._stems.get(id(form))
         if known is None:
             if len(self._stems) >= _MOST_STEMS:
@@ -307,8 +310,8 @@ class RedisStore:
     def _renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
         keys = [self._names.holders(renewal.name) for renewal in renewals]
         values = [
-            bulk(f"{self._text(renewal.waiter, renewal.form)}:{renewal.fence}") + bulk(renewal.ttl)
-            for renewal in renewals
+            bulk(f"{self._text(each.name, each.waiter, each.form)}:{each.fence}") + bulk(each.ttl)
+            for each in renewals
         ]
         arguments = b"".join((bulk(len(keys)), *keys, *values))
         return self._pipe.call(scripts.RENEW, 1 + 3 * len(keys), arguments, late=True)
@@ -323,7 +326,7 @@ class RedisStore:
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
     ) -> asyncio.Future[int]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        values = b"".join(map(bulk, (self._text(waiter, form), fence, keep)))
+        values = b"".join(map(bulk, (self._text(name, waiter, form), fence, keep)))
         return self._pipe.call(scripts.FINISH, 7, keys + values + self._channels, buries=True)
 
     def request(self, name: str) -> asyncio.Future[int]:
@@ -331,7 +334,7 @@ class RedisStore:
         return self._pipe.call(scripts.REQUEST, 3, arguments, late=True)
 
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
-        grant = bulk(self._text(waiter, form)) + bulk(fence)
+        grant = bulk(self._text(name, waiter, form)) + bulk(fence)
         arguments = self._names.three(name) + grant + self._channels
         return self._pipe.call(scripts.DOWNGRADE, 7, arguments)
 
@@ -388,7 +391,7 @@ class RedisStore:
         return self._pipe.call(scripts.PRESENCE, *self._presence_arguments())
 
     def _presence_arguments(
-        self, *, forget_in: int = _FORGET_CLIENT, to: str | None = None
+        self, *, forget_in: int = FORGET_CLIENT, to: str | None = None
     ) -> tuple[int, bytes]:
         keys = self._own_keys()
         channel = self._names.channels + (self._client if to is None else to)
@@ -401,7 +404,7 @@ class RedisStore:
 
     def _say_who_we_are(self) -> asyncio.Future[scripts.Opened]:
         keys = [*self._names.tried(self._client), self._names.client(self._client)]
-        who = (f"{socket.gethostname()} {os.getpid()}", _FORGET_CLIENT)
+        who = (f"{socket.gethostname()} {os.getpid()}", FORGET_CLIENT)
         arguments = b"".join(map(bulk, (4, *keys, *who)))
         # In full, so that a user who may not EVAL learns it now and not after a SCRIPT FLUSH.
         return self._pipe.call(scripts.OPEN, 7, arguments, in_full=True)
@@ -479,7 +482,7 @@ class RedisStore:
     def _beat(self) -> None:
         """Try both connections when either has been silent: the reply proves one, the push both."""
         now = self._loop.time()
-        if now - self._introduced > _FORGET_CLIENT / 2000:
+        if now - self._introduced > FORGET_CLIENT / 2000:
             self._introduce_again(now)
         silent = min(self._pipe.quiet_since, self._subscription.heard)
         due = min(silent + HEARTBEAT, self._pipe.copies.clock_read + CLOCK)

@@ -110,8 +110,7 @@ class Subscription:
 
     def _told(self, message: list[bytes]) -> None:
         if message[0] == b"message":
-            if self._is_new is None or self._is_new(message[2]):
-                self.deliver(message[2].decode("utf-8", "replace"))
+            self._pushed(message[2])
         elif message[0] == b"subscribe":
             self.since = self.heard
             self._confirm()
@@ -122,6 +121,10 @@ class Subscription:
             else:
                 self._inbox.reconnected()
                 self._again()
+
+    def _pushed(self, push: bytes) -> None:
+        if self._is_new is None or self._is_new(push):
+            self.deliver(push.decode("utf-8", "replace"))
 
     def deliver(self, push: str) -> None:
         """Hand a push to the inbox, whichever way it came."""

@@ -2,7 +2,8 @@
 
 ``redis+sentinel://[user:password@]host[:port],host[:port]/service[/db][?option=value]`` is what
 redis-sentinel-url, LangChain and others take; redis-py itself has no such URL, nor one like
-``redis+cluster://[user:password@]host[:port],host[:port][?option=value]``.
+``redis+cluster://[user:password@]host[:port],host[:port][?option=value]``. Of its options one is
+aiolock's: ``push``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _ADDRESS: Final = re.compile(
     r"(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:@\s]+))(?::(?P<port>\d+))?"
 )
 _HIGHEST_PORT: Final = 65535
+_PUSH: Final = {"broadcast": False, "sharded": True}
+"""Whether pushes stay within their shard, by what a cluster's URL says."""
 _OF_THE_SENTINELS: Final = ("sentinel_username", "sentinel_password")
 _FOR_BOTH: Final = ("ssl_", "socket_")
 """What the options begin with that hold for connections to the Sentinels, too."""
@@ -63,11 +66,17 @@ def seeds_at(url: str) -> Seeds:
     if database not in ("", "0"):
         raise ValueError(f"a cluster has no databases, and this URL names one: {shape}")
     login, at, addresses = places.rpartition("@")
+    given = parse_qsl(query, keep_blank_values=True)
+    push = dict(given).get("push", "broadcast")
+    if push not in _PUSH:
+        raise ValueError(f"the option push of a cluster's URL is {' or '.join(_PUSH)}: {shape}")
+    query = urlencode([(name, value) for name, value in given if name != "push"])
     options: dict[str, Any] = {**parse_url(f"{scheme.partition('+')[0]}://{login}{at}h?{query}")}
     for known_better in ("host", "port", "db"):
         options.pop(known_better, None)
     kind: type[AbstractConnection] = options.pop("connection_class", Connection)
-    seeds = Seeds(tuple(_addresses(addresses, shape, "nodes", PORT)), kind, options)
+    nodes = tuple(_addresses(addresses, shape, "nodes", PORT))
+    seeds = Seeds(nodes, kind, options, sharded=_PUSH[push])
     try:
         kind(**options)  # connects nothing, but sees every option
     except TypeError as error:

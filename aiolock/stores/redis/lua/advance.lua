@@ -10,6 +10,7 @@
 -- counted, one that waits for a higher count is passed over, for those behind it may wait for less;
 -- unless all of them have declared the same.
 --@include listens
+--@include tell
 --@include fits
 --@include grant_exclusive
 --@include grant_shared
@@ -51,8 +52,7 @@ local function advance(step, free, asking, ttl, counted)
         if client == step.reply_to and not push_with_reply then
           push_with_reply = push
         else
-          -- pcall: where an ACL forbids it by now, the waiter finds the grant when it asks again.
-          redis.pcall('PUBLISH', CHANNELS .. client, push)
+          tell(waiter, client, push)
         end
       end
       first_end = math.min(first_end or math.huge, tonumber(lease))

@@ -7,6 +7,7 @@
 -- confirms before it enters.
 --@include keep
 --@include count_permits
+--@include tell
 local function close(step, grant, lost, claim)
   local mode, rule, terms, fence = grant:match(MODE_RULE_TERMS_FENCE)
   if not terms then
@@ -29,7 +30,7 @@ local function close(step, grant, lost, claim)
   keep(opens - NOW + KEPT)
   local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
   if first then
-    redis.pcall('PUBLISH', CHANNELS .. (first:match(CLIENT) or first), 'd ' .. HOLDERS)
+    tell(first, first:match(CLIENT) or first, 'd ' .. HOLDERS)
   end
   return true
 end

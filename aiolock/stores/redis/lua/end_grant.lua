@@ -1,6 +1,7 @@
 -- end_grant(step, grant, reason, ended, claim): its holder has lost it, at `ended` (ms), and is told why.
 -- `claim`: its lease was a claim, so it may never have been entered. Returns its client.
 --@include drop
+--@include tell
 --@include close
 local function end_grant(step, grant, reason, ended, claim)
   drop(step, grant)
@@ -8,7 +9,7 @@ local function end_grant(step, grant, reason, ended, claim)
   -- Its client may have handed it on by itself since, under higher fences (see `pass`).
   step.floor = math.max(step.floor, (tonumber(grant:match(FENCE_OF)) or 0) + RUN)
   if client ~= NOBODY then
-    redis.pcall('PUBLISH', CHANNELS .. client, 'l ' .. grant .. ' ' .. reason .. ' ' .. HOLDERS)
+    tell(grant, client, 'l ' .. grant .. ' ' .. reason .. ' ' .. HOLDERS)
   end
   close(step, grant, ended, claim)
   return client

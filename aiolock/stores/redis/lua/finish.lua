@@ -10,6 +10,7 @@
 --@include names
 local CHANNELS = ARGV[4]
 --@include clock
+--@include tell
 
 local waiter, fence, remembered, copies = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
 local done = DONE .. '0:' .. fence
@@ -29,7 +30,7 @@ for _, other in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
     redis.call('ZREM', QUEUE, other)
     if not told[client] then
       told[client] = true
-      redis.pcall('PUBLISH', CHANNELS .. client, 'd ' .. HOLDERS)
+      tell(other, client, 'd ' .. HOLDERS)
     end
   end
 end

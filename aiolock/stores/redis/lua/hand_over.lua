@@ -3,6 +3,7 @@
 -- not want it alone, or does not listen (see `advance`).
 --@include clock
 --@include grant_exclusive
+--@include tell
 local function hand_over(grant, head, asker, fence)
   local mode, _, claim, _, client = head:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
   local ours = client == asker
@@ -16,6 +17,6 @@ local function hand_over(grant, head, asker, fence)
   if ours then
     return push
   end
-  redis.pcall('PUBLISH', CHANNELS .. client, push)
+  tell(head, client, push)
   return 1
 end

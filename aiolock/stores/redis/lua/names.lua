@@ -45,4 +45,5 @@ local MODE_RULE_TERMS_FENCE = '^(%a)%a*%d+([^:+~@]*)([+~@][^:]+):[^:]+:%d+:(%d+)
 local PRIORITY_OF = '^[^:]*!(%-?%d+)'
 local WANTS_ONCE = '^x%a*o'
 local DOWNGRADES = '^x%a*d'
+local TAG = '^[^:]*#(%w+)' -- of a slot in which its client has a channel, see `tell`
 local FENCE_OF = '%d+$'

@@ -7,6 +7,7 @@
 local CHANNELS = ARGV[1]
 --@include clock
 --@include late
+--@include tell
 
 local too_late = late(ARGV[2])
 if too_late then
@@ -16,7 +17,10 @@ local told, from = 0, '(' .. string.format('%.0f', NOW)
 for _, grant in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1)) do
   local client = grant:match(CLIENT) or NOBODY
   local push = 'r ' .. grant .. ' ' .. HOLDERS
-  if client ~= NOBODY and redis.call('PUBLISH', CHANNELS .. client, push) > 0 then
+  local heard = client == NOBODY and 0 or tell(grant, client, push)
+  if type(heard) ~= 'number' then
+    return heard -- the error
+  elseif heard > 0 then
     told = told + 1
   end
 end
