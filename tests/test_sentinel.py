@@ -132,6 +132,7 @@ async def test_what_was_said_while_nobody_listened(
     for sentinel in sentinels:
         sentinel.master, sentinel.epoch = servers[1], 2
         sentinel.hang_up()
+    await until(lambda: len(connections(servers[1])) == 2)
     await is_master(servers[1], client, prefix)
 
 
