@@ -74,6 +74,7 @@ SHARED = [
     "aiolock.stores._copies",
     "aiolock.stores._codec",
     "aiolock.stores._links",
+    "aiolock.stores._opening",
     "aiolock.stores._operations",
     "aiolock.stores._outcomes",
     "aiolock.stores._worker",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import anyio
 import psycopg
 
 from aiolock.errors import StoreError
@@ -27,6 +26,7 @@ from aiolock.store import (
     Waiter,
 )
 from aiolock.stores._links import Links
+from aiolock.stores._opening import Opening
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value, number, numbers
 from aiolock.stores.postgres._ear import Ear
@@ -56,7 +56,7 @@ class PostgresStore:
         self._prefix = prefix
         self._resizes = itertools.count(1)
         self._closing = True
-        self._opening: asyncio.Task[None] | None = None
+        self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -82,20 +82,7 @@ class PostgresStore:
             back=self._listens_again,
         )
         self._opened = False
-        # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
-        self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
-        try:
-            await asyncio.wait([opening])
-        except asyncio.CancelledError:
-            opening.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([opening])
-                if not opening.cancelled() and opening.exception() is None:  # just then
-                    await self.aclose()
-            raise
-        if opening.cancelled():
-            raise StoreError("the client was closed while it was opening")
-        opening.result()
+        await self._opening.run(self._open(), self.aclose)
 
     async def _open(self) -> None:
         try:
@@ -124,10 +111,9 @@ class PostgresStore:
             ) from None
 
     async def aclose(self) -> None:
-        if self._opening is not None and not self._opening.done():
+        if self._opening.under_way:
             self._closing = True
-            self._opening.cancel()
-            await asyncio.wait([self._opening])  # which disconnects
+            await self._opening.end()  # which disconnects
         if self._closing:
             return
         self._closing = True

@@ -33,13 +33,13 @@ from aiolock.store import (
     Waiter,
 )
 from aiolock.stores._links import Links
+from aiolock.stores._opening import Opening
 from aiolock.stores.redis._codec import NOBODY
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._echoes import Echoes
 from aiolock.stores.redis._errors import Refusal, code_of, is_half_done
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Node
-from aiolock.stores.redis._opening import opened
 from aiolock.stores.redis._parked import Parked, copied
 from aiolock.stores.redis._pipe import COMMAND_TIMEOUT
 from aiolock.stores.redis._scripts import Range, said_of
@@ -75,7 +75,7 @@ class ClusterStore:
         self._prefix = prefix
         self._names = Names(prefix)
         self._closing = True
-        self._opening: asyncio.Task[None] | None = None
+        self._opening = Opening()
         self._following: asyncio.Task[None] | None = None
         self._topology = Topology(seeds, prefix)
         self._leaving = set[asyncio.Task[None]]()
@@ -108,8 +108,7 @@ class ClusterStore:
         """When a node was last named that may have no slots yet."""
         self._waits = False
         """Whether a waiter of ours has stood in a queue."""
-        self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
-        await opened(opening, self.aclose)
+        await self._opening.run(self._open(), self.aclose)
 
     async def _open(self) -> None:
         try:
@@ -147,10 +146,9 @@ class ClusterStore:
             home.dial(self._client, self._inbox)
 
     async def aclose(self) -> None:
-        if self._opening is not None and not self._opening.done():
+        if self._opening.under_way:
             self._closing = True
-            self._opening.cancel()
-            await asyncio.wait([self._opening])  # which disconnects
+            await self._opening.end()  # which disconnects
         if self._closing:
             return
         self._closing = True

@@ -28,6 +28,7 @@ from aiolock.store import (
     Waiter,
 )
 from aiolock.stores._links import Links
+from aiolock.stores._opening import Opening
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
 from aiolock.stores.redis._errors import (
@@ -40,7 +41,6 @@ from aiolock.stores.redis._errors import (
     store_error,
 )
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._opening import opened
 from aiolock.stores.redis._pipe import Pipe, Redirected
 from aiolock.stores.redis._scripts import Present, bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
@@ -94,7 +94,7 @@ class RedisStore:
         self._closing = True
         self._beating = False
         """The next question is the heartbeat, too."""
-        self._opening: asyncio.Task[None] | None = None
+        self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
         self._switches: Switches | None = None
         """Only where Sentinel says who the master is."""
@@ -133,9 +133,7 @@ class RedisStore:
             queued=self._queued,
         )
         self._introduced = self._loop.time()
-        # In a task of its own, which `aclose` can end while the caller's is not ours to cancel.
-        self._opening = opening = asyncio.create_task(self._open(), name="aiolock open")
-        await opened(opening, self.aclose)
+        await self._opening.run(self._open(), self.aclose)
 
     async def _open(self) -> None:
         try:
@@ -205,10 +203,9 @@ class RedisStore:
         self._pipe.follow(address)
 
     async def aclose(self) -> None:
-        if self._opening is not None and not self._opening.done():
+        if self._opening.under_way:
             self._closing = True
-            self._opening.cancel()
-            await asyncio.wait([self._opening])  # which disconnects
+            await self._opening.end()  # which disconnects
         if self._closing:
             return
         self._closing = True
