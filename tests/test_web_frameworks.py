@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import warnings
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
@@ -24,14 +23,9 @@ WITHIN = 30.0
 
 
 @pytest.fixture(params=SERVERS)
-def framework(request: pytest.FixtureRequest) -> Iterator[str]:
+def framework(request: pytest.FixtureRequest) -> str:
     """Each of them."""
-    yield str(request.param)
-    if request.param == "django":
-        # It leaves the body of a request that is cancelled to the garbage collector.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+    return str(request.param)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import django
 from django.conf import settings
-from django.core.asgi import get_asgi_application
+from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.views import View
@@ -24,6 +24,30 @@ def configure(**options: Any) -> None:
         django.setup()
     for name, value in options.items():
         setattr(settings, name, value)
+
+
+class Handler(ASGIHandler):
+    """Django's, but that the body of a request is closed where the server cancels it.
+
+    Django leaves it to the garbage collector then, and whichever test that comes by in.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bodies: dict[Any, Any] = {}
+
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        """Of one request."""
+        try:
+            await super().handle(scope, receive, send)
+        finally:
+            if (body := self._bodies.pop(receive, None)) is not None:
+                body.close()
+
+    async def read_body(self, receive: Any) -> Any:
+        """Its body, as a file."""
+        self._bodies[receive] = body = await super().read_body(receive)
+        return body
 
 
 def build(bodies: Bodies) -> Any:
@@ -62,4 +86,4 @@ def build(bodies: Bodies) -> Any:
     )
     configure(ROOT_URLCONF=urls)
     _clients[asyncio.get_running_loop()] = bodies.client
-    return with_locks(get_asgi_application())
+    return with_locks(Handler())
