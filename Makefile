@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 # Processes that share the tests, and the Pythons that the built wheel is tested on.
-JOBS ?= 6
-WHEEL_PYTHONS ?= 3.12 3.13
+JOBS ?= 5
+WHEEL_PYTHONS ?= 3.12 3.13 3.14 3.14t
 # The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
 STORES ?=
 # Passed on to what the command runs: make test ARGS="-k cancel".
@@ -23,6 +23,9 @@ SOURCES = $(wildcard aiolock pytest_aiolock tests examples benchmarks)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# The tests start some thousand Pythons: where what is compiled may not be written down, half of
+# their time goes into compiling it again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test chaos lint bench docs clean distclean redis-server postgresql mariadb chromium
@@ -94,6 +97,7 @@ chromium:
 
 .venv/dev.stamp: .venv/package.stamp
 	@.venv/bin/python -m pip install --quiet --group dev
+	@.venv/bin/python -m pip install --quiet --no-deps --group arq
 	@touch $@
 
 .venv-docs/docs.stamp: pyproject.toml

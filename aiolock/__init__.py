@@ -36,11 +36,13 @@ from aiolock.errors import (
     LockError,
     NotHeld,
     QueueFull,
+    QuorumMismatch,
     StoreError,
+    Unsupported,
     WouldDeadlock,
 )
 from aiolock.observer import Blocked, Deadlock, LockRequest, Observer
-from aiolock.store import Party, Status, Store
+from aiolock.store import Party, ServerStatus, Status, Store
 
 if typing.TYPE_CHECKING:
     from aiolock import sync as sync  # `aiolock.sync`, by its name
@@ -76,12 +78,15 @@ __all__ = [
     "Party",
     "Periodic",
     "QueueFull",
+    "QuorumMismatch",
     "RWLock",
     "Semaphore",
+    "ServerStatus",
     "Status",
     "Store",
     "StoreError",
     "Term",
+    "Unsupported",
     "WouldDeadlock",
     "connect",
     "web",

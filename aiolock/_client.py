@@ -16,6 +16,7 @@ import anyio
 
 from aiolock._engine.engine import Engine, State
 from aiolock._engine.labels import labelled
+from aiolock._engine.library import check_asyncio
 from aiolock._engine.policy import (
     LONGEST_LABEL,
     LONGEST_TTL,
@@ -29,6 +30,7 @@ from aiolock._engine.policy import (
     checked_ttl,
     plain,
     seconds,
+    to_ms,
 )
 from aiolock._engine.search import find_deadlocks
 from aiolock._engine.snapshot import snapshot
@@ -54,7 +56,7 @@ from aiolock._locks.semaphore import Semaphore
 from aiolock.errors import ClientClosed
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
-from aiolock.store import Rule, Status, Store
+from aiolock.store import Rule, ServerStatus, Several, Status, Store, Versioned
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -87,11 +89,26 @@ _STORES: Final = {
 }
 
 
+_LONGEST_IN_A_QUORUM: Final = 60.0
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
 
+_MEMBERS: Final = {
+    "aiolock.stores.memory": "aiolock.stores.quorum",
+    "aiolock.stores.redis": "aiolock.stores.redis",
+}
+"""Stores of which several servers are a quorum, and who makes a member of one."""
+
+
 def connect(
-    target: str | Redis | RedisCluster | MemoryServer | Store,
+    target: str
+    | Redis
+    | RedisCluster
+    | MemoryServer
+    | Store
+    | Sequence[str]
+    | Sequence[Redis]
+    | Sequence[MemoryServer],
     *,
     prefix: str = "aiolock",
     ttl: Seconds = 30.0,
@@ -99,6 +116,8 @@ def connect(
     observer: Observer | Sequence[Observer] = (),
     deadlock_after: Seconds | None = 10.0,
     replicas: int | Literal["all"] | None = None,
+    longest_ttl: Seconds | None = None,
+    durable: bool = False,
 ) -> LockClient:
     """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
 
@@ -127,6 +146,14 @@ def connect(
     renewed is at risk, and lost at its deadline. Where there are not as many when the client
     opens, that is a `StoreError`, too.
 
+    A list of 3, 5 or 7 servers, as URLs of Redis or Valkey or as clients of it, is a *quorum*: each
+    is independent of the others, and whoever has the votes of a majority holds the lock. It goes on
+    while a majority can be reached, and takes two connections to each. All who use these servers
+    must give the same list and the same ``longest_ttl``, in seconds: the longest ttl that there may
+    be (60, if None), and for so long a server does not vote that may have forgotten its votes.
+    ``durable`` says that they forget nothing when they are restarted (``appendonly yes`` and
+    ``appendfsync always``), which is checked.
+
     `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
     """
     if not isinstance(prefix, str):
@@ -136,8 +163,24 @@ def connect(
             f"prefix must be 1 to 100 printable ASCII characters without spaces and braces,"
             f" not {prefix!r}"
         )
+    if isinstance(target, list | tuple):
+        if replicas is not None:
+            raise _has_none("a quorum: each of its servers votes by itself")
+        if not isinstance(durable, bool):
+            raise TypeError(f"durable must be True or False, not {durable!r}")
+        longest = seconds(
+            "longest_ttl",
+            _LONGEST_IN_A_QUORUM if longest_ttl is None else longest_ttl,
+            least=SHORTEST_TTL,
+            most=LONGEST_TTL,
+        )
+        store = quorum_of(target, prefix, longest, durable=durable)
+    elif longest_ttl is not None or durable:
+        raise ValueError("longest_ttl and durable are for a list of servers: leave them out")
+    else:
+        store = store_at(target, prefix, _replicas(replicas))
     return LockClient(
-        store_at(target, prefix, _replicas(replicas)),
+        store,
         ttl=ttl,
         label=label,
         observer=observer,
@@ -172,6 +215,38 @@ def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None 
         return cast(Store, importlib.import_module(_STORES["memory"]).from_server(target))
     raise TypeError(
         "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, not to a"
+        f" {type(target).__name__}"
+    )
+
+
+def quorum_of(
+    targets: Sequence[object], prefix: str, longest_ttl: float, *, durable: bool = False
+) -> Store:
+    """The store that `connect` would use for a list of servers."""
+    members = [_member_at(target, prefix) for target in targets]
+    module = importlib.import_module("aiolock.stores.quorum")
+    return cast(Store, module.from_members(members, longest_ttl, durable=durable))
+
+
+def _member_at(target: object, prefix: str) -> Any:
+    """One server of a list."""
+    if isinstance(target, str):
+        scheme, separator, _ = target.partition("://")
+        module = _MEMBERS.get(_STORES.get(scheme, ""), "") if separator else ""
+        if not module or scheme.endswith(("+cluster", "+sentinel")):
+            known = [one for one, store in _STORES.items() if store in _MEMBERS and "+" not in one]
+            raise ValueError(
+                "the servers of a quorum are given by URLs that begin with one of"
+                f" {', '.join(f'{one}://' for one in known)}, not {scheme!r}"
+            )
+        return importlib.import_module(module).member_at(target, prefix)
+    modules = {base.__module__ for base in type(target).__mro__}
+    if any(module.partition(".")[0] == "redis" for module in modules):
+        return importlib.import_module(_STORES["redis"]).member_of(target, prefix)
+    if _STORES["memory"] in modules:
+        return importlib.import_module(_MEMBERS[_STORES["memory"]]).member_of(target, prefix)
+    raise TypeError(
+        "the servers of a quorum are URLs, redis.asyncio.Redis or MemoryServers, not"
         f" {type(target).__name__}"
     )
 
@@ -226,6 +301,7 @@ class LockClient:
             deadlock_after=deadlock_after,
         )
         self._ttl = checked_ttl(ttl)
+        self._engine.limits.check_ttl(self._ttl)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
         self._wanted = False
@@ -250,6 +326,16 @@ class LockClient:
     def id(self) -> str:
         """96 random bits that name this client in a lock's `status`; others after each opening."""
         return self._engine.client
+
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        """The protocol that this version speaks with the store, and others that are spoken there.
+
+        More than one while a deployment is under way. Empty for a store in memory, where no other
+        version can be.
+        """
+        store = self._engine.store
+        return store.protocols if isinstance(store, Versioned) else ()
 
     async def open(self) -> None:
         """Connect; `StoreError`, with what to do about it, when the store cannot be used.
@@ -314,6 +400,7 @@ class LockClient:
         on all the same, and under a cancelled anyio scope it is completed first. `ClientClosed` in
         a fork or another event loop, where it would disturb the one that it belongs to.
         """
+        check_asyncio()
         await self._aclose(asyncio.current_task())
 
     async def _aclose(self, caller: asyncio.Task[Any] | None) -> None:
@@ -401,6 +488,11 @@ class LockClient:
         """Ask the holders of whatever has this name to let go: see `Lock.request_release`."""
         return await self._named(name, kind).request_release()
 
+    def servers(self) -> list[ServerStatus]:
+        """Of a list of servers, what this client knows of each now; else an empty list. No I/O."""
+        store = self._engine.store
+        return store.servers() if isinstance(store, Several) else []
+
     def _check_kind(self, kind: str) -> None:
         if kind not in self.KINDS:
             raise ValueError(f"kind must be one of {', '.join(self.KINDS)}, not {kind!r}")
@@ -429,7 +521,8 @@ class LockClient:
     ) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
-        `ValueError` or `TypeError`, with the rule, for what cannot be.
+        `ValueError` or `TypeError`, with the rule, for what cannot be. Another kind of lock is
+        `Unsupported` where the store does not offer it.
 
         :param ttl: seconds for which the store keeps a lease that nobody renews, so how long a
             crashed holder blocks the others; the client's, if None.
@@ -467,6 +560,13 @@ class LockClient:
             priority=priority,
             family=family,
         )
+        return self._described("lock", policy)
+
+    def _described(self, kind: str, policy: Policy) -> Lock:
+        """It, where the store offers that kind, and keeps leases for so long."""
+        limits = self._engine.limits
+        limits.check_kind(kind, policy.name)
+        limits.check_ttl(policy.ttl)
         return Lock(self._engine, policy)
 
     @spelled_out(lock, RWLockOptions)
@@ -476,6 +576,7 @@ class LockClient:
         The parameters and errors are those of `lock`, for both of its locks.
         """
         writing = self.lock(name, **options)._policy
+        self._engine.limits.check_kind("rwlock", name)
         return RWLock(
             Lock(self._engine, replace(writing, shared=True)),
             Lock(self._engine, replace(writing, downgrades=True)),
@@ -498,7 +599,7 @@ class LockClient:
             number=1,
             declared=limit,
         )
-        return Semaphore(Lock(self._engine, permit), limit)
+        return Semaphore(self._described("semaphore", permit), limit)
 
     @spelled_out(lock, MultiLockOptions)
     def multilock(self, *names: str, **options: Unpack[MultiLockOptions]) -> MultiLock:
@@ -593,7 +694,7 @@ class LockClient:
             number=number,
             declared=declared,
         )
-        return Lock(self._engine, policy)
+        return self._described(kind, policy)
 
     @spelled_out(lock, ElectionOptions)
     def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
@@ -603,7 +704,7 @@ class LockClient:
         leader has died, ``timeout`` for how long a candidate waits, ``max_hold`` the longest term.
         """
         policy = replace(self.lock(name, **options)._policy, kind="election")
-        return Election(Lock(self._engine, policy))
+        return Election(self._described("election", policy))
 
     def periodic(
         self,
@@ -639,7 +740,7 @@ class LockClient:
             every=period,
             kind="periodic",
         )
-        return Periodic(Lock(self._engine, policy), period)
+        return Periodic(self._described("periodic", policy), period)
 
     def once(
         self,
@@ -672,9 +773,10 @@ class LockClient:
             self._ttl if ttl is None else plain(ttl),
             plain(timeout),
             once=True,
+            remember=to_ms(kept),
             kind="once",
         )
-        return Once(Lock(self._engine, policy), remember=kept, wait=wait, named=named)
+        return Once(self._described("once", policy), remember=kept, wait=wait, named=named)
 
     @spelled_out(lock, LockOptions)
     def locked(
@@ -720,14 +822,3 @@ def _runs(task: asyncio.Task[None] | None) -> bool:
 def _seen(opening: asyncio.Task[None]) -> None:
     if not opening.cancelled():
         opening.exception()  # whoever waits for it raises it
-
-
-def check_asyncio() -> None:
-    """A clear error where there is no asyncio, as under trio."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError(
-            "aiolock runs on asyncio, and no asyncio event loop is running here. Under trio it does"
-            ' not work; with anyio, run on backend="asyncio"'
-        ) from None

@@ -3,14 +3,16 @@
 ::
 
     LockError
-    ├── AcquireTimeout   (TimeoutError)     the lock did not become ours in the time given
-    ├── LeaseLost                           the lock was taken from us while we held it
-    ├── NotHeld          (RuntimeError)     this task holds no such lock
-    ├── WouldDeadlock    (RuntimeError)     this task would wait for itself
-    ├── LimitMismatch    (ValueError)       others use this name with another limit, or count
-    ├── QueueFull                           as many wait already as ``max_waiters`` allows
-    ├── StoreError       (ConnectionError)  the store did not say yes or no: nobody knows
-    └── ClientClosed     (RuntimeError)     the client is not open, not here, or not any more
+    ├── AcquireTimeout   (TimeoutError)          the lock did not become ours in the time given
+    ├── LeaseLost                                the lock was taken from us while we held it
+    ├── NotHeld          (RuntimeError)          this task holds no such lock
+    ├── WouldDeadlock    (RuntimeError)          this task would wait for itself
+    ├── LimitMismatch    (ValueError)            others use this name with another limit, or count
+    ├── QueueFull                                as many wait already as ``max_waiters`` allows
+    ├── StoreError       (ConnectionError)       the store did not say yes or no: nobody knows
+    │   └── QuorumMismatch                       others use this server in another list of servers
+    ├── Unsupported      (NotImplementedError)   the store does not offer this kind of lock
+    └── ClientClosed     (RuntimeError)          the client is not open, not here, or not any more
 
 Each is also the builtin in brackets, so code that knows nothing of aiolock can catch it. Wrong
 arguments are plain ``ValueError`` and ``TypeError``, raised before anything is sent.
@@ -79,6 +81,21 @@ class StoreError(LockError, ConnectionError):
 
     _under_way: bool = False
     """Whether it is waited for no more, but may still be answered."""
+
+
+class QuorumMismatch(StoreError):
+    """A server is a member of another quorum than this client says: see `connect`.
+
+    All who use it must give the same list of servers, the same ``longest_ttl`` and ``durable``:
+    else two majorities need not meet, and two may hold the same lock.
+    """
+
+
+class Unsupported(LockError, NotImplementedError):
+    """The store does not offer what was described; it says why, and what there is instead.
+
+    Raised where it is described (`LockClient.semaphore`, say), before anything is sent.
+    """
 
 
 class ClientClosed(LockError, RuntimeError):

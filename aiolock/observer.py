@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from aiolock.store import Party
+from aiolock.store import Party, plain
 
 GaveUp = Literal["busy", "timeout", "cancelled", "full", "done", "store", "deadlock", "closed"]
 """Why somebody did not get it: it was only tried, and not free; its time was over; its task was
@@ -80,21 +80,38 @@ class Deadlock:
 
     def __str__(self) -> str:
         lines = [f"{len(self.circle)} tasks wait for each other, and none of them can go on:"]
+        if len(self.circle) == 1:
+            lines = ["a task waits for itself, and can never go on:"]
         for each in self.circle:
-            has = "holds it" if not each.behind.place else "waits for it before"
+            has = _has(each.behind)
             since = f"{datetime.fromtimestamp(each.waiter.since, UTC):%H:%M:%S} UTC"
             lines.append(
                 f"  {who(each.waiter)} has waited since {since} for the {each.kind}"
                 f" {each.name!r}: {who(each.behind)} {has}"
             )
-        names = ", ".join(sorted({repr(each.name) for each in self.circle}))
-        lines.append(f"Take {names} in the same order everywhere (multilock() does).")
+        names = sorted({repr(each.name) for each in self.circle})
+        if len(names) > 1:
+            lines.append(
+                f"Take {', '.join(names)} in the same order everywhere (multilock() does)."
+            )
+        else:
+            lines.append(f"Release {names[0]} before asking for it again.")
         return "\n".join(lines)
+
+
+def _has(party: Party) -> str:
+    """Why it is in the way of somebody."""
+    if party.place:
+        return "waits for it before"
+    if party.permits:  # who waits needs one of any of those that have them
+        permits = f"{party.permits} permit" + "s" * (party.permits > 1)
+        return f"holds {permits} of it, and nobody else will release enough"
+    return "reads it" if party.shared else "holds it"
 
 
 def who(party: Party) -> str:
     """A holder or waiter, for people: what it calls itself, and where it runs."""
-    where = f"{party.host}:{party.pid}" if party.host else f"client {party.client}"
+    where = f"{plain(party.host)}:{party.pid}" if party.host else f"client {party.client}"
     return f"{party.label!r} ({where})" if party.label else f"{where}#{party.seq}"
 
 
@@ -161,4 +178,8 @@ class Observer:
         """
 
     def deadlock(self, deadlock: Deadlock) -> None:
-        """Tasks wait for each other, one of this client among them: told once of each."""
+        """Tasks wait for each other, one of this client among them: told once of each.
+
+        Whoever closed the circle is told for sure. Who had waited before, and asked the store when
+        there was none yet, may not be.
+        """

@@ -88,6 +88,9 @@ class Form:
     """Nor until the end of the period, of so many ms since 1970, in which it was granted."""
     priority: int = 0
     """It stands before all waiters of a higher number, however long they have waited."""
+    remember: int = field(default=0, compare=False)
+    """Where it wants something ``once``: for how many ms that will be remembered. Its own client
+    needs to know, where servers vote; it is written down nowhere."""
     closes: int = field(init=False, repr=False, compare=False)
     """For how many ms at most its grant may close the lock behind its lease; 0: it never does."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -268,9 +271,9 @@ class Party:
     it. 0 where that is not known, as before there is a label."""
 
     def __str__(self) -> str:
-        where = f"{self.host}:{self.pid}" if self.host else "somewhere"
+        where = f"{plain(self.host)}:{self.pid}" if self.host else "somewhere"
         since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds")
-        who = f"{self.label} " if self.label else ""
+        who = f"{plain(self.label)} " if self.label else ""
         facts = [f"{who}{self.client[:_SHORT]}#{self.seq} at {where}", f"since {since}"]
         if not self.place:
             facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
@@ -312,6 +315,11 @@ class Status:
         yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()
         yield from (f"  holds: {holder}" for holder in self.holders)
         yield from (f"  waits, place {waiter.place}: {waiter}" for waiter in self.waiters)
+
+
+def plain(text: str) -> str:
+    """What somebody else has chosen: on one line, and with nothing that a terminal would obey."""
+    return repr(text)[1:-1]
 
 
 _SHORT: Final = 6
@@ -374,10 +382,13 @@ class Inbox(Protocol):
     def void(self, name: str, waiter: Waiter) -> None:
         """Somebody stands directly before this waiter who did not when it was `Queued`."""
 
-    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+    def unconfirmed(
+        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+    ) -> None:
         """This grant may be forgotten, so it is no good: whoever waits for it gets the error.
 
-        And gives it back. Of a store that gives a grant only once replicas of it have it.
+        And gives it back; where nobody waits for it any more, the client does. Of a store that
+        gives a grant only once replicas of it have it.
         """
 
     def reconnected(self) -> None:
@@ -391,6 +402,20 @@ class Inbox(Protocol):
 
         Somebody who waits may ask now what it would ask before long: one command does for both.
         """
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """What a store has besides where clients of several versions of it may meet.
+
+    Each version has a protocol, a number, by which those refuse each other that cannot work side by
+    side.
+    """
+
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        """Our own, and behind it those that others speak there, as far as they are known."""
+        ...
 
 
 @runtime_checkable
@@ -466,8 +491,12 @@ class Store(Protocol):
         """
         ...
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
-        """For each: still a holder, and then its lease ends ``ttl`` ms from now."""
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
+        """For each: still a holder, and then its lease ends ``ttl`` ms from now.
+
+        None for one of which the store cannot tell, as where too few of its servers have answered:
+        that is asked again until its deadline, and the others of the call have their answer.
+        """
         ...
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
@@ -551,6 +580,65 @@ class Sharded(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One of several servers, as a client sees it."""
+
+    address: str
+    state: str
+    """``up``; ``silent``, where it answers and does not vote yet; or ``out``, where it does not
+    answer."""
+    silent: float = 0.0
+    """For how many seconds it does not vote, for it may have forgotten its votes."""
+    clock: float | None = None
+    """By how many seconds its clock is ahead of the median; None where that is not known."""
+    votes: int = 0
+    """How many of its votes this client has."""
+    error: str = ""
+    """Why it does not answer."""
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A store on several servers, of which some may fail."""
+
+    def servers(self) -> list[ServerStatus]:
+        """What this client knows of each, now; nothing is asked."""
+        ...
+
+
+ALL_KINDS: Final = frozenset(
+    {
+        *("lock", "rwlock", "semaphore", "latch", "event", "barrier"),
+        *("election", "periodic", "once"),
+    }
+)
+"""All that a store may offer, by the methods of `LockClient` that describe it."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A store that does not offer all that others do.
+
+    It may say so: then what it does not offer is an error where it is described, before anything
+    is sent. These do not change while the store exists.
+    """
+
+    @property
+    def longest_ttl(self) -> float | None:
+        """The longest ttl of a lease, in seconds; a longer one is a `ValueError`. None: any."""
+        ...
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Those of `ALL_KINDS` that there are, ``lock`` among them."""
+        ...
+
+    def why_not(self, kind: str) -> str:
+        """Why it does not offer this kind, and what to use instead: the end of a sentence."""
+        ...
+
+
 Operation = Literal[
     "acquire",
     "release",
@@ -574,6 +662,21 @@ class Relay:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    @property
+    def longest_ttl(self) -> float | None:
+        """As the other store: see `Limited`."""
+        return self._store.longest_ttl if isinstance(self._store, Limited) else None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """As the other store: see `Limited`."""
+        return self._store.offers if isinstance(self._store, Limited) else ALL_KINDS
+
+    def why_not(self, kind: str) -> str:
+        """As the other store: see `Limited`."""
+        assert isinstance(self._store, Limited), "it offers everything"
+        return self._store.why_not(kind)
 
     def _call(
         self,
@@ -622,7 +725,7 @@ class Relay:
         """As the other store."""
         return self._call("pass_on", lambda: self._store.pass_on(passed))
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         """As the other store."""
         return self._call("renew", lambda: self._store.renew(renewals))
 

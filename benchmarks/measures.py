@@ -246,16 +246,14 @@ async def chain(server: RedisServer, pair: Sequence[Worker], *, tasks: int) -> l
     ]
 
 
-async def after_waiting(
-    server: RedisServer, pair: Sequence[Worker], waits: Sequence[float]
-) -> list[float]:
+async def after_waiting(url: str, pair: Sequence[Worker], waits: Sequence[float]) -> list[float]:
     """Microseconds of a hand-off from one process to the other's only waiter.
 
     Before each of them everything has been quiet for one of ``waits``, in seconds.
     """
     name = fresh_name()
     for worker in pair:
-        await worker.begin("turns", server.url, name=name)
+        await worker.begin("turns", url, name=name)
     holder, waiter = pair
     holder.say(do="ask")
     await holder.hear("entered")

@@ -289,12 +289,47 @@ def queues(figures: Figures, folder: Path) -> None:
     save(drawn, folder, "queue")
 
 
+def outage(figures: Figures, folder: Path) -> None:
+    """Who stands still while one of three servers does: entries of each tenth of a second."""
+    subjects = {
+        title: record["timelines"]["stopped"]
+        for title, record in figures["subjects"].items()
+        if "3 servers" in title and record["timelines"].get("stopped")
+    }
+    drawn, axes = plt.subplots(len(subjects), 1, sharex=True, figsize=(WIDTH, 1.3 * len(subjects)))
+    for ax, (title, times) in zip(axes, subjects.items(), strict=True):
+        third = round(max(max(each) for each in subjects.values())) / 3
+        count = round(30 * third)
+        rates = [10 * sum(step <= 10 * at < step + 1 for at in times) for step in range(count)]
+        ours = title.startswith(OURS)
+        colour = ACCENT if ours else COLOURS[1]
+        ax.axvspan(third, 2 * third, color=GREY, alpha=0.15, linewidth=0)
+        ax.fill_between([step / 10 for step in range(count)], rates, step="post", color=colour)
+        ax.set_title(title.replace(", 3 servers", ""), color=colour, fontsize=SMALL)
+        ax.set_ylim(bottom=0)
+        ax.yaxis.set_major_locator(ticker.MaxNLocator(2))
+        ax.yaxis.set_major_formatter("{x:,.0f}")
+    axes[0].annotate(
+        "one of three servers\nis stopped",
+        (0.5, 1.25),
+        xycoords="axes fraction",
+        ha="center",
+        fontsize=SMALL,
+    )
+    axes[-1].set_xlabel("seconds; entries a second of 20 tasks that want one lock")
+    drawn.tight_layout()
+    save(drawn, folder, "quorum-outage")
+
+
 DRAWN: Sequence[Callable[[Figures, Path], None]] = (lead, handoffs, contention, queues)
 
 
 def main() -> None:
     """All plots of one run."""
     folder = Path(sys.argv[1])
+    if (folder / "quorum.json").exists():  # of `benchmarks/quorum.py`
+        outage(json.loads((folder / "quorum.json").read_text(encoding="utf-8")), folder)
+        return
     figures = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     for draw in DRAWN:
         draw(figures, folder)

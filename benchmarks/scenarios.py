@@ -202,7 +202,7 @@ async def quiet(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outc
     """A hand-off between two processes after everything has been quiet for a while."""
     # Of different lengths, or a lock that polls would always be caught at the same moment.
     waits = [0.05 + 0.1 * turn / size.waits for turn in range(size.waits)]
-    latencies = await measures.after_waiting(server, crew[:2], waits)
+    latencies = await measures.after_waiting(server.url, crew[:2], waits)
     return Outcome({"quiet.us": quantile(latencies, 0.5)}, {"quiet": latencies})
 
 

@@ -279,7 +279,7 @@ class DocumentStore(Operations):
     def _token(self) -> str:
         return f"{self._client}.{next(self._resizes)}"
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         """The only one that speaks of several names: as many operations, of one document each."""
         each = [super(DocumentStore, self).renew([renewal]) for renewal in renewals]
         return self._start(_flat(each))
@@ -377,7 +377,7 @@ def _nothing(_: Steps) -> None:
     """Whatever is done with a document, the letters for this client are taken out of it."""
 
 
-async def _flat(each: Sequence[asyncio.Future[list[bool]]]) -> list[bool]:
+async def _flat(each: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
     return [held for (held,) in await asyncio.gather(*each)]
 
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated, Protocol
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from redis.asyncio import Redis
 
 import aiolock
@@ -112,7 +112,9 @@ async def look(item: str, stock: Shelf) -> dict[str, int]:
 
 
 @app.put("/items/{item}")
-async def fill(item: str, stock: int, shelf: Shelf, lease: Alone) -> dict[str, int]:
+async def fill(
+    item: str, stock: Annotated[int, Query(ge=0)], shelf: Shelf, lease: Alone
+) -> dict[str, int]:
     """Put so many on the shelf."""
     if not await shelf.write(item, stock, lease.fence):
         raise HTTPException(409, "somebody else was faster")
@@ -123,7 +125,7 @@ async def fill(item: str, stock: int, shelf: Shelf, lease: Alone) -> dict[str, i
 async def sell(item: str, shelf: Shelf, lease: Alone) -> dict[str, int]:
     """Sell one."""
     left = await shelf.read(item)
-    if left == 0:
+    if left <= 0:
         raise HTTPException(409, "sold out")
     await asyncio.sleep(0.01)  # the payment; without the lock, others read the old stock now
     if not await shelf.write(item, left - 1, lease.fence):

@@ -82,8 +82,7 @@ def own_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL server for all tests (of this xdist worker), which no test may break."""
-    if not databases.binaries():
-        pytest.skip("no PostgreSQL here: `make test` installs it where it may")
+    databases.need_postgres()
     with PostgresServer() as server:
         yield server
 
@@ -91,8 +90,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[MariaDBServer]:
     """One MariaDB server for all tests (of this xdist worker), which no test may break."""
-    if not databases.mariadb_binaries():
-        pytest.skip("no MariaDB here: `make test` installs it where it may")
+    databases.need_mariadb()
     with MariaDBServer() as server:
         yield server
 

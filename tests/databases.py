@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 
 import psycopg
 import pymysql
+import pytest
 
 from aiolock.stores import mysql, postgres
 
@@ -36,6 +37,18 @@ def binaries() -> Path | None:
         return versions[-1].parent
     found = shutil.which("initdb")
     return Path(found).resolve().parent if found else None
+
+
+def need_postgres() -> None:
+    """Skip the test where there is no PostgreSQL."""
+    if not binaries():
+        pytest.skip("no PostgreSQL here: `make test` installs it where it may")
+
+
+def need_mariadb() -> None:
+    """Skip the test where there is no MariaDB."""
+    if not mariadb_binaries():
+        pytest.skip("no MariaDB here: `make test` installs it where it may")
 
 
 def _hash(text: str) -> str:

@@ -207,7 +207,7 @@ def check_nothing_left(server: RedisServer, prefix: str) -> None:
     """Check what is left of a prefix: fences and introductions, and all of it on its way out."""
     for key in server.call("KEYS", f"{prefix}:*"):
         kind = key.rpartition(":")[2]
-        introduction = key.startswith(f"{prefix}:client:")
+        introduction = key.startswith((f"{prefix}:client:", f"{prefix}:protocols"))
         if kind in {"holders", "value"}:  # what is remembered of permits, counts and leaders
             grants = server.call("ZCOUNT", key, "-inf", 10**15 - 1) if kind == "holders" else 0
             assert grants == 0, f"the test has left somebody in {key}"

@@ -95,14 +95,13 @@ class Worker(asyncio.SubprocessProtocol):
 
     async def __aenter__(self) -> Self:
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+        await asyncio.get_running_loop().subprocess_exec(
             lambda: self,
             *tied(sys.executable, *self._args),
             stderr=None,
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,
         )
-        self._transport = transport
         try:
             await self._begun.wait()  # a test may stop it now: it will not outlive the test
         except BaseException:
@@ -195,6 +194,13 @@ class Worker(asyncio.SubprocessProtocol):
             self.history.append(message)
             self._unread.append(message)
         self._news.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport (called by the event loop, before it says anything else).
+
+        A worker that ends at once may have ended before `subprocess_exec` returns it.
+        """
+        self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def process_exited(self) -> None:
         """Close the pipe to a worker that has ended (called by the event loop)."""

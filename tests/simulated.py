@@ -180,7 +180,7 @@ class Store(MemoryStore):
             ends=(passed.giver, *passed.through[:-1]),
         )
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return self._send(partial(self.server.renew, renewals), stamped=True)
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:

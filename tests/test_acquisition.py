@@ -350,5 +350,5 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=300, stateful_step_count=40, derandomize=True, deadline=None
+    max_examples=150, stateful_step_count=40, derandomize=True, deadline=None
 )

@@ -19,6 +19,7 @@ from benchmarks import (
     handoff,
     measures,
     ours,
+    quorum,
     redis_server,
     replicas,
     run,
@@ -473,10 +474,26 @@ async def test_replicas_run() -> None:
     assert rows[0].count(" 1.00 ") == len(replicas.MEASURES)
 
 
+async def test_quorum_run(tmp_path: Path) -> None:
+    """The benchmark of several servers runs, and its table and its bars are whole."""
+    subjects = [quorum.OURS, quorum.ALONE]
+    size = quorum.Size(rounds=1, operations=20, far_operations=2, crowd=0.5, third=0.5)
+    records = await quorum.measure(subjects, {AIOLOCK: Path(sys.executable)}, size)
+    assert not [record.failures for record in records.values() if record.failures]
+    promised = quorum.bars(records)
+    head, rule, *rows = quorum.write(tmp_path, records, promised)[:4]
+    assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 3
+    inside = [bar for bar in promised if "two inside" in bar.what]
+    assert len(inside) == 2
+    assert all(bar.reached for bar in inside)
+    figures = json.loads((tmp_path / "quorum.json").read_text("utf-8"))
+    assert figures["subjects"][quorum.OURS.title]["timelines"].keys() == {"stopped", "killed"}
+
+
 async def test_stores_run() -> None:
     """The benchmark of the stores prints its bars."""
-    if not (databases.binaries() and databases.mariadb_binaries()):
-        pytest.skip("no PostgreSQL or no MariaDB here: `make test` installs them where it may")
+    databases.need_postgres()
+    databases.need_mariadb()
     text = await stores.measure(replace(TINY, limit=1), others=False)
     for promise in ("free lock, one task", "after a quiet while"):
         assert f"| {promise}" in text

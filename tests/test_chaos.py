@@ -22,9 +22,9 @@ _ON_THE_TREE = Path(aiolock.__file__).is_relative_to(_ROOT)
 # On the installed wheel it is only to show that it works there, on another Python and on uvloop.
 RUNS = (
     [
-        *(("redis", "1", 20.0), ("sentinel", "5", 20.0), ("cluster", "8", 20.0)),
-        ("sqlite", "1", 15.0),
-        *(("postgres", "1", 15.0), ("mysql", "1", 20.0)),
+        *(("redis", "1", 12.0), ("sentinel", "5", 15.0), ("cluster", "8", 15.0)),
+        *(("sqlite", "1", 8.0), ("postgres", "1", 10.0), ("mysql", "1", 10.0)),
+        ("quorum", "11", 12.0),
     ]
     if _ON_THE_TREE
     else [("redis", "2", 10.0)] * (loops.chosen() == "uvloop")
@@ -39,10 +39,10 @@ RUNS = (
 )
 async def test_chaos(tmp_path: Path, store: str, seed: str, seconds: float) -> None:
     """Whatever is killed, stopped, cut off, paused, wiped or cancelled, every promise is kept."""
-    if store == "postgres" and not databases.binaries():
-        pytest.skip("no PostgreSQL here: `make test` installs it where it may")
-    if store == "mysql" and not databases.mariadb_binaries():
-        pytest.skip("no MariaDB here: `make test` installs it where it may")
+    if store == "postgres":
+        databases.need_postgres()
+    if store == "mysql":
+        databases.need_mariadb()
     await chaos(tmp_path, store=store, seconds=seconds, seed=seed)
     run = Run(read(tmp_path))
     violations = check(run)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from aiolock._engine.circles import circles, same, stuck_on
+from aiolock._engine.circles import circles, lasting, stuck_on
 from aiolock.store import Party, Status
 
 _numbers = itertools.count(1)
@@ -83,6 +85,10 @@ CASES = {
         [status("a", "x/1", "(y/1)"), status("b", "y/1", "x/1")],
         [],
     ),
+    "two that are not known may be two": (
+        [status("a", "(x/1)", "y/1"), status("b", "y/1", "(x/2)")],
+        [],
+    ),
     "another task of the same client goes on": (
         [status("a", "x/1", "y/1"), status("b", "y/1", "x/2")],
         [],
@@ -107,11 +113,50 @@ CASES = {
     ),
     "no permit is left": (
         [status("a", "1:x/1 1:z/1", "1:y/1", limit=2), status("b", "y/1", "x/1 z/1")],
-        [["x/1", "y/1"]],
+        [["y/1", "x/1"]],
     ),
     "one of two who have permits goes on": (
         [status("a", "1:x/1 1:z/1", "1:y/1", limit=2), status("b", "y/1", "x/1")],
         [],
+    ),
+    "enough permits will be released by others": (
+        [
+            status("a", "1:x/1 2:z/1", "2:y/1 1:u/1", kind="semaphore", limit=3),
+            status("b", "y/1", "x/1"),
+            status("c", "u/1", "v/1"),
+        ],
+        [],
+    ),
+    "too few permits will be released by others": (
+        # Whoever wants one behind it could enter, but nobody overtakes.
+        [
+            status("a", "2:x/1 1:z/1", "2:y/1 1:u/1", kind="semaphore", limit=3),
+            status("b", "y/1", "x/1"),
+            status("c", "u/1", "v/1"),
+        ],
+        [["x/1", "y/1"]],
+    ),
+    "all who have permits wait for whoever wants one": (
+        [
+            status("a", "1:x/1 1:z/1", "1:y/1", kind="semaphore", limit=2),
+            status("b", "y/1", "x/1"),
+            status("c", "y/1", "z/1"),
+        ],
+        [["y/1", "x/1"]],
+    ),
+    "who wants two things has one": (
+        [status("a", "x/1", "y/1"), status("b", "z/1", "y/1"), status("c", "y/1", "x/1")],
+        [["x/1", "y/1"]],
+    ),
+    "by the fewest": (
+        # y waits for all readers. The first waits for the second, and so on; the last wants b.
+        [
+            status("a", "r:x/1 r:x/2 r:x/3", "y/1"),
+            status("b", "y/1", "x/3"),
+            status("c", "x/2", "x/1"),
+            status("d", "x/3", "x/2"),
+        ],
+        [["y/1", "x/3"]],
     ),
     "two circles": (
         [
@@ -156,14 +201,108 @@ def test_text() -> None:
     assert lines[-1] == "Take 'a', 'b' in the same order everywhere (multilock() does)."
 
 
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([status("a", "x/1", "x/1", limit=1)], ["waits for itself", "Release 'a' before asking"]),
+        (
+            [status("a", "r:x/1 r:y/1", "x/1 y/1")],
+            ["waits for itself", "'x/1' (host:1) reads it", "Release 'a' before asking"],
+        ),
+        (
+            [
+                status("a", "2:x/1", "1:y/1", kind="semaphore", limit=2),
+                status("b", "y/1", "x/1"),
+            ],
+            ["'x/1' (host:1) holds 2 permits of it, and nobody else will release enough"],
+        ),
+        (
+            [status("a", "r:x/1", "y/1 r:z/1"), status("b", "z/1", "x/1")],
+            ["'y/1' (host:1) waits for it before", "'x/1' (host:1) reads it", "Take 'a', 'b' in"],
+        ),
+    ],
+    ids=["itself", "readers", "permits", "queue"],
+)
+def test_text_of_each_kind(statuses: list[Status], expected: list[str]) -> None:
+    """It says in what way each is in the way of another, and what helps."""
+    (deadlock,) = circles(statuses)
+    for text in expected:
+        assert text in str(deadlock)
+
+
 def test_what_was_seen_twice() -> None:
-    """It is the same while the same acquisitions wait for the same grants."""
-    statuses = [status("a", "x/1", "y/1"), status("b", "y/1", "x/1")]
-    first = circles(statuses)
-    assert same(first, circles(statuses)) == first
-    again = circles([status("a", "x/1", "y/1"), statuses[1]])
-    assert again
-    assert same(first, again) == []
+    """It is one while the same acquisitions wait for the same grants."""
+    before = [status("a", "x/1", "y/1"), status("b", "y/1", "x/1")]
+    assert lasting(before, before) == before
+    again = [status("a", "x/1", "y/1"), before[1]]
+    assert circles(again)
+    assert circles(lasting(before, again)) == []
+    assert lasting([], before) == [status("a", ""), status("b", "")]
+
+
+def test_permits_seen_twice() -> None:
+    """Where permits were released in between, who had one of the others proves nothing."""
+    y, x = status("b", "y/1", "x/1"), status("c", "y/1", "z/1")
+
+    def permits(second: Party) -> Status:
+        return replace(semaphore, holders=(semaphore.holders[0], second))
+
+    semaphore = status("a", "1:x/1 1:z/1", "1:y/1", kind="semaphore", limit=2)
+    before, again = [semaphore, y, x], [permits(party("z/1", place=0, permits=1)), y, x]
+    assert circles(before)
+    assert circles(again)
+    assert circles(lasting(before, again)) == []
+
+
+def test_who_comes_in_between() -> None:
+    """That others join does not hide what lasts."""
+    before = [status("a", "m/1", "n/1"), status("b", "n/1", "m/1")]
+    joined = replace(before[0], waiters=(*before[0].waiters, party("c/1", place=2)))
+    again = [joined, before[1], status("c", "c/1", "n/2")]
+    assert circles(lasting(before, again)) == circles(before)
+
+
+_MANY = 10_000
+
+
+@pytest.mark.parametrize(
+    ("made", "sizes"),
+    [
+        (
+            lambda: [status(f"{n}", f"x/{n}", f"x/{n % _MANY + 1}") for n in range(1, _MANY + 1)],
+            [_MANY],
+        ),
+        (lambda: [status(f"{n}", f"x/{n}", f"x/{n + 1}") for n in range(1, _MANY)], []),
+        (
+            lambda: [
+                status("a", "x/1", " ".join(f"x/{n}" for n in range(2, _MANY))),
+                status("b", f"x/{_MANY - 1}", "x/1"),
+            ],
+            [2],
+        ),
+        (
+            lambda: [
+                status("a", *(" ".join(f"r:{c}/{n}" for n in range(1, _MANY)) for c in "xy")),
+                status("b", "y/1", " ".join(f"x/{n}" for n in range(1, _MANY))),
+            ],
+            [],
+        ),
+        (
+            lambda: [
+                status(
+                    "a", *(" ".join(f"{h}{n}" for n in range(1, _MANY)) for h in ("r:x/", "y/"))
+                ),
+                status("b", "y/1", " ".join(f"x/{n}" for n in range(1, _MANY))),
+            ],
+            [2],
+        ),
+    ],
+    ids=["ring", "chain", "queue", "readers", "readers and writers"],
+)
+def test_of_many(made: Callable[[], list[Status]], sizes: list[int]) -> None:
+    """The time that it takes is in proportion to those who wait: else this would take hours."""
+    # Made here: every process of a run imports this module.
+    assert [len(each.circle) for each in circles(made())] == sizes
 
 
 @pytest.mark.parametrize("seed", range(50))

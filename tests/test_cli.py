@@ -170,7 +170,7 @@ async def test_ls(cli: Cli, client: aiolock.LockClient) -> None:
 
 
 async def test_labels(cli: Cli, client: aiolock.LockClient) -> None:
-    """What a holder calls itself is shown, on one line and with nothing that a terminal obeys."""
+    """What a holder calls itself is shown; see test_rows.py for what a terminal would obey."""
     async with client.lock("order:42").acquire(label="job 17 → «é»"):
         async with asyncio.timeout(WITHIN):
             while True:
@@ -381,7 +381,8 @@ async def test_check(cli: Cli, redis_server: RedisServer) -> None:
     """What was tried, and how long it took; too slow is an exit code of its own."""
     code, output, errors = await cli("check")
     assert (code, errors) == (0, "")
-    *lines, last = output.splitlines()
+    protocol, *lines, last = output.splitlines()
+    assert protocol.split() == ["protocol", "1"]
     assert [line.rpartition("ms")[0].rsplit(maxsplit=1)[0].strip() for line in lines] == [
         *("open", "acquire and release", "hand over"),
     ]
@@ -542,7 +543,9 @@ async def test_run_that_is_killed(cli: Cli) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 async def test_run_reaps_what_others_leave(cli: Cli) -> None:
     """As the first process of a container it is the parent of all who have lost theirs."""
-    script = "(sh -c 'echo $$' &) ; sleep 0.5; ps -o stat= --ppid $PPID | grep -c Z; true"
+    left = "left=$(ps -o stat= --ppid $PPID | grep -c Z)"
+    wait = f"n=0; while {left}; [ $left$n != 0$n ] && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done"
+    script = f"(sh -c 'echo $$' &) ; sleep 0.5; {wait}; echo $left"
 
     def adopt() -> None:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

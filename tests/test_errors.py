@@ -116,7 +116,7 @@ async def test_extended_when_released() -> None:
     store = MemoryStore(MemoryServer())
     async with aiolock.connect(store) as client:
         lease = await client.lock("a").acquire()
-        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[bool | None]] = asyncio.get_running_loop().create_future()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "renew", lambda _: answer)
             extending = asyncio.create_task(lease.extend(5))

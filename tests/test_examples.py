@@ -88,6 +88,8 @@ async def test_shop_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_PATIENCE", "20")
     async with shop() as alone:
         await sell_out("apple", [alone])
+        assert (await alone.put("/items/apple?stock=-1")).status_code == 422
+        assert (await alone.get("/items/apple")).json() == {"left": 0}
 
 
 async def test_shop_says_when_it_is_busy(
@@ -121,6 +123,17 @@ async def test_shop_that_shuts_down_says_so(monkeypatch: pytest.MonkeyPatch) -> 
             reply = await buying
     assert reply.status_code == 503
     assert reply.headers["Retry-After"] == "1"
+
+
+async def test_shop_that_owes_sells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has brought the stock below nothing, it sells no more."""
+    monkeypatch.delenv("AIOLOCK_URL", raising=False)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    app = importlib.import_module("fastapi_app").app
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+    async with http, app.router.lifespan_context(app):
+        assert await app.state.stock.write("plum", -1, 1)
+        assert (await http.post("/items/plum/sales")).status_code == 409
 
 
 def worker() -> Worker:

@@ -48,10 +48,10 @@ async def victim(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dead links are noticed twenty times as fast."""
-    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 0.5)
-    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT_TIMEOUT", 0.2)
-    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 0.2)
-    monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
 
 
 async def ends(lease: aiolock.Lease) -> None:
@@ -373,8 +373,8 @@ async def test_dead_link_of_a_holder(
 ) -> None:
     """A holder whose link died is at risk until that is noticed, and then goes on."""
     # Asks at a third of its ttl, is at risk a sixth later, and has till the end for the rest.
-    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 1.1)
-    monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 1.1)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
     lease = await take(victim.lock("lock", ttl=3))
     await dead(proxy, "commands")
     assert lease.state is HELD

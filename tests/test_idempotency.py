@@ -10,16 +10,17 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import aiolock
-from aiolock.integrations.idempotency import LONGEST_BODY, Idempotency
+from aiolock.integrations._kept import LONGEST_BODY
+from aiolock.integrations.idempotency import Idempotency
 from aiolock.integrations.starlette import setup
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
-from tests import loops
 from tests.failures import until
 from tests.servers import RedisServer
 from tests.webapps.bodies import Bodies
@@ -36,10 +37,14 @@ class Shop:
         self.go = asyncio.Event()
         self.go.set()
         self.fail: BaseException | int = 200
+        self.retry_after: str | None = None
         self.size = 0
         routes = [
             Route("/charges", self.charge, methods=["GET", "POST", "PUT"]),
             Route("/stream", self.stream, methods=["POST"]),
+            Route("/broken", self.broken, methods=["POST"]),
+            Route("/long", self.long, methods=["POST"]),
+            Route("/background", self.background, methods=["POST"]),
         ]
         self.app = Starlette(routes=routes)
         # As Starlette makes one.
@@ -54,7 +59,10 @@ class Shop:
         if isinstance(self.fail, BaseException):
             raise self.fail
         answer = {"charge": number, "body": body, "more": "x" * self.size}
-        return JSONResponse(answer, self.fail, headers={"X-Number": str(number), "X-Name": "ä"})
+        headers = {"X-Number": str(number), "X-Name": "ä"}
+        if self.retry_after:
+            headers["Retry-After"] = self.retry_after
+        return JSONResponse(answer, self.fail, headers=headers)
 
     async def stream(self, request: Request) -> Response:
         self.charged += 1
@@ -64,6 +72,33 @@ class Shop:
                 yield each
 
         return StreamingResponse(pieces())
+
+    async def broken(self, request: Request) -> Response:
+        async def pieces() -> AsyncGenerator[bytes]:
+            yield b"half"
+            raise ZeroDivisionError
+
+        return StreamingResponse(pieces())
+
+    async def long(self, request: Request) -> Response:
+        self.charged += 1
+
+        async def pieces() -> AsyncGenerator[bytes]:
+            yield b"x" * 60_000
+            await self.go.wait()
+            yield b"y" * 60_000
+
+        return StreamingResponse(pieces())
+
+    async def background(self, request: Request) -> Response:
+        self.charged += 1
+
+        async def later() -> None:
+            await self.go.wait()
+            if isinstance(self.fail, BaseException):
+                raise self.fail
+
+        return JSONResponse(self.charged, background=BackgroundTask(later))
 
 
 def who(scope: Any) -> str:
@@ -238,8 +273,6 @@ async def test_made_in_a_wrong_way() -> None:
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart"])
 async def test_round_other_frameworks(framework: str) -> None:
     """It stands round any ASGI application, whose handlers hold locks of their own."""
-    if framework == "quart" and loops.chosen() == "eager":
-        pytest.skip("Quart waits for ever where tasks are eager and a body is there at once")
     bodies = Bodies(aiolock.connect("memory://"))
     bodies.go.set()
     app = Idempotency(build(framework, bodies), client=bodies.client, remember=60, who=who)
@@ -250,3 +283,119 @@ async def test_round_other_frameworks(framework: str) -> None:
         assert replies[0].json() == replies[1].json()
         assert replies[0].json()["body"] == "work"
         assert len(bodies.entered) == 1
+
+
+async def test_busy_is_not_remembered() -> None:
+    """What says that nothing was done, and to try again, is not what the key is answered with."""
+    shop = Shop(aiolock.connect("memory://"))
+    async with opened(shop) as http:
+        shop.fail = 429
+        assert (await http.post("/charges", headers=KEY)).status_code == 429
+        shop.fail, shop.retry_after = 423, "1"
+        assert (await http.post("/charges", headers=KEY)).status_code == 423
+        shop.fail, shop.retry_after = 200, None
+        for _ in range(2):
+            reply = await http.post("/charges", headers=KEY)
+            assert (reply.status_code, reply.json()["charge"]) == (200, 3)
+
+
+async def test_what_is_sent_in_part_is_seen_to_be() -> None:
+    """A response that breaks off does not pass for a whole one; and may be tried again."""
+    shop = Shop(aiolock.connect("memory://"))
+    async with serving("starlette", shop.app) as url, httpx.AsyncClient(timeout=30) as http:
+        for _ in range(2):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await http.post(f"{url}/broken", headers=KEY)
+
+
+async def test_a_long_stream_is_sent_as_it_comes() -> None:
+    """It is not gathered, and it is done: nobody does it again."""
+    shop = Shop(aiolock.connect("memory://"))
+    shop.go.clear()
+    async with serving("starlette", shop.app) as url, httpx.AsyncClient(timeout=30) as http:
+        async with http.stream("POST", f"{url}/long", headers=KEY) as reply:
+            pieces = reply.aiter_bytes()
+            assert await anext(pieces)  # before the last was made
+            shop.go.set()
+            rest = [piece async for piece in pieces]
+            assert rest[-1].endswith(b"y")
+        again = await http.post(f"{url}/long", headers=KEY)
+        assert again.json()["code"] == "idempotency_not_kept"
+        assert shop.charged == 1
+
+
+async def test_what_is_done_in_the_background() -> None:
+    """The response does not wait for it, and its failing changes nothing."""
+    shop = Shop(aiolock.connect("memory://"))
+    shop.go.clear()
+    shop.fail = ZeroDivisionError()
+    each = httpx.Limits(max_keepalive_connections=0)  # a server closes that of one that fails
+    http = httpx.AsyncClient(timeout=30, limits=each)
+    async with serving("starlette", shop.app) as url, http:
+        for _ in range(2):
+            assert (await http.post(f"{url}/background", headers=KEY)).json() == 1
+        shop.go.set()
+        assert (await http.post(f"{url}/background", headers=KEY)).json() == 1
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart", "django"])
+async def test_whoever_goes_meanwhile(framework: str) -> None:
+    """The request goes on, and its response is there for the next try: it is done once."""
+    bodies = Bodies(aiolock.connect("memory://"))
+    async with bodies.client:
+        app = Idempotency(build(framework, bodies), client=bodies.client, remember=60, who=who)
+        async with serving(framework, app) as url, httpx.AsyncClient(timeout=30) as http:
+            asked = asyncio.create_task(http.post(f"{url}/orders/42", content=b"x", headers=KEY))
+            await until(lambda: bodies.entered)
+            asked.cancel()
+            await asyncio.wait([asked])
+            bodies.go.set()
+            await until(lambda: bodies.left)
+            reply = await http.post(f"{url}/orders/42", content=b"x", headers=KEY)
+            while reply.status_code == 409:  # it is being kept
+                reply = await http.post(f"{url}/orders/42", content=b"x", headers=KEY)
+            assert (reply.status_code, reply.headers["Idempotent-Replayed"]) == (200, "true")
+            assert len(bodies.entered) == 1
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart"])
+async def test_interrupted_at_the_servers_end(framework: str) -> None:
+    """It is told so, also where the middleware stands round what tells it."""
+    bodies = Bodies(aiolock.connect("memory://"))
+    app = Idempotency(build(framework, bodies), client=bodies.client, remember=60, who=who)
+    async with httpx.AsyncClient(timeout=30) as http:
+        async with serving(framework, app, grace=0.05) as url:
+            asked = asyncio.create_task(http.post(f"{url}/orders/42", headers=KEY))
+            await until(lambda: bodies.entered)
+        reply = await asked
+        assert (reply.status_code, reply.json()["code"]) == (503, "shutting_down")
+
+
+async def test_other_ways_to_send_a_response() -> None:
+    """A server may offer some; what is sent by them could not be kept."""
+    offered = list[Any]()
+
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        offered.append(scope["extensions"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    sent = list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
+    scope |= {"headers": [(b"idempotency-key", b"a")], "extensions": {"http.response.pathsend": {}}}
+    async with aiolock.connect("memory://") as client:
+        middleware = Idempotency(app, client=client, remember=60, who=who, methods=["post"])
+        for _ in range(2):
+            await middleware(scope, receive, send)
+            assert sent[-1]["body"] == b"done"
+        assert offered == [{}]
+        scope["headers"].append((b"idempotency-key", b"b"))
+        await middleware(scope, receive, send)
+        assert sent[-2]["status"] == 400

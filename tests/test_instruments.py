@@ -460,6 +460,28 @@ async def test_worker_ends_by_itself() -> None:
             await worker.send({})
 
 
+async def test_worker_ends_before_its_pipes_are_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker may have ended before the event loop has so much as begun to listen to it."""
+    loop = asyncio.get_running_loop()
+    if loops.chosen() == "uvloop":
+        pytest.skip("uvloop asks for no pipes one by one")
+    connect = loop.connect_read_pipe
+
+    async def late(protocol: Callable[[], Any], pipe: Any) -> Any:
+        transport = protocol().proc  # of the subprocess
+        async with asyncio.timeout(10):
+            while transport.get_returncode() is None:  # noqa: ASYNC110  # it tells nobody
+                await asyncio.sleep(0.005)
+        return await connect(protocol, pipe)
+
+    monkeypatch.setattr(loop, "connect_read_pipe", late)
+    async with Worker("-c", "raise SystemExit(4)") as worker:
+        assert await worker.wait() == 4
+    assert not caplog.records  # where the event loop says what failed in it
+
+
 async def test_worker_from_a_module() -> None:
     """A worker can be a module with arguments."""
     async with Worker("-m", "json.tool", "--help") as worker:

@@ -137,6 +137,19 @@ async def test_what_is_no_label(label: str) -> None:
         client.lock("x", family=label)
 
 
+@pytest.mark.parametrize("name", ["y" * 300, "\x1b[2Jevil\ntwo \ud800"])
+async def test_any_task(client: aiolock.LockClient, name: str) -> None:
+    """Nobody checks the name of a task: it is a label all the same, and what it is not is cut."""
+    lock = client.lock("x")
+    async with lock:
+        waits = ask(lock, name=name)
+        await once(labelled(lock, 2))
+        (label,) = names((await lock.status()).waiters)
+        assert label.isprintable()
+        assert label in (f"billing: {'y' * 99}…", r"billing: \x1b[2Jevil\ntwo \ud800")
+    await (await waits).release()
+
+
 # When they are put up: on a store that counts what it is asked for
 
 
@@ -199,7 +212,7 @@ async def test_pages() -> None:
         for lease in leases:
             await lease.release()
         await asyncio.sleep(2 * KEPT)
-        assert not client._engine.lookout._labels._pages or counted.posts == 5
+        assert counted.posts == 5
 
 
 @virtual
@@ -252,6 +265,20 @@ async def test_more_than_is_known() -> None:
         )
         (holder,) = (await client.status("x")).holders
         assert (holder.label, holder.task) == ("label", 7)
+
+
+@virtual
+async def test_what_somebody_else_says() -> None:
+    """Not every client is ours: its labels are cut, and written out, as any."""
+    counted = Counted()
+    async with counted.client as client, client.lock("x"):
+        value = json.dumps({"1": [7, True, "\x1b[2J" + "y" * 10_000]})
+        counted.server.post(
+            f"client:{client.id}:0", 99, token="", declared=0, value=value, keep=60_000
+        )
+        (holder,) = (await client.status("x")).holders
+        assert holder.label.startswith(r"\x1b[2Jyyy")
+        assert len(holder.label) == 202
 
 
 async def test_a_store_that_does_not_tell(world: World) -> None:
@@ -351,6 +378,7 @@ async def test_observers_are_told_of_a_deadlock(world: World, quick: None) -> No
             return len(told.deadlocks) >= 2
 
         await once(is_told)
+        await asyncio.sleep(0.5)  # some looks more: nobody is told twice
         assert len(told.deadlocks) == 2
         assert {len(each.circle) for each in told.deadlocks} == {2}
         assert not elsewhere.deadlocks
@@ -389,6 +417,21 @@ async def test_who_holds_something_asks_once(deadlock_after: float | None, expec
             assert counted.store.calls["snapshot"] == expected
         await (await waits).release()
         await both
+
+
+@virtual
+async def test_a_store_that_does_not_say_is_asked_again() -> None:
+    """A deadlock is told though the store could not be asked when it was due."""
+    counted, told = Counted(), Told()
+    client = aiolock.connect(counted.store, observer=told, deadlock_after=10)
+    async with client, aiolock.connect(counted.server) as other:
+        counted.store.refuse("snapshot", times=2)
+        tasks = await both_ways(client, other)
+        await asyncio.sleep(60)
+        assert len(told.deadlocks) == 1
+        assert counted.store.calls["snapshot"] == 3
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
 
 
 @virtual

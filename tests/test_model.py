@@ -51,14 +51,15 @@ from aiolock.store import (
 )
 from aiolock.stores.machine import Holder, NameState
 from aiolock.stores.memory import MemoryServer
+from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import NOBODY, decode_any, encode
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._store import KEPT
 from tests.servers import RedisServer
 
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "50"))
-"""Sequences of each kind; ten times as many where the scripts were changed."""
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
+"""Sequences of each kind; twenty times as many where the scripts were changed."""
 NAME = "the {name}"
 AN_AGE = 10**14
 """A period, in ms, that does not end while a test runs."""
@@ -157,7 +158,9 @@ class Heard:
     def void(self, name: str, waiter: Waiter) -> None:
         self.log.append(("void", self.texts[waiter], 0))
 
-    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+    def unconfirmed(
+        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+    ) -> None:
         """This store confirms nothing."""
 
     def reconnected(self) -> None:
@@ -335,7 +338,7 @@ class Scripts:
     def acquire_several(self, waiters: list[str], ttl: int) -> list[Answer]:
         args = (ttl, ttl + KEPT, 0, self.names.channels, *waiters, 0)
         reply = self._call(scripts.ACQUIRE_SEVERAL, self.keys, *args)
-        return scripts.several(reply, [decode_any(waiter)[0] for waiter in waiters])
+        return replies.several(reply, [decode_any(waiter)[0] for waiter in waiters])
 
     def release(self, waiter: str, fence: int, *, entered: bool = True, bury: int = 0) -> int:
         closes = entered and decode_any(waiter)[1].closes > 0
@@ -405,7 +408,7 @@ class Scripts:
 
     def status(self, *, waiters: bool = True) -> Status:
         values = (self.names.channels, int(waiters))
-        return scripts.status(NAME, self._call(scripts.STATUS, self.keys[:2], *values))
+        return replies.status(NAME, self._call(scripts.STATUS, self.keys[:2], *values))
 
     def claims(self) -> list[str]:
         """The grants whose lease is a claim that nobody has confirmed."""
@@ -452,14 +455,6 @@ class Fences:
 
     def rank(self, fence: int) -> int:
         return self.seen.index(fence)
-
-
-def near(real: int, model: int) -> bool:
-    """Whether two durations are alike, but for the time that the test itself takes.
-
-    Those that are given here differ by ten seconds at least.
-    """
-    return abs(real - model) < 8000
 
 
 numbers = st.integers(0, 3 * len(WAITERS) - 1)
@@ -562,24 +557,24 @@ class Differential(RuleBasedStateMachine):
             self.learn()
             ours, theirs = self.real_fences.rank(real.fence), self.model_fences.rank(model.fence)
             assert ours == theirs
-            assert near(real.lease, model.lease)
+            assert self.near(real.lease, model.lease)
             assert (real.displaced, real.claim) == (model.displaced, model.claim)
         elif isinstance(real, Queued) and isinstance(model, Queued):
             assert (real.place == 1) == (model.place == 1)
             assert self.known(real.before, real=True) == self.known(model.before, real=False)
-            assert near(real.until, model.until)
+            assert self.near(real.until, model.until)
             assert real.displaced == model.displaced
             self.tickets[waiter] = (real.ticket, model.ticket)
         elif isinstance(real, Busy) and isinstance(model, Busy):
-            assert near(real.until, model.until)
+            assert self.near(real.until, model.until)
             if len(self.real.holders()) == 1:  # of several, the first to end may be either
                 self.same_parties(
                     [p for p in (real.holder,) if p], [p for p in (model.holder,) if p]
                 )
         elif isinstance(real, Done) and isinstance(model, Done):
-            assert near(real.until, model.until)
+            assert self.near(real.until, model.until)
         elif isinstance(real, Late) and isinstance(model, Late):
-            assert near(real.now // 1000, now() // 1000)
+            assert self.near(real.now // 1000, now() // 1000)
         else:
             assert real == model
 
@@ -767,8 +762,15 @@ class Differential(RuleBasedStateMachine):
         real, model = self.real.status(waiters=waiters), self.model.status(NAME, waiters=waiters)
         self.same_parties(real.holders, model.holders)
         self.same_parties(real.waiters, model.waiters)
-        assert near(int(1000 * real.closed), int(1000 * model.closed))
+        assert self.near(int(1000 * real.closed), int(1000 * model.closed))
         assert real.limit == model.limit
+
+    def near(self, real: int, model: int) -> bool:
+        """Whether two durations are alike, but for the time that this example has taken so far.
+
+        Those that are given here differ by ten seconds at least.
+        """
+        return abs(real - model) < 8000 + (now() - self.model.began) // 1000
 
     def same_parties(self, real: Sequence[Party], model: Sequence[Party]) -> None:
         self.learn()
@@ -776,9 +778,9 @@ class Differential(RuleBasedStateMachine):
             self.told(p, self.model_fences) for p in model
         ]
         for ours, theirs in zip(real, model, strict=True):
-            assert near(round(1000 * ours.remaining), round(1000 * theirs.remaining))
+            assert self.near(round(1000 * ours.remaining), round(1000 * theirs.remaining))
             if ours.client in CLIENTS:  # others stand where they were put
-                assert near(round(1000 * ours.since), round(1000 * theirs.since))
+                assert self.near(round(1000 * ours.since), round(1000 * theirs.since))
 
     @staticmethod
     def told(party: Party, fences: Fences) -> tuple[object, ...]:

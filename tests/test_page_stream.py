@@ -76,13 +76,19 @@ async def test_rows(client: aiolock.LockClient, page: Page) -> None:
         assert times["age"] < 5
 
 
-async def test_which_rows(client: aiolock.LockClient) -> None:
+async def test_which_rows() -> None:
     """Those that are searched for, first those that are asked for, and no more than so many."""
+    age = 0.0  # the server's clock stands still while it is looked at
+    async with aiolock.connect(MemoryServer(lambda: 1e9 + age)) as client:
+        leases = list[aiolock.Lease]()
+        for n in range(5):
+            leases.append(await client.lock(f"Order:{n}").acquire())
+            age += 0.001
+        await _which_rows(client, leases)
+
+
+async def _which_rows(client: aiolock.LockClient, leases: list[aiolock.Lease]) -> None:
     page = Page(client, limits=replace(SOON, rows=3))
-    leases = list[aiolock.Lease]()
-    for n in range(5):
-        leases.append(await client.lock(f"Order:{n}").acquire())
-        await asyncio.sleep(0.001)  # so that it is seen which one is older
     leases.append(await client.semaphore("order:9", 2).acquire())
     waits = asking(client.lock("Order:3"))
     await queued(client.lock("Order:3"), 1)

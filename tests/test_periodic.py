@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from aiolock import AcquireTimeout, ClientClosed, LeaseLost
 from aiolock._locks.periodic import Job
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests.failures import until
 from tests.worlds import World, virtual
 
 EVERY = 60.0
@@ -208,21 +210,105 @@ async def test_the_store_is_away_for_a_while(caplog: pytest.LogCaptureFixture) -
         await cancelled(running)
 
 
+PHASES = ["in the queue", "in a run", "between two runs", "before it tries again"]
+
+
+@contextlib.asynccontextmanager
+async def in_phase(
+    phase: str,
+) -> AsyncGenerator[tuple[MemoryServer, aiolock.LockClient, asyncio.Task[Any]]]:
+    """A server, a client of it, and the task in which it runs a job, which is there just now."""
+    server, begun = MemoryServer(), list[int]()
+    store = FaultyStore(MemoryStore(server))
+
+    async def job() -> None:
+        begun.append(1)
+        if phase == "in a run":
+            await asyncio.Event().wait()
+
+    async with aiolock.connect(server) as other, aiolock.connect(store) as client:
+        async with contextlib.AsyncExitStack() as stack:
+            if phase == "in the queue":
+                await stack.enter_async_context(other.periodic("job", every=EVERY))
+            if phase == "before it tries again":
+                store.refuse("acquire", math.inf)
+            running = asyncio.create_task(client.periodic("job", every=EVERY).run(job))
+            await asyncio.sleep(2)
+            assert len(begun) == (phase in ("in a run", "between two runs"))
+            status = await other.periodic("job", every=EVERY).status()
+            seen = len(status.holders), len(status.waiters), store.calls["acquire"] > 1
+            assert (
+                seen
+                == {
+                    "in the queue": (1, 1, False),
+                    "in a run": (1, 0, False),
+                    "between two runs": (0, 1, True),
+                    "before it tries again": (0, 0, True),
+                }[phase]
+            )
+            yield server, client, running
+        store.refuse("acquire", 0)
+        status = await other.periodic("job", every=EVERY).status()
+        assert (status.holders, status.waiters) == ((), ())
+
+
+@pytest.mark.parametrize("phase", PHASES)
 @virtual
-async def test_the_client_is_closed() -> None:
-    """Closing the client ends `run`, in the queue as in a run."""
-    server = MemoryServer()
-    async with (
-        aiolock.connect(server) as other,
-        aiolock.connect(server) as client,
-        other.lock("job"),
-    ):
-        job = client.periodic("job", every=EVERY)
-        running = asyncio.create_task(job.run(asyncio.Event().wait))
-        await asyncio.sleep(1)
+async def test_the_client_is_closed(phase: str) -> None:
+    """Closing the client ends `run`, wherever it is, and nothing is left of it."""
+    async with in_phase(phase) as (_, client, running):
         await client.aclose()
         with pytest.raises(ClientClosed):
             await running
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@virtual
+async def test_cancelled(phase: str) -> None:
+    """Cancelling it ends `run`, wherever it is, and nothing is left of it."""
+    async with in_phase(phase) as (_, _, running):
+        await cancelled(running)
+        assert running.cancelled()
+
+
+@virtual
+async def test_lost_midway(caplog: pytest.LogCaptureFixture) -> None:
+    """The run is cancelled, and said so; its period is not begun again, and the next one is."""
+    runs = Runs(MemoryServer())
+    async with aiolock.connect(runs.server) as client:
+        job = client.periodic("job", every=EVERY)
+        running = asyncio.create_task(job.run(runs.job("a", lasts=30)))
+        await until(lambda: len(runs.log) > 1 and runs.running, within=3 * EVERY)
+        before = len(runs.log)
+        assert await job.break_()
+        await asyncio.sleep(1)
+        assert not runs.running
+        assert "a run of 'job' was cancelled" in caplog.text
+        await asyncio.sleep(3 * EVERY)
+        assert runs.periods() == sorted(set(runs.periods()))
+        assert len(runs.log) >= before + 2
+        await cancelled(running)
+
+
+@virtual
+async def test_a_task_of_the_job_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """That is a failure of the job, and not the end of `run`, which nobody has cancelled."""
+    runs = Runs(MemoryServer())
+
+    async def job() -> None:
+        await runs.job("a")()
+        helper = asyncio.create_task(asyncio.sleep(10))
+        await asyncio.sleep(0)
+        helper.cancel()
+        await helper
+
+    async with aiolock.connect(runs.server) as client:
+        running = asyncio.create_task(client.periodic("job", every=EVERY).run(job))
+        await asyncio.sleep(5 * EVERY)
+        assert len(runs.log) in (5, 6)
+        assert caplog.text.count("a task that it awaits was cancelled") == len(runs.log)
+        await cancelled(running)
+        assert running.cancelled()
 
 
 async def test_entered(world: World) -> None:

@@ -30,8 +30,7 @@ from tests.failures import pair, parent_that_died, queued, start_waiter, take, u
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
     """A server of the test's own, to stop and to change."""
-    if not databases.binaries():
-        pytest.skip("no PostgreSQL here: `make test` installs it where it may")
+    databases.need_postgres()
     with PostgresServer() as server:
         yield server
 
@@ -626,14 +625,28 @@ def test_the_schema_cannot_be_made(url: str, capsys: pytest.CaptureFixture[str])
 async def test_another_protocol(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schema of a later version serves this one, of one later than that it is an error."""
-    monkeypatch.setattr(_pipe, "ACCEPTED", (0, 1))
-    async with aiolock.connect(own_postgres.url("app")):
-        pass
-    monkeypatch.setattr(_pipe, "ACCEPTED", (3, 4))
-    with pytest.raises(aiolock.StoreError, match="of protocol 1"):
-        await aiolock.connect(own_postgres.url("app")).open()
-    assert _schema.PROTOCOL in _schema.ACCEPTED
+    """A schema of the next version serves this one, of one later or before it is an error."""
+    monkeypatch.setattr(_pipe, "PROTOCOL", 0)
+    async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
+        assert client.protocols == (_schema.PROTOCOL,)
+    for ours in (-1, 2):
+        monkeypatch.setattr(_pipe, "PROTOCOL", ours)
+        text = rf"run `aiolock init-db URL`.*protocol 1 is spoken there.*speaks protocol {ours},"
+        with pytest.raises(aiolock.StoreError, match=text):
+            await aiolock.connect(own_postgres.url("app")).open()
+
+
+async def test_a_later_schema_stays(own_postgres: PostgresServer) -> None:
+    """Neither a client of this version that may make it nor its owner brings the older back."""
+    url = own_postgres.url("postgres")
+    protocol = "CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql"
+    own_postgres.execute(f"{protocol} AS 'SELECT 2'")
+    async with aiolock.connect(f"{url}?create=1") as client, client.lock("x"):
+        assert client.protocols == (1, 2)
+    with pytest.raises(aiolock.StoreError, match=r"protocol 2.*use the later version of aiolock"):
+        postgres.create_schema(url)
+    async with aiolock.connect(url) as client:
+        assert client.protocols == (1, 2)
 
 
 async def test_another_isolation(own_postgres: PostgresServer) -> None:

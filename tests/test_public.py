@@ -53,12 +53,15 @@ NAMES = [
     "Party",
     "Periodic",
     "QueueFull",
+    "QuorumMismatch",
     "RWLock",
     "Semaphore",
+    "ServerStatus",
     "Status",
     "Store",
     "StoreError",
     "Term",
+    "Unsupported",
     "WouldDeadlock",
     "connect",
     "web",
@@ -66,12 +69,14 @@ NAMES = [
 SIGNATURES = {
     "connect": (
         "(target, *, prefix='aiolock', ttl=30.0, label=None, observer=(), deadlock_after=10.0,"
-        " replicas=None)"
+        " replicas=None, longest_ttl=None, durable=False)"
     ),
     "web": "(client, *, may_break=None, may_see=None, hosts=None)",
     "LockClient.id": "property",
+    "LockClient.protocols": "property",
     "LockClient.open": "async (self)",
     "LockClient.aclose": "async (self)",
+    "LockClient.servers": "(self)",
     "LockClient.snapshot": "async (self, pattern='*', *, kind=None)",
     "LockClient.names": "async (self, pattern='*', *, kind=None)",
     "LockClient.deadlocks": "async (self)",
@@ -194,6 +199,7 @@ SIGNATURES = {
         " alive=True, label='', task=0)"
     ),
     "Status": "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0)",
+    "ServerStatus": "(address, state, silent=0.0, clock=None, votes=0, error='')",
 }
 ERRORS: dict[str, type[Exception] | None] = {
     "AcquireTimeout": TimeoutError,
@@ -203,6 +209,8 @@ ERRORS: dict[str, type[Exception] | None] = {
     "WouldDeadlock": RuntimeError,
     "QueueFull": None,
     "StoreError": ConnectionError,
+    "QuorumMismatch": None,
+    "Unsupported": NotImplementedError,
     "ClientClosed": RuntimeError,
 }
 
@@ -282,7 +290,8 @@ def test_errors() -> None:
     for name, builtin in ERRORS.items():
         kind = kinds[name]
         assert kind is getattr(aiolock, name)
-        assert kind.__bases__ == (aiolock.LockError, *([builtin] if builtin else []))
+        parent = aiolock.StoreError if name == "QuorumMismatch" else aiolock.LockError
+        assert kind.__bases__ == (parent, *([builtin] if builtin else []))
         line = next(line for line in tree.splitlines() if f"─ {name} " in line)
         assert (f"({builtin.__name__})" in line) if builtin else ("(" not in line)
     assert aiolock.LockError.__bases__ == (Exception,)
@@ -368,6 +377,8 @@ def test_import_loads_no_driver() -> None:
             "asyncio.run(main())\n"
             "unwanted = {'redis', 'hiredis', 'fakeredis', 'pytest', 'aiolock.stores.redis'}\n"
             "unwanted |= {'fastapi', 'starlette', 'aiohttp', 'litestar', 'quart', 'django'}\n"
+            "unwanted |= {'arq', 'saq', 'taskiq', 'celery', 'apscheduler', 'faststream'}\n"
+            "unwanted |= {'procrastinate'}\n"
             "print(sorted(unwanted & sys.modules.keys()))"
         )
         == "[]"
@@ -378,6 +389,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
     "aiohttp": {
         "KEY": None,
         "client_of": "(request)",
+        "idempotent": "(*, remember, who, required=False)",
         "locked": "(template, *, query=(), **options)",
         "setup": "(app, client)",
     },
@@ -389,7 +401,9 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
     },
     "fastapi": {
         "Client": None,
-        "client_of": "(request)",
+        "Idempotent": "(key, lease)",
+        "client_of": "(connection)",
+        "idempotent": "(*, remember, who, required=False)",
         "locked": "(template, *, query=(), **options)",
         "setup": "(app, client)",
     },
@@ -405,6 +419,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
     },
     "starlette": {
         "client_of": "(connection)",
+        "idempotent": "(*, remember, who, required=False)",
         "locked": "(template, *, query=(), **options)",
         "setup": "(app, client)",
     },
@@ -421,6 +436,41 @@ def test_web_frameworks(framework: str) -> None:
             thing = getattr(module, name)
             assert signature(thing) == agreed
             assert re.match(r"[A-Z`].*?[.:](\s|$)", inspect.getdoc(thing) or "", re.DOTALL), name
+    extras = importlib.metadata.metadata("aiolock-redis").get_all("Provides-Extra") or []
+    assert framework in extras
+
+
+DECORATORS = {
+    "locked": "(self, name, **options)",
+    "limited": "(self, name, limit, **options)",
+    "once": "(self, name, *, remember, timeout=5.0, ttl=None)",
+    "current_lease": "(self)",
+}
+HOOKS = {"startup": "async (self, ctx)", "shutdown": "async (self, ctx)"}
+TASK_FRAMEWORKS: dict[str, dict[str, dict[str, str]]] = {
+    "arq": {"Locks(client, *, retry_after=5.0)": DECORATORS | HOOKS},
+    "apscheduler": {"SharedExecutor(client, *, remember=3600.0)": {}},
+    "celery": {"Locks(client, *, retry_after=5.0)": DECORATORS},
+    "faststream": {"Locks(client)": DECORATORS},
+    "procrastinate": {"Locks(client, *, retry_after=5.0)": DECORATORS | {"retry": "(self, own=0)"}},
+    "saq": {"Locks(client, *, retry_after=5.0)": DECORATORS | HOOKS},
+    "taskiq": {"Locks(client, *, retry_after=5.0, schedule_source=None)": DECORATORS},
+}
+
+
+@pytest.mark.parametrize("framework", TASK_FRAMEWORKS)
+def test_task_frameworks(framework: str) -> None:
+    """Each module has what was agreed on, with docstrings; an extra is called like it."""
+    module = importlib.import_module(f"aiolock.integrations.{framework}")
+    (name,) = module.__all__
+    kind = getattr(module, name)
+    ((made, methods),) = TASK_FRAMEWORKS[framework].items()
+    assert f"{name}{signature(kind)}" == made
+    for method, agreed in methods.items():
+        assert signature(getattr(kind, method)) == agreed
+        assert re.match(
+            r"[A-Z`].*?[.:](\s|$)", inspect.getdoc(getattr(kind, method)) or "", re.DOTALL
+        )
     extras = importlib.metadata.metadata("aiolock-redis").get_all("Provides-Extra") or []
     assert framework in extras
 

@@ -148,6 +148,7 @@ def test_what_is_left(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import asyncio
+        import gc
         import pytest
 
         leases = []
@@ -155,13 +156,21 @@ def test_what_is_left(pytester: pytest.Pytester) -> None:
         async def test_leaves(aiolock_client):
             leases.append(await aiolock_client.lock("a").acquire())
 
+        def test_is_told_once():
+            leases.clear()
+            gc.collect()
+
         async def test_takes_twice(aiolock_client, aiolock_others):
             async with aiolock_client.lock("a"):
                 aiolock_others.take("a")
 
         async def test_leaves_nothing(aiolock_client):
-            async with aiolock_client.lock("a"):
+            async with aiolock_client.lock("a", lock_delay=60):
                 pass
+
+        async def test_leaves_what_is_done(aiolock_client):
+            async with aiolock_client.once("a", remember=60) as lease:
+                assert lease
 
         def test_leaves_it_to_the_others(aiolock_others):
             aiolock_others.take("a")
@@ -172,11 +181,66 @@ def test_what_is_left(pytester: pytest.Pytester) -> None:
         """
     )
     done = pytester.runpytest_inprocess(
-        "--asyncio-mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"
+        *("--asyncio-mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"),
+        *("-W", "error"),
     )
-    done.assert_outcomes(passed=4, failed=1, errors=1)
+    done.assert_outcomes(passed=6, failed=1, errors=1)
     done.stdout.fnmatch_lines(["*the test has left locks held or waited for: lock:a*"])
     done.stdout.fnmatch_lines(["*lock:a is held by somebody already*"])
+
+
+KINDS = """
+import aiolock
+import asyncio
+import pytest
+
+pytestmark = pytest.mark.asyncio
+
+async def work(lease):
+    return "done"
+
+async def hold(context):
+    async with context:
+        pass
+
+LEAVES_NOTHING = {
+    "once": lambda locks: hold(locks.once("a", remember=60)),
+    "outcome": lambda locks: locks.once("a", remember=60).outcome(work),
+    "min_hold": lambda locks: hold(locks.lock("a", min_hold=60)),
+    "periodic": lambda locks: hold(locks.periodic("a", every=3600)),
+    "event": lambda locks: locks.event("a").set(),
+    "latch": lambda locks: locks.latch("a", 2).count_down(),
+    "election": lambda locks: hold(locks.election("a").campaign()),
+    "semaphore": lambda locks: hold(locks.semaphore("a", 2)),
+}
+
+@pytest.mark.parametrize("kind", LEAVES_NOTHING)
+async def test_leaves_nothing(aiolock_client, kind):
+    await LEAVES_NOTHING[kind](aiolock_client)
+
+leaves = []
+
+@pytest.mark.parametrize("kind", ["once", "periodic", "semaphore"])
+async def test_leaves(aiolock_client, kind):
+    context = {
+        "once": lambda: aiolock_client.once("a", remember=60),
+        "periodic": lambda: aiolock_client.periodic("a", every=3600),
+        "semaphore": lambda: aiolock_client.semaphore("a", 2),
+    }[kind]()
+    leaves.append(context)
+    await context.__aenter__()
+"""
+
+
+def test_what_is_left_of_each_kind(pytester: pytest.Pytester) -> None:
+    """What is remembered, or closed for a while, is not left by anybody; what is held is."""
+    pytester.makepyfile(KINDS)
+    done = pytester.runpytest_inprocess(
+        "--asyncio-mode=strict", "-o", "asyncio_default_fixture_loop_scope=function"
+    )
+    done.assert_outcomes(passed=11, errors=3)
+    for kind in ("once", "periodic", "semaphore"):
+        done.stdout.fnmatch_lines([f"*the test has left locks held or waited for: {kind}:a*"])
 
 
 def test_imports_nothing(pytester: pytest.Pytester) -> None:

@@ -70,6 +70,25 @@ async def test_lease_that_was_thrown_away_where_warnings_are_errors(
     assert not await client.lock("forgotten").locked()
 
 
+def test_lease_that_outlived_its_loop() -> None:
+    """Where the event loop is closed nobody can release it: the warning does not say so."""
+
+    async def take() -> aiolock.Lease:
+        client = aiolock.connect(MemoryServer())
+        await client.open()
+        return await client.lock("forgotten").acquire()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lease = asyncio.run(take())
+        del lease
+        gc.collect()
+    assert any(
+        "'forgotten'" in (text := str(each.message)) and "until its lease ends" in text
+        for each in caught
+    )
+
+
 async def test_lease_of_a_living_task(client: aiolock.LockClient) -> None:
     """While its task lives a lease may be thrown away: the task releases it by the lock."""
     lock = client.lock("a")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +18,18 @@ import aiolock
 from aiolock import StoreError
 from aiolock._engine import lookout
 from aiolock.observer import Link, Observer
-from aiolock.store import Busy, Sharded, Status
+from aiolock.store import WAS_ABSENT, WAS_QUEUED, Busy, Granted, Sharded, Status
 from aiolock.stores.redis import ClusterStore, from_url
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._echoes import Echoes
 from aiolock.stores.redis._errors import Refusal
+from aiolock.stores.redis._node import Node as CNode
+from aiolock.stores.redis._replies import Range, ranges
+from aiolock.stores.redis._scripts import ACQUIRE, READ, Script
 from aiolock.stores.redis._seeds import seeds_of
 from aiolock.stores.redis._sharded import Tags
 from aiolock.stores.redis._slots import Redirect, slot_of, slot_of_key, tag_in
+from aiolock.stores.redis._topology import Topology
 from aiolock.stores.redis._urls import seeds_at
 from aiolock.testing import Peer
 from tests.clusters import PUSHES, SLOTS, Cluster, Node, add_slots
@@ -78,8 +83,36 @@ def test_redirects() -> None:
     assert moved == Redirect("MOVED", 3999, "127.0.0.1", 6381)
     assert Redirect.read(Refusal("ASK 3999 ::1:6381")) == Redirect("ASK", 3999, "::1", 6381)
     assert Redirect.read(Refusal("MOVED 3999 :6381")) == Redirect("MOVED", 3999, "", 6381)
-    assert Redirect.read(Refusal("MOVED 3999 ?:6381")) == Redirect("MOVED", 3999, "", 6381)
+    assert Redirect.read(Refusal("MOVED 3999 ?:6381")) == Redirect("MOVED", 3999, "?", 6381)
     assert Redirect.read(Refusal("TRYAGAIN Multiple keys request")) is None
+
+
+def test_where_a_master_is_that_has_no_name() -> None:
+    """At its address, where nodes are known by names; not where the one is that has said so."""
+    known: Any = [b"ip", b"10.0.0.7"]
+    reply: Any = [
+        [0, 5, [b"one.example", 1, b"id", known], [b"?", 2, b"id", []]],
+        [6, 7, [b"?", 3, b"id", known]],
+        [8, 8, [None, 4, b"id", known]],
+        [9, 9, [b"?", 5, b"id"]],
+    ]
+    assert [each.host for each in ranges(reply)] == ["one.example", "10.0.0.7", "", ""]
+
+
+async def test_sent_on_to_one_that_has_no_name() -> None:
+    """To the only one that is known with this port; where that is not certain, nowhere."""
+    topology = Topology(seeds_at("redis+cluster://h1"), "prefix")
+    by: Any = SimpleNamespace(address=("h1", 6379))
+    topology.nodes = dict.fromkeys([("h1", 6379), ("h2", 6379), ("h3", 7000)], by)
+    for redirected, address in (
+        ("MOVED 1 ?:7000", ("h3", 7000)),
+        ("MOVED 1 ?:6379", None),
+        ("ASK 1 ?:7001", None),
+        ("ASK 1 :7001", ("h1", 7001)),
+    ):
+        redirect = Redirect.read(Refusal(redirected))
+        assert redirect
+        assert topology.named(redirect, by) == address
 
 
 def test_a_push_is_taken_once() -> None:
@@ -229,6 +262,22 @@ async def test_rights(cluster: Cluster, prefix: str) -> None:
     await fails(cluster.url.replace("://", "://ann:wrong@"), "password")
 
 
+async def test_a_right_that_is_missed_when_a_slot_moves(own_cluster: Cluster, prefix: str) -> None:
+    """Who may not say ASKING is told so, and is not sent round in circles."""
+    for node in own_cluster.masters:
+        node.call("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all", "-asking")
+    url = own_cluster.url.replace("://", "://ann:pw@")
+    async with aiolock.connect(url, prefix=prefix) as client:
+        source, target, _ = own_cluster.masters
+        slot = slot_of(f"lock:{(name := name_at(own_cluster, source))}")
+        own_cluster.begin_move(slot, source, target)
+        with pytest.raises(StoreError, match=r"grant the user: .*\+asking"):
+            await client.lock(name).acquire()
+        own_cluster.end_move(slot, source, target)
+        async with client.lock(name):
+            pass
+
+
 @pytest.mark.parametrize("turns", range(0, 60, 3))
 async def test_cancelled_while_it_opens(cluster: Cluster, prefix: str, turns: int) -> None:
     """At whatever step: nothing is left open, and it opens the next time."""
@@ -312,7 +361,7 @@ async def test_renewals_of_one_call(cluster: Cluster, prefix: str) -> None:
         assert isinstance(store, Sharded)
         names = [f"n{number}" for number in range(20)]
         grants = [await ann.take(name) for name in names]
-        assert len({store.shard_of(name) for name in names}) == 3
+        assert len({store.shard_of(name) for name in names}) == 20
         await ann.release(names[3], grants[3])
         held = await asyncio.gather(
             *[ann.holds(name, grant) for name, grant in zip(names, grants, strict=True)]
@@ -449,9 +498,42 @@ async def test_order_is_kept_where_a_slot_has_moved(
         first = store.read(name)
         second = ann.ask(name, waiter)
         await asyncio.gather(first, second)
-        await asyncio.gather(*later)
-        assert later
+        assert await asyncio.gather(*later) == [WAS_QUEUED], "it had been asked for before"
         assert (await store.status(name)).waiters == ()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_late_copy_where_a_slot_has_gone_and_come_back(
+    own_cluster: Cluster, prefix: str, *, given_up: bool
+) -> None:
+    """What was released at another master meanwhile is not granted once more to nobody."""
+    source, target, _ = own_cluster.masters
+    name = f"lock:{name_at(own_cluster, source)}"
+    slot = slot_of(name)
+    async with Peer(store := store_at(own_cluster, prefix)) as ann:
+        await store.read(name)  # so that it is connected to
+        pipe = store._topology.nodes["127.0.0.1", source.port]._pipe
+        wire, swallowed = pipe._wire, bytearray()
+        assert wire is not None
+        with pytest.MonkeyPatch.context() as swallowing:
+            swallowing.setattr(wire, "write", lambda data, at_once: swallowed.extend(data))
+            waiter, fence = ann.waiter(), 0
+            asked = ann.ask(name, waiter)
+            await asyncio.sleep(0)
+            own_cluster.move(slot, source, target)
+            if given_up:
+                asked.cancel()
+            pipe._link.drop(ConnectionError("a proxy has ended"))
+        if not given_up:
+            granted = await asked
+            assert isinstance(granted, Granted)
+            fence = granted.fence
+        await store.release(name, waiter, ann.form(waiter), fence)
+        own_cluster.move(slot, target, source)
+        with socket.create_connection(("127.0.0.1", source.port)) as proxy:
+            proxy.sendall(swallowed)
+            assert proxy.recv(1000)[:1] in b"*$-"
+        assert not (await store.status(name)).holders
 
 
 @pytest.mark.parametrize("kind", ["locks", "readers"])
@@ -501,7 +583,7 @@ async def test_a_slot_that_nobody_has(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its locks wait until somebody has it; in the end it is a StoreError that says so."""
-    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
     monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
     slot = slot_of("lock:a")
     owner = own_cluster.at(slot)
@@ -548,11 +630,37 @@ async def test_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
             hung.resume()
 
 
+async def test_a_slot_that_went_to_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
+    own_cluster: Cluster, prefix: str
+) -> None:
+    """What is renewed at once may go different ways: who has an answer waits for no other."""
+    source, target, _ = own_cluster.masters
+    for node in own_cluster.masters:  # so that the others go on without it
+        node.call("CONFIG", "SET", "cluster-node-timeout", "60000")
+    async with aiolock.connect(own_cluster.url, prefix=prefix, ttl=1.5) as client:
+        moves = name_at(own_cluster, source)
+        stays = name_at(own_cluster, source, but=moves)
+        moved, stayed = await asyncio.gather(
+            *[client.lock(name).acquire() for name in (moves, stays)]
+        )
+        store: Any = client._engine.store
+        store._following.cancel()  # the slot has moved only now, so nobody has learnt of it
+        own_cluster.move(slot_of(f"lock:{moves}"), source, target)
+        target.pause()
+        try:
+            async with asyncio.timeout(20):
+                await moved.lost.wait()
+            await until(lambda: stayed.remaining() > 1.0)
+            assert stayed.state is aiolock.LeaseState.HELD
+        finally:
+            target.resume()
+
+
 async def test_a_master_that_is_down(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its locks are a StoreError in the end, the others work, and the client can be closed."""
-    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
     monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
     down, *others = own_cluster.masters
     its, theirs = name_at(own_cluster, down), [name_at(own_cluster, node) for node in others]
@@ -640,13 +748,120 @@ async def test_whoever_is_gone_and_hangs_is_not_waited_for(
     server.resume()
 
 
+@asynccontextmanager
+async def away(store: ClusterStore, name: str) -> AsyncIterator[CNode]:
+    """A master to which this name has gone, and which does not serve anybody yet."""
+    assert store._following is not None
+    store._following.cancel()  # which would learn better
+    slot = slot_of(name)
+    before = store._topology.owners[slot]
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        node = store._node_at(("127.0.0.1", mute.getsockname()[1]))
+        store._topology.owners[slot] = node
+        yield node
+        store._topology.owners[slot] = before
+
+
+async def test_nothing_is_kept_of_what_was_given_up(cluster: Cluster, prefix: str) -> None:
+    """While a master is away, however often it is tried: neither a question nor its release."""
+    async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
+        for _ in range(2000):
+            waiter = ann.waiter()
+            for wait in (True, False):
+                ann.ask("lock:a", waiter, wait=wait).cancel()
+                assert await ann.leave("lock:a", waiter) == WAS_ABSENT
+        await until(lambda: not node.parked)
+        assert not store._first
+
+
+async def test_a_fault_does_not_end_the_dialling(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is that a node cannot be connected to for; whoever waits is told."""
+    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 0.2)
+    async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
+        opened = list[str]()
+
+        async def opens(*_: object) -> None:
+            opened.append("again")
+            raise UnicodeError("label too long")
+
+        monkeypatch.setattr(node, "open", opens)
+        with pytest.raises(StoreError, match=r"Redis at 127.0.0.1:\d+: label too long"):
+            await ann.ask("lock:a")
+        await until(lambda: len(opened) > 1)
+
+
+async def test_a_fault_does_not_end_the_following(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told, and the slots are asked for again."""
+    async with Peer(store := store_at(cluster, prefix)):
+        learnt, learn = list[object](), store._learn
+
+        def learns(found: Sequence[Range]) -> None:
+            learnt.append(found)
+            if len(learnt) == 1:
+                raise LookupError("it is not known yet")
+            learn(found)
+
+        monkeypatch.setattr(store, "_learn", learns)
+        store.is_missing()
+        await until(lambda: len(learnt) == 1)
+        store.is_missing()
+        await until(lambda: len(learnt) == 2)
+    assert "could not follow the cluster" in caplog.text
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_is_to_be_done_in_any_case_waits_for_no_longer_than_a_command(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """Not until a master is there at last: nobody would expect it any more."""
+    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 0.1)
+    async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
+        if not known:
+            store._topology.owners[slot_of("lock:a")] = None
+        kept = node._waiting if known else store._homeless
+        ann.store.resize("lock:a", 1, 1, 1000).cancel()
+        assert len(kept) == 1
+        await until(lambda: not kept)
+
+
+async def test_what_was_parked_goes_before_what_is_asked_since(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever hears that a master serves us may ask it something: that was asked later."""
+    async with Peer(store := store_at(cluster, prefix)) as ann:
+        await ann.ask("lock:a")
+        node = store._topology.owners[slot_of("lock:a")]
+        assert node is not None
+        waiter, called = ann.waiter(), list[Script]()
+        call: Any = node._pipe.call
+
+        def calls(script: Script, *args: Any, **options: Any) -> asyncio.Future[Any]:
+            called.append(script)
+            future: asyncio.Future[Any] = call(script, *args, **options)
+            return future
+
+        monkeypatch.setattr(node._pipe, "call", calls)
+        monkeypatch.setattr(store, "is_ready", lambda _: store.read("lock:a"))
+        monkeypatch.setattr(node, "open", lambda *_: asyncio.sleep(0))
+        node.ready = False
+        parked = ann.ask("lock:a", waiter)
+        await node.open_now(store._client, ann)
+        await parked
+        assert called == [ACQUIRE, READ]
+        await ann.leave("lock:a", waiter)
+
+
 @pytest.mark.parametrize("ends", ["in_time", "when_it_is_closed"])
 async def test_what_is_sent_on_to_a_node_that_never_serves(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """It fails in the time that a command has, or with the client: nobody waits for ever."""
     limit = 2.0 if ends == "in_time" else 60.0
-    monkeypatch.setattr("aiolock.stores.redis._cluster.COMMAND_TIMEOUT", limit)
+    monkeypatch.setattr("aiolock.stores.redis._routing.COMMAND_TIMEOUT", limit)
     store = store_at(own_cluster, prefix)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         async with Peer(store) as ann:

@@ -21,7 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 import aiolock
-from aiolock.stores.redis import RedisStore, _scripts
+from aiolock.stores.redis import RedisStore, _replies, _scripts
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.testing import Peer
 from tests.clusters import Cluster
@@ -54,9 +54,9 @@ def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not answer is given up ten times as fast."""
-    monkeypatch.setattr("aiolock.stores.redis._pipe.REPLY_TIMEOUT", 0.4)
-    monkeypatch.setattr("aiolock.stores.redis._pipe.COMMAND_TIMEOUT", 1.0)
-    monkeypatch.setattr("aiolock.stores.redis._pipe._LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.4)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
     monkeypatch.setattr("aiolock.stores.redis._wire.CONNECT_TIMEOUT", 0.5)
     monkeypatch.setattr("aiolock.stores.redis._subscription.SUBSCRIBE_TIMEOUT", 0.5)
 
@@ -83,7 +83,7 @@ async def test_url_with_database(server: RedisServer, prefix: str) -> None:
         await client.lock("lock").locked()
     with redis.Redis(port=server.port, db=3, decode_responses=True) as raw:
         keys: Any = raw.keys(f"{prefix}:*")
-        left = [key for key in keys if not key.endswith(":fence") and ":client:" not in key]
+        left = [key for key in keys if not key.endswith(":fence") and ":{" in key]
         assert [key for key in left if raw.zcount(key, "-inf", "(1e15")] == []
         assert all(raw.pttl(key) != -1 for key in keys)
 
@@ -258,7 +258,7 @@ async def test_pushes_arrive_elsewhere(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, counted: bool
 ) -> None:
     """Where commands and subscription end at different servers a client does not open."""
-    monkeypatch.setattr("aiolock.stores.redis._store.PUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("aiolock.stores.redis._session.PUSH_TIMEOUT", 0.1)
     with RedisServer() as second:
         ports = itertools.cycle([server.port, second.port])
 
@@ -282,7 +282,7 @@ async def test_subscription_breaks_while_opening(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A subscription that breaks just when it is counted is counted when it is there again."""
-    monkeypatch.setattr("aiolock.stores.redis._store.PUSH_TIMEOUT", 0.3)
+    monkeypatch.setattr("aiolock.stores.redis._session.PUSH_TIMEOUT", 0.3)
     introduce = RedisStore._introduce
 
     async def introduce_and_break(store: RedisStore) -> None:
@@ -575,7 +575,7 @@ async def test_idle_waiters_send_next_to_nothing(
     monkeypatch.setattr("aiolock._engine.waiters.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.KEEP_ALIVE", 3.0)
-    monkeypatch.setattr("aiolock.stores.redis._store.HEARTBEAT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 0.5)
     peek = Peek(server, prefix)
     async with (
         Proxy(server.port) as proxy,
@@ -640,13 +640,13 @@ async def test_a_count_from_before_it_was_subscribed(
     async with Peer(store):
         subscription = store._subscription
         wire, since = subscription._link.wire, subscription.since
-        counted: asyncio.Future[_scripts.Present] = asyncio.get_running_loop().create_future()
+        counted: asyncio.Future[_replies.Present] = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(store, "_presence", lambda: counted)
         if when == "meanwhile":
             subscription.since = None  # and confirmed before the answer comes
         store._ask_whether_heard()
         subscription.since = since
-        counted.set_result(_scripts.Present(heard=0, now=0))
+        counted.set_result(_replies.Present(heard=0, now=0))
         await asyncio.sleep(0)
         dropped = subscription._link.wire is not wire
         assert dropped == (when == "before")

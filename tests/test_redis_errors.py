@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+from collections.abc import Iterator
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 import pytest
 import redis.exceptions
@@ -173,10 +175,15 @@ def test_addresses() -> None:
     assert "Connection" in address_of(ConnectionPool(connection_class=Connection))
 
 
+def _scripts(folder: Traversable) -> Iterator[Traversable]:
+    for each in folder.iterdir():
+        yield from _scripts(each) if each.is_dir() else [each]
+
+
 def test_rule_has_every_command() -> None:
     """Every command that a script uses is in the rule, and is tried when a client opens."""
     used: dict[str, str] = {}
-    for file in resources.files("aiolock.stores.redis").joinpath("lua").iterdir():
+    for file in _scripts(resources.files("aiolock.stores.redis").joinpath("lua")):
         source = re.sub(r"--.*", "", file.read_text("utf-8"))
         for command, sub in re.findall(r"redis\.p?call\('(\w+)'(?:, '(\w+)')?", source):
             used[f"{command}|{sub}" if command == "PUBSUB" else command] = file.name

@@ -15,11 +15,12 @@ import pytest
 
 import aiolock
 from aiolock._engine import policy
-from aiolock.store import Form, Store, Waiter
+from aiolock.store import Form, Granted, Store, Waiter
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.redis import _barrier, _replicated, _store, from_url
+from aiolock.stores.redis import _barrier, _replicated, _session, from_url
 from aiolock.stores.redis._errors import ACL_RULE
-from aiolock.stores.redis._scripts import BARRIER, Master
+from aiolock.stores.redis._replies import Master
+from aiolock.stores.redis._scripts import BARRIER
 from aiolock.testing import StoreContract
 from tests.cancel import cancel_everywhere
 from tests.failures import Peek, check_nothing_left, take, until
@@ -189,6 +190,7 @@ async def test_pushed_grants_too(one: Cluster, prefix: str, patient: None) -> No
             held = await take(giver.lock("lock"))
             taking = asyncio.create_task(take(client.lock("lock")))
             await master.queued(1)
+            await client.lock("lock").status()  # answered behind that, so it knows who waits
             one.replica.link.deaf()
             assert await held.release()
             await until(lambda: not master.queue())
@@ -350,6 +352,23 @@ async def test_given_back(one: Cluster, prefix: str, hasty: None) -> None:
     await nothing_left(one, prefix)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_given_back_though_nobody_waits_any_more(*, shared: bool) -> None:
+    """What is pushed to one that is not known any more, and nobody confirms, is in others' way."""
+    form = Form(claim=3000, shared=shared)
+    async with aiolock.connect(MemoryServer()) as client:
+        store, waiter = client._engine.store, Waiter(client.id, 10**6)
+        granted = await store.acquire(
+            "lock:lock", waiter, form, 1000 * LONG, ticket=0, wait=True, max_waiters=0
+        )
+        assert isinstance(granted, Granted)
+        client._engine.waiters.unconfirmed(
+            "lock:lock", waiter, form, granted.fence, aiolock.StoreError("nobody has it")
+        )
+        async with asyncio.timeout(LONG / 2), client.lock("lock"):
+            pass
+
+
 async def test_not_for_longer_than_the_caller_waits(
     one: Cluster, prefix: str, patient: None
 ) -> None:
@@ -412,6 +431,7 @@ async def test_closed_meanwhile(one: Cluster, prefix: str, patient: None) -> Non
     with pytest.raises(aiolock.ClientClosed):
         await taking
     assert not Peek(one.master, prefix).holders()
+    await nothing_left(one, prefix)
     one.replica.link.hear()
 
 
@@ -468,7 +488,7 @@ async def test_its_connection_dies(
     one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has died without a word while nobody needed it is noticed, and dialled again."""
-    for module in (_store, _replicated):
+    for module in (_session, _replicated):
         monkeypatch.setattr(module, "HEARTBEAT", 0.05)
     monkeypatch.setattr(_barrier, "PATIENCE", HASTE)
     monkeypatch.setattr(_barrier, "_ANSWER", HASTE)
@@ -659,7 +679,7 @@ async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
         def wait(self, history: str, within: float, concluded: object) -> None:
             asked.append(history)
 
-    store._barrier, store.history = Asked(), "of the commands"
+    store._barrier, store.history, store.losses = Asked(), "of the commands", 0
     for speaks in (True, False):
         store._subscription = SimpleNamespace(speaks=speaks, history="of the subscription")
         store._granted("name", Waiter("client", 1), Form(claim=3000), 1, 3000, 1)
@@ -678,6 +698,55 @@ async def test_asked_again_at_the_new_master(one: Cluster, prefix: str, patient:
         lease = await taking
         assert len(Peek(one.replica, prefix).holders()) == 1
         assert await lease.release()
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+async def test_asked_again_though_the_new_master_takes_its_time(
+    one: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, *, pushed: bool
+) -> None:
+    """A grant that a crash has left unconfirmed is no error: it is as one that was not answered."""
+    monkeypatch.setattr(_replicated, "_within", lambda _: 1.0)
+    await one.add(of=one.replica)
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(aiolock.connect(one.master.url, prefix=prefix))
+        client = await stack.enter_async_context(
+            aiolock.connect(one.url, prefix=prefix, replicas=1)
+        )
+        before = await take(plain.lock("lock")) if pushed else None
+        taking = asyncio.create_task(take(client.lock("lock")))
+        if before is not None:
+            await Peek(one.master, prefix).queued(1)
+            await until(lambda: Peek(one.replica, prefix).queue())
+        one.replica.link.deaf(drop=True)
+        if before is not None:
+            await before.release()
+        await until(lambda: client.id in str(Peek(one.master, prefix).holders()))
+        await plain.aclose()  # which would wait for an answer
+        one.master.kill()
+        await asyncio.sleep(1.5)  # for longer than replicas are waited for
+        assert not taking.done()
+        one.replica.link.cut()
+        one.replica.promote()
+        one.replica.call("DEL", *one.replica.call("KEYS", f"{prefix}:*:holders"), "-")
+        one.entrance.lead_to(one.replica.port)
+        lease = await taking
+        assert len(Peek(one.replica, prefix).holders()) == 1
+        assert await lease.release()
+
+
+async def test_not_asked_again_for_longer_than_a_command_has(
+    one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no other master comes, that is an error as ever."""
+    monkeypatch.setattr(_replicated, "COMMAND_TIMEOUT", 2.0)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
+        one.replica.link.deaf(drop=True)
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(Peek(one.master, prefix).holders)
+        one.master.kill()
+        with pytest.raises(aiolock.StoreError, match="no connection on which to wait"):
+            await asyncio.wait_for(taking, 7)
+        monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.1)
 
 
 # The contract of all stores

@@ -85,6 +85,12 @@ class Stand:
         assert self.link.wire is not None
         return self.link.wire.written[-1].split(b"WAIT\r\n")[1].split(b"\r\n")[1]
 
+    @property
+    def patience(self) -> float:
+        """For how many seconds the last one lets the server wait."""
+        assert self.link.wire is not None
+        return int(self.link.wire.written[-1].split(b"\r\n")[-2]) / 1000
+
     def says(self, confirmed: int, history: str = "a", following: int = 1) -> None:
         """Answer the one under way."""
         self.link.received([history.encode(), following])
@@ -228,6 +234,36 @@ async def test_cancelled() -> None:
     stand.says(1)
     assert not stand.outcomes
     assert stand.begun == 1
+
+
+async def test_nothing_is_kept_of_those_who_have_gone() -> None:
+    """Neither while one is under way, nor while there is no connection on which to begin one."""
+    stand = Stand()
+    stand.wait("first")
+    stand.wait("second").cancel()
+    assert not stand.barrier._arrived
+    stand.link.drop(OSError("broken"))
+    assert len(stand.barrier._arrived) == 1
+    for number in range(10_000):  # each in no time, however many there were before it
+        stand.wait(str(number)).cancel()
+    assert len(stand.barrier._arrived) == 1
+    stand.link.dialled()
+    stand.says(1)
+    assert stand.outcomes == {"first": Outcome.CONFIRMED}
+
+
+async def test_those_in_a_hurry_keep_nobody_from_being_confirmed() -> None:
+    """One barrier lasts as long as any that it covers: what replicas are to have stays the same."""
+    stand = Stand()
+    stand.wait("first")
+    stand.wait("hasty", within=0.01)
+    stand.wait("patient")
+    stand.says(1)
+    assert stand.patience > LONG / 2
+    await until(lambda: stand.outcomes.get("hasty") is Outcome.MISSED)
+    assert stand.begun == 2
+    stand.says(1)
+    assert stand.outcomes["patient"] is Outcome.CONFIRMED
 
 
 async def test_a_heartbeat() -> None:

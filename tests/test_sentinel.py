@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from redis.asyncio.connection import ConnectionPool
 
 import aiolock
+from aiolock.stores.redis import _switches
+from aiolock.stores.redis._link import Link
+from aiolock.stores.redis._switches import Switches
 from tests.failures import Peek, check_nothing_left, until
 from tests.sentinels import SERVICE, ScriptedSentinel
-from tests.servers import RedisServer
+from tests.servers import RedisServer, store_on
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +142,119 @@ async def test_what_was_said_while_nobody_listened(
         sentinel.hang_up()
     await until(lambda: len(connections(servers[1])) == 2)
     await is_master(servers[1], client, prefix)
+
+
+async def test_nobody_is_believed_who_knows_of_an_earlier_one_only(
+    sentinels: list[ScriptedSentinel],
+    servers: tuple[RedisServer, RedisServer],
+    client: aiolock.LockClient,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The old master may live on, and takes writes that will be forgotten."""
+    sentinels[1].master, sentinels[1].epoch = servers[1], 2
+    sentinels[1].say("+switch-master")
+    await until(lambda: len(connections(servers[1])) == 2)
+    sentinels[1].silent = True
+    asked = sentinels[0].asked
+    sentinels[0].say("+switch-master")
+    await until(lambda: sentinels[0].asked >= asked + 2)  # once more: it was not believed
+    assert len(connections(servers[1])) == 2
+    monkeypatch.setattr("aiolock.stores.redis._sentinel._known", {})  # ten seconds later
+    await until(lambda: len(connections(servers[0])) == 2)
+    sentinels[1].silent = False
+    sentinels[1].master = servers[0]
+
+
+async def test_what_was_said_is_not_lost_with_the_answer(
+    sentinels: list[ScriptedSentinel],
+    servers: tuple[RedisServer, RedisServer],
+    client: aiolock.LockClient,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them were too busy to answer: they are asked again, for nobody says it twice."""
+    monkeypatch.setattr("aiolock.stores.redis._sentinel._ANSWER", 0.1)
+    for sentinel in sentinels:
+        sentinel.master, sentinel.epoch, sentinel.silent = servers[1], 2, True
+    sentinels[0].say("+switch-master")
+    await asyncio.sleep(0.3)
+    assert connections(servers[0])
+    for sentinel in sentinels:
+        sentinel.silent = False
+    await until(lambda: len(connections(servers[1])) == 2)
+    assert [sentinel.subscriptions for sentinel in sentinels] == [1, 1, 1]
+
+
+async def test_a_fault_does_not_end_the_following(
+    sentinels: list[ScriptedSentinel],
+    servers: tuple[RedisServer, RedisServer],
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told, and the Sentinels are asked again."""
+    told = list[object]()
+
+    def moved(address: object) -> None:
+        told.append(address)
+        if len(told) == 1:
+            raise LookupError("not expected")
+
+    switches = Switches(store_on(url_of(sentinels), prefix)._pool, moved)
+    await until(lambda: len(told) > 1)
+    await switches.aclose()
+    assert told[0] == told[1] == ("127.0.0.1", servers[0].port)
+    assert "could not follow Sentinel" in caplog.text
+
+
+async def test_closed_though_the_cancellation_is_lost(
+    sentinels: list[ScriptedSentinel], prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a driver, as it happens: whoever had begun to subscribe ends all the same."""
+    begin, begun = _switches._Subscribed.begin, list[object]()
+
+    async def begins(self: _switches._Subscribed, sentinel: ConnectionPool) -> None:
+        begun.append(self)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await begin(self, sentinel)
+
+    monkeypatch.setattr(_switches._Subscribed, "begin", begins)
+    switches = Switches(store_on(url_of(sentinels), prefix)._pool, lambda _: None)
+    await until(lambda: len(begun) == 3)
+    await asyncio.wait_for(switches.aclose(), 5)
+    await until(lambda: not any(sentinel.connections for sentinel in sentinels))
+
+
+async def test_two_switches_in_a_row(
+    sentinels: list[ScriptedSentinel], prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt to reach the first new master that takes its time to end disturbs no other."""
+    made, ended = list[Any](), list[object]()
+
+    async def dials(_pool: object, _received: object, _broken: object, address: object) -> Any:
+        if address == ("old", 1):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)
+                ended.append(address)
+        made.append(SimpleNamespace(reset=lambda: made.remove(made[-1]), close=lambda: None))
+        made[-1].wait_closed = partial(asyncio.sleep, 0)
+        return made[-1]
+
+    monkeypatch.setattr("aiolock.stores.redis._link.dial", dials)
+    pool = store_on(url_of(sentinels), prefix)._pool
+    link = Link(pool, received=ended.append, up=lambda: None, down=ended.append)
+    link.follow(("old", 1))
+    await asyncio.sleep(0.02)
+    link.follow(("new", 2))
+    await until(lambda: ended)
+    assert link.wire is made[0]
+    link.follow(("new", 2))
+    assert link.wire is made[0]
+    assert ended == [("old", 1)]
+    await link.aclose()
 
 
 async def test_silent_sentinel_is_left(

@@ -332,12 +332,12 @@ def run_schedule(seed: int) -> dict[str, int]:
 
 ON_THE_TREE = Path(aiolock.__file__).is_relative_to(Path(__file__).resolve().parent.parent)
 # Each part has enough for every kind of end. The wheel is to show that it is right elsewhere.
-PARTS = 4 if ON_THE_TREE else 1
+PARTS = 2 if ON_THE_TREE else 1
 SCHEDULES = 400
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_thousands_of_schedules(part: int) -> None:
+def test_hundreds_of_schedules(part: int) -> None:
     """In each: no two bodies at once, fences increase, everybody's wait ends, nothing is left."""
     total: dict[str, int] = {}
     for seed in range(part * SCHEDULES, (part + 1) * SCHEDULES):

@@ -134,14 +134,35 @@ async def test_something_else(path: Path, url: str) -> None:
 
 
 async def test_another_version(path: Path, url: str) -> None:
-    """What a later version has written is not touched."""
-    async with aiolock.connect(url):
-        pass
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 9")
-    with pytest.raises(aiolock.StoreError, match="holds version 9 of aiolock's locks"):
-        async with aiolock.connect(url):
+    """What a later version has written is not touched, also if that came to an open file."""
+    refused = (
+        "locks of another version of aiolock: upgrade.*protocol 9 is spoken.*speaks protocol 1"
+    )
+    async with aiolock.connect(url) as client:
+        assert client.protocols == (1,)
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA user_version = 9")
+        with pytest.raises(aiolock.StoreError, match=refused):
+            await client.lock("a").acquire()
+    with pytest.raises(aiolock.StoreError, match=refused):
+        await aiolock.connect(url).open()
+
+
+async def test_the_next_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It and this one share a file; so programs may be replaced one by one."""
+    async with aiolock.connect(url) as older:
+        async with older.lock("a"):
             pass
+        monkeypatch.setattr("aiolock.stores.sqlite._connection.VERSION", 2)
+        monkeypatch.setattr("aiolock.stores.sqlite._store.VERSION", 2)
+        async with aiolock.connect(url) as newer, newer.lock("a"):
+            assert newer.protocols == (2,)
+        monkeypatch.undo()
+        async with older.lock("a"), aiolock.connect(url) as another:
+            assert older.protocols == another.protocols == (1, 2)
+        monkeypatch.setattr("aiolock.stores.sqlite._connection.VERSION", 4)
+        with pytest.raises(aiolock.StoreError, match=r"protocol 2 is spoken.*speaks protocol 4"):
+            await aiolock.connect(url).open()
 
 
 def test_network_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,6 +523,23 @@ async def test_a_child_opens_the_file_for_itself(url: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(forks.pid, signal.SIGKILL)
         forks.communicate()
+
+
+def test_a_client_that_is_made_while_another_thread_forks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is added to what the fork goes through, and so none is left out of it."""
+    kept_out = list[bool]()
+
+    class Known(set[Database]):
+        def add(self, database: Database, /) -> None:
+            kept_out.append(_database._one_fork.locked())
+            super().add(database)
+
+    monkeypatch.setattr(_database, "_all", Known())
+    presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
+    Database(path, "aiolock", "ada", presence, replaced=bool)
+    assert kept_out == [True]
 
 
 def test_two_forks_at_once(path: Path) -> None:
@@ -1236,6 +1274,8 @@ async def test_what_is_left_is_fetched_as_soon_as_that_can_be(
                 await lease.release()
                 await asyncio.sleep(0.3)
                 assert not waiting.done()
+                # Without the GIL, `close()` leaves it to the thread that began this to end it.
+                database.execute("ROLLBACK")
             await (await asyncio.wait_for(waiting, 2)).release()
 
 

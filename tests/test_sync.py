@@ -23,7 +23,7 @@ import aiolock
 import aiolock.sync
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, NotHeld, QueueFull, WouldDeadlock
 from aiolock.stores.memory import MemoryServer, MemoryStore
-from aiolock.sync import _portal, _thread
+from aiolock.sync import _jobs, _portal, _thread
 from aiolock.testing import FaultyStore
 from tests.failures import Peek, until
 from tests.procs import Worker
@@ -110,7 +110,7 @@ def test_a_thread_is_an_owner(client: aiolock.sync.LockClient, threads: ThreadPo
     assert not result(threads.submit(lock.held))
     with pytest.raises(NotHeld):
         result(threads.submit(lock.release))
-    assert result(threads.submit(lock.acquire, timeout=0.01)) is None
+    assert result(threads.submit(lock.acquire, timeout=0.1)) is None
     with pytest.raises(WouldDeadlock):
         client.lock("a").acquire()
     (holder,) = lock.status().holders
@@ -137,10 +137,10 @@ def test_refusals(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) 
     """Those that tasks get, for the same reasons; and no more is left behind."""
     with client.lock("a"):
         for acquiring, refused in (
-            (lambda: client.lock("a").acquire(timeout=0.01), None),
+            (lambda: client.lock("a").acquire(timeout=0.1), None),
             (lambda: client.lock("a").acquire(blocking=False), None),
-            (lambda: client.lock("a", timeout=0.01).acquire(), AcquireTimeout),
-            (lambda: client.lock("a", timeout=0.01).__enter__(), AcquireTimeout),
+            (lambda: client.lock("a", timeout=0.1).acquire(), AcquireTimeout),
+            (lambda: client.lock("a", timeout=0.1).__enter__(), AcquireTimeout),
         ):
             if refused is None:
                 assert result(threads.submit(acquiring)) is None
@@ -317,7 +317,7 @@ def test_readers(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -
     """Readers share, a writer is alone, and goes on as a reader."""
     rates = client.rwlock("rates")
     with rates.write() as lease:
-        assert result(threads.submit(rates.read().acquire, timeout=0.01)) is None
+        assert result(threads.submit(rates.read().acquire, timeout=0.1)) is None
         lease.downgrade()
         with result(threads.submit(rates.read().acquire)):
             assert len(rates.status().holders) == 2
@@ -342,7 +342,7 @@ def test_multilock(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
     assert both.names == ("a", "b")
     with both as lease:
         assert list(lease.leases) == ["a", "b"]
-        assert result(threads.submit(client.multilock("b", "c").acquire, timeout=0.01)) is None
+        assert result(threads.submit(client.multilock("b", "c").acquire, timeout=0.1)) is None
         assert lease.verify()
         lease.extend(20)
         lease.check()
@@ -421,7 +421,7 @@ def test_event_latch_barrier(client: aiolock.sync.LockClient, threads: ThreadPoo
     assert latch.count_down("first") == 1
     assert latch.missing() == 1
     with pytest.raises(AcquireTimeout):
-        latch.wait(timeout=0.01)
+        latch.wait(timeout=0.1)
     assert latch.count_down("second") == 0
     latch.wait()
     assert latch.count == 2
@@ -482,6 +482,22 @@ def test_periodic(client: aiolock.sync.LockClient) -> None:
     with job as lease:
         assert lease.fence
     assert job.every == 0.2
+
+
+def test_periodic_ends_with_its_client(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also while it waits before it tries again, as the store cannot be reached."""
+    monkeypatch.setattr(_jobs, "_FIRST_PAUSE", 3600.0)
+    store = FaultyStore(MemoryStore(MemoryServer()))
+    client = aiolock.sync.connect(store)
+    client.open()
+    store.refuse("acquire", times=9)
+    running = threads.submit(client.periodic("p", every=60).run, int)
+    passes(lambda: "is tried again in 3600 s" in caplog.text)
+    client.close()
+    with pytest.raises(ClientClosed):
+        result(running)
 
 
 # --- Opening and closing
@@ -668,6 +684,58 @@ def test_left_by_the_garbage_collector(client: aiolock.sync.LockClient) -> None:
     assert generators == []
     with client.lock("a", timeout=PATIENCE):
         pass
+
+
+def test_left_by_the_garbage_collector_at_any_moment(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the same thread is just noting that it has entered another, or looks for one."""
+
+    def visits(name: str) -> Iterator[int]:
+        with client.lock(name) as lease:
+            yield lease.fence
+
+    entered = client.entered._entered
+    add, take = entered.add, entered.take
+    generators = list[Iterator[int]]()
+
+    def collects(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if generators:
+                generators.pop().close()  # type: ignore[attr-defined]  # a generator has it
+            return function(*args)
+
+        return call
+
+    def work() -> None:
+        generators[:] = [visits("a"), visits("b")]
+        for generator in list(generators):
+            next(generator)
+        monkeypatch.setattr(entered, "add", collects(add))
+        monkeypatch.setattr(entered, "take", collects(take))
+        del generator
+        with client.lock("c"):
+            pass
+
+    worker = threading.Thread(target=work, daemon=True)  # it hangs where this fails
+    worker.start()
+    worker.join(PATIENCE)
+    assert not worker.is_alive()
+    assert client.names() == []
+
+
+def test_check_does_not_wait_for_the_loop(
+    client: aiolock.sync.LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the lease is surely ours, a thread need not ask the loop; and then it hears the why."""
+    lease = client.lock("a").acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(client.portal(), "soon", None)  # to ask the loop would raise
+        lease.check()
+    client.break_("a")
+    passes(lease.lost.is_set)
+    with pytest.raises(LeaseLost, match="break_"):
+        lease.check()
 
 
 def test_the_last_body_is_left_there(url: str, prefix: str) -> None:
@@ -894,7 +962,7 @@ async def test_fork(server: RedisServer, prefix: str, peek: Peek) -> None:
                         assert "another process" in str(error), error
                     else:
                         say("used", how=str(use))
-                assert lazy.lock("lock").acquire(timeout=0.01) is None
+                assert lazy.lock("lock").acquire(timeout=0.1) is None
                 del lease
                 say("child", pid=os.getpid(), names=lazy.names())
                 sys.exit()
@@ -959,6 +1027,7 @@ EXTRAS = {
     ("LockClient", "call"),
     ("LockClient", "leave"),
     ("LockClient", "portal"),
+    ("LockClient", "rest"),
     ("LockClient", "begin_close"),
     ("Lease", "check"),
     ("MultiLease", "check"),
@@ -1006,7 +1075,7 @@ def test_as_for_tasks(kind: str) -> None:
 def test_all_kinds() -> None:
     """What tasks have, threads have, but for what only makes sense with `await`, and data."""
     beside = {"Acquisition", "Leader", "LeaseState", "Observer", "Store", "web"}
-    beside |= {"Blocked", "Deadlock", "LockRequest", "Outcome", "Party", "Status"}
+    beside |= {"Blocked", "Deadlock", "LockRequest", "Outcome", "Party", "ServerStatus", "Status"}
     errors = {name for name in aiolock.__all__ if hasattr(aiolock.errors, name)}
     assert set(aiolock.__all__) - beside - errors == {*KINDS, "connect"}
     assert called(aiolock.connect) == called(aiolock.sync.connect)

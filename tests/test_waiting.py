@@ -27,6 +27,7 @@ from aiolock.store import (
     Status,
     Waiter,
 )
+from aiolock.stores.memory import MemoryServer, MemoryStore
 from tests.virtual import VirtualLoop
 from tests.worlds import abandon
 
@@ -48,7 +49,8 @@ class ByHand(Relay):
 
     inbox: Inbox
 
-    def __init__(self) -> None:  # there is no other store
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(MemoryServer()))  # of which nothing is asked
         self.sent: list[Command] = []
 
     async def open(self, client: str, inbox: Inbox) -> None:
@@ -80,7 +82,7 @@ class ByHand(Relay):
     ) -> asyncio.Future[int]:
         return self._send("release", waiter, fence)
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return self._send("renew", list(renewals))
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientPayloadError, ClientSession, web
 
 import aiolock
 from aiolock import Lease
@@ -75,6 +75,33 @@ async def test_application_in_another() -> None:
         assert await reply.text() == "order:42"
         assert (await http.get(f"{url}/inner/{'x' * 600}")).status == 400
         assert outer[KEY] is client
+
+
+async def test_lost_when_the_response_has_begun() -> None:
+    """It breaks off; no other response is put into it."""
+    memory = MemoryServer()
+
+    @locked("x")
+    async def stream(request: web.Request, lease: Lease) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"half")
+        await asyncio.Event().wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", stream)
+    setup(app, aiolock.connect(memory))
+    async with (
+        aiolock.connect(memory) as others,
+        serving("aiohttp", app) as url,
+        ClientSession() as http,
+        http.get(url) as reply,
+    ):
+        assert await reply.content.readexactly(4) == b"half"
+        assert await others.lock("x").break_()
+        with pytest.raises(ClientPayloadError):
+            await reply.read()
 
 
 async def test_told_to_end() -> None:

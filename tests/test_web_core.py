@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock.integrations._asgi import KEPT, Inbox, Interrupted
+from aiolock.integrations._asgi import KEPT, PIECES, Inbox, Interrupted
 from aiolock.integrations._names import BadName, LockOf
 from aiolock.integrations._problems import ERRORS, problem
 from aiolock.integrations._waiting import Disconnected, held
@@ -177,6 +177,22 @@ async def test_an_inbox_keeps_so_much() -> None:
     assert server.queue.qsize() >= 20 - KEPT // 10_000 - 1
     assert not looks.done()
     await cancel(looks)
+    inbox.close()
+
+
+async def test_an_inbox_keeps_so_many() -> None:
+    """Nor does one whose body comes byte by byte."""
+    server = Server()
+    inbox = Inbox(server.receive)
+    server.send(*[b"x"] * (PIECES + 10))
+    looks = await looking(inbox)
+    await until(lambda: server.queue.qsize() <= 10)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert server.queue.qsize() == 10
+    assert not looks.done()
+    await cancel(looks)
+    assert [(await inbox())["body"] for _ in range(PIECES + 10)] == [b"x"] * (PIECES + 10)
     inbox.close()
 
 

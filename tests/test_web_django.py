@@ -1,6 +1,7 @@
 """Django: what the others have not."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from django.urls import path
 
 import aiolock
 from aiolock import Lease
-from aiolock.integrations.django import client, close, locked, with_locks
+from aiolock.integrations.django import _clients, client, close, locked, with_locks
 from aiolock.stores.memory import MemoryServer
 from tests.webapps.django import configure
 
@@ -111,6 +112,52 @@ def test_a_client_for_each_loop() -> None:
 
     with override_settings(AIOLOCK={"target": "memory://"}):
         assert asyncio.run(ask()) != asyncio.run(ask())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed .LockClient:ResourceWarning")  # that is the test
+def test_clients_of_loops_that_are_gone() -> None:
+    """They are let go of: there are no more of them than there are loops."""
+    with override_settings(AIOLOCK={"target": "memory://"}):
+        for _ in range(3):
+            assert asyncio.run(client()) in _clients.values()
+            assert len(_clients) == 1
+    _clients.clear()
+    gc.collect()  # it is told of here, and not in another test
+
+
+async def test_an_application_with_a_lifespan() -> None:
+    """It begins when the client is open, and ends before that is closed."""
+    happened = list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for phase in ("startup", "shutdown"):
+            assert (await receive())["type"] == f"lifespan.{phase}"
+            happened.append(phase)
+            async with (await client()).lock("x"):
+                await send({"type": f"lifespan.{phase}.complete"})
+
+    with override_settings(AIOLOCK={"target": "memory://"}):
+        async with started(with_locks(app)) as failure:
+            assert failure is None
+            assert happened == ["startup"]
+        assert happened == ["startup", "shutdown"]
+        assert asyncio.get_running_loop() not in _clients
+
+
+@pytest.mark.parametrize("failing", ["says so", "raises"])
+async def test_an_application_that_does_not_start(failing: str) -> None:
+    """The server hears of it, and the client is closed."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if failing == "raises":
+            raise ValueError("no stock")
+        await send({"type": "lifespan.startup.failed", "message": "no stock"})
+
+    with override_settings(AIOLOCK={"target": "memory://"}):
+        async with started(with_locks(app)) as failure:
+            assert failure == "no stock"
+        assert asyncio.get_running_loop() not in _clients
 
 
 def test_declared_in_a_wrong_way() -> None:

@@ -19,6 +19,10 @@ async def no_parameter(order: str, lease: Lease) -> None:
     """A handler."""
 
 
+async def whatever(*args: Any, **kwargs: Any) -> None:
+    """Another, whose parameters have no names."""
+
+
 @pytest.mark.parametrize("framework", [litestar, quart], ids=["litestar", "quart"])
 def test_declared_in_a_wrong_way(framework: Any) -> None:
     """A field is a parameter of the function, which is async; the texts say so."""
@@ -26,6 +30,9 @@ def test_declared_in_a_wrong_way(framework: Any) -> None:
         framework.locked("{item}")(no_parameter)
     with pytest.raises(ValueError, match="needs lease"):
         framework.locked("{lease}")(no_parameter)
+    for template, missing in (("{args}", "args"), ("{kwargs}", "kwargs"), ("{order}", "order")):
+        with pytest.raises(ValueError, match=rf"needs {missing}, .* are \*args, \*\*kwargs"):
+            framework.locked(template)(whatever)
     with pytest.raises(TypeError, match="async functions"):
         framework.locked("{order}")(lambda order: order)
     assert framework.locked("{order}")(no_parameter).__name__ == "no_parameter"

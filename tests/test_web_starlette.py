@@ -2,19 +2,21 @@
 
 import asyncio
 import contextlib
+import functools
+import warnings
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, WebSocket
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import PlainTextResponse
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 
 import aiolock
 from aiolock import Lease
@@ -22,6 +24,7 @@ from aiolock.integrations import fastapi, starlette
 from aiolock.stores.memory import MemoryServer
 from tests.failures import queued, until
 from tests.webapps.bodies import Bodies
+from tests.webapps.looks import Looks
 from tests.webapps.servers import build, serving
 
 
@@ -93,6 +96,15 @@ async def test_round_a_thread() -> None:
 
     with pytest.raises(TypeError, match="without async"):
         await start(app)
+    generators = FastAPI()
+    fastapi.setup(generators, aiolock.connect("memory://"))
+
+    @generators.get("/")
+    async def pieces(lease: Annotated[Lease, fastapi.locked("x")]) -> AsyncGenerator[str]:
+        yield "a"
+
+    with pytest.raises(TypeError, match="given back"):
+        await start(generators)
     with pytest.raises(TypeError, match="async functions"):
         starlette.locked("x")(get)  # type: ignore[arg-type]  # that is the test
 
@@ -117,6 +129,98 @@ async def test_the_store_is_down_at_the_start() -> None:
     fastapi.setup(app, aiolock.connect("redis://127.0.0.1:1/0"))
     with pytest.raises(aiolock.StoreError, match=r"127\.0\.0\.1:1"):
         await start(app)
+
+
+@starlette.locked("x")
+async def socket(request: Request, lease: Lease) -> None:
+    """No endpoint of a WebSocket."""
+
+
+async def test_round_a_web_socket() -> None:
+    """The application does not start, and says what to do; the client is there for it."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+    router = APIRouter()
+
+    @router.websocket("/locked")
+    async def locked(socket: WebSocket, lease: Annotated[Lease, fastapi.locked("x")]) -> None:
+        pass
+
+    app.include_router(router, prefix="/included")
+    with pytest.raises(TypeError, match=r"'/included/locked' .* client_of\(websocket\)"):
+        await start(app)
+    plain = Starlette(routes=[WebSocketRoute("/", socket)])
+    starlette.setup(plain, aiolock.connect("memory://"))
+    with pytest.raises(TypeError, match=r"client_of\(websocket\)"):
+        await start(plain)
+
+
+def test_a_web_socket_has_the_client() -> None:
+    """As a dependency, and the application may be started twice by a test."""
+    client = aiolock.connect("memory://")
+    app = FastAPI()
+    fastapi.setup(app, client)
+
+    @app.websocket("/")
+    async def endpoint(socket: WebSocket, locks: fastapi.Client) -> None:
+        await socket.accept()
+        async with locks.lock("x") as lease:
+            await socket.send_text(lease.name)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Starlette would rather have another client
+        from fastapi.testclient import TestClient
+
+    for _ in range(2):
+        with TestClient(app) as http, http.websocket_connect("/") as connection:
+            assert connection.receive_text() == "x"
+
+
+async def test_fields_of_any_type() -> None:
+    """They are the path operation's: converted by the path, and documented as it says."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+
+    @app.get("/{request:int}")
+    async def get(
+        request: Annotated[int, Path(description="mine")],
+        lease: Annotated[Lease, fastapi.locked("{request}")],
+    ) -> str:
+        return lease.name
+
+    async with app.router.lifespan_context(app), called(app) as http:
+        assert (await http.get("/42")).json() == "42"
+        (parameter,) = app.openapi()["paths"]["/{request}"]["get"]["parameters"]
+        assert (parameter["schema"]["type"], parameter["description"]) == ("integer", "mine")
+
+
+def test_an_endpoint_without_a_place_for_the_lease() -> None:
+    """It is refused where it is declared, and not at its first request."""
+
+    async def endpoint(request: Request) -> Response:
+        return Response()
+
+    with pytest.raises(TypeError, match=r"endpoint\(.* with request, lease"):
+        starlette.locked("x")(endpoint)  # type: ignore[arg-type]  # that is the test
+
+
+class Called:
+    """An object that can be called, asynchronously."""
+
+    async def __call__(self, lease: Annotated[Lease, fastapi.locked("x")]) -> str:
+        """As a path operation."""
+        return lease.name
+
+
+async def test_round_an_object_that_is_called() -> None:
+    """It is as good as an async function, and so is what stands for one."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+    app.get("/object")(Called())
+    app.get("/partial")(functools.partial(Called()))
+    async with app.router.lifespan_context(app), called(app) as http:
+        for path in ("/object", "/partial"):
+            assert (await http.get(path)).json() == "x"
 
 
 def test_started_twice() -> None:
@@ -233,8 +337,9 @@ async def test_what_the_handler_raises() -> None:
         assert not await client.lock("x").locked()
 
 
-async def test_under_other_middleware() -> None:
+async def test_under_other_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
     """Middleware that has tasks of its own, and receives by itself, changes nothing."""
+    looks = Looks(monkeypatch)
 
     async def plain(request: Any, call: RequestResponseEndpoint) -> Response:
         return await call(request)
@@ -262,7 +367,7 @@ async def test_under_other_middleware() -> None:
         async with others.lock("42"):
             asked = asyncio.create_task(http.post("/42", content=b"work"))
             await queued(others.lock("42"), 1)
-            await asyncio.sleep(0.1)  # somebody looks whether the client is there
+            await until(lambda: looks.kept)
         assert (await asked).json() == "work"
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 import aiolock
 from aiolock import Lease
 from aiolock.integrations import aiohttp, fastapi, quart, starlette
+from aiolock.integrations.idempotency import idempotent
 
 app = FastAPI()
 fastapi.setup(app, aiolock.connect("memory://"))
@@ -50,6 +51,49 @@ async def with_aiohttp(request: web.Request, lease: Lease) -> web.Response:
 assert_type(with_aiohttp, Callable[[web.Request], Coroutine[Any, Any, web.Response]])
 
 
+@app.post("/charges")
+async def once_with_fastapi(
+    once: Annotated[fastapi.Idempotent, fastapi.idempotent(remember=60, who=str)],
+) -> None:
+    """What it is told has its types."""
+    assert_type(once.key, str | None)
+    assert_type(once.lease, Lease | None)
+
+
+fastapi.idempotent(remember="1", who=str)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # seconds
+fastapi.idempotent(remember=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # whose?
+
+
+def whose(request: Request) -> str:
+    """Whose key it is."""
+    return request.headers["Authorization"]
+
+
+@starlette.idempotent(remember=60, who=whose)
+@starlette.locked("order:{order}")
+async def once_with_starlette(request: Request, lease: Lease) -> Response:
+    """It stands above the lock."""
+    return Response()
+
+
+assert_type(once_with_starlette, Callable[[Request], Coroutine[Any, Any, Response]])
+
+
+@aiohttp.idempotent(remember=60, who=lambda request: request.host)
+async def once_with_aiohttp(request: web.Request) -> web.Response:
+    """Another's response may be any."""
+    return web.Response()
+
+
+assert_type(once_with_aiohttp, Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]])
+
+
+@idempotent(aiolock.connect("memory://"), "payment:{order}", remember=60)
+async def once(order: str, amount: int = 1) -> dict[str, int]:
+    """A function takes and returns what it did."""
+    return {order: amount}
+
+
 @quart.locked("order:{order}")
 async def with_quart(order: str, lease: Lease) -> str:
     """A view returns what it did."""
@@ -60,3 +104,5 @@ async def with_quart(order: str, lease: Lease) -> str:
 async def called() -> None:
     """As said."""
     assert_type(await with_quart("42"), str)
+    assert_type(await once("42", amount=2), dict[str, int])
+    await once(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a str

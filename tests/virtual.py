@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     With a `seed`, any of what is ready may run next, not just the oldest, in an order that is the
     same for the same seed; asyncio itself keeps the order, so this is more than can happen. There
     is no I/O, no thread and no signal on this loop. What it needs from below the surface of asyncio
-    (3.11 to 3.13) is all in this class: `_ready`, `_scheduled`, `_selector`.
+    (3.11 to 3.14) is all in this class: `_ready`, `_scheduled`, `_selector`.
     """
 
     _ready: deque[asyncio.Handle]

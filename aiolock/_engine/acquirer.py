@@ -199,14 +199,13 @@ class Acquirer:
         sent = self._time()
         renewal = Renewal(policy.key, attempt.waiter, policy.form, grant.fence, policy.lease)
         answer = attempt.waits_for = self._runs.renew([renewal])
-        try:
+        still: bool | None = None
+        with contextlib.suppress(StoreError):
             (still,) = await answer
-        except StoreError:
-            still = False
         _raise_if_over(attempt)
         if still:
             attempt.confirmed(sent + lasts(policy.lease))
-        return still and attempt.accepts(self._time())
+        return bool(still) and attempt.accepts(self._time())
 
     async def _give_back(self, attempt: Attempt) -> None:
         """Let go of a grant that may have ended before we knew, for we were stopped or blocked.

@@ -5,12 +5,16 @@ each of them release what it holds and leave the queues, see who can enter then,
 is left waits for somebody who is left, for ever. It is the reduction of Holt's graph (R. C. Holt,
 "Some Deadlock Properties of Computer Systems", 1972): it holds for permits as for locks. Whose task
 is not known is taken to go on.
+
+Of those who are left each has somebody in its way, so whoever goes from one to the next comes to a
+circle. All of it takes time in proportion to the holders and waiters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 from aiolock.observer import Blocked, Deadlock
 from aiolock.store import Party, Status
@@ -19,137 +23,204 @@ KINDS: Final = ("lock", "semaphore", "once", "election")
 """Those that one waits for until somebody lets go."""
 
 
-class _Task(NamedTuple):
-    client: str
-    number: int
-
-
-class _Wait(NamedTuple):
-    """One that waits, and what for."""
-
-    status: Status
-    waiter: Party
-
-
-def circles(statuses: Sequence[Status]) -> list[Deadlock]:
-    """Those who wait for each other: of each group that is stuck, one of the shortest circles."""
-    waits = _waits(statuses)
-    stuck = _stuck(waits)
-    found, seen = list[Deadlock](), set[_Task]()
-    for task in sorted(stuck):
-        circle = [] if task in seen else _shortest_circle(task, waits, stuck)
-        tasks = {_task(each.waiter) for each in circle}
-        if tasks and not tasks & seen:
-            found.append(Deadlock(tuple(circle)))
-            seen |= tasks
-    return found
-
-
-def stuck_on(statuses: Sequence[Status]) -> set[tuple[str, str]]:
-    """The kinds and names of what those wait for who cannot go on."""
-    waits = _waits(statuses)
-    stuck = _stuck(waits)
-    return {(w.status.kind, w.status.name) for task in stuck for w in waits[task]}
-
-
-def same(before: Sequence[Deadlock], now: Sequence[Deadlock]) -> list[Deadlock]:
-    """Those of ``now`` that were there before: so all of it was true at one moment in between.
-
-    The statuses of a snapshot are each of a moment of its own, so one alone proves nothing.
-    """
-    known = {_ways(each) for each in before}
-    return [each for each in now if _ways(each) in known]
-
-
-def _ways(deadlock: Deadlock) -> frozenset[tuple[str, str, str, int, str, int, int]]:
-    """What makes it what it is, whichever of them comes first."""
-    return frozenset(
-        (
-            each.kind,
-            each.name,
-            each.waiter.client,
-            each.waiter.seq,
-            each.behind.client,
-            each.behind.seq,
-            each.behind.fence,
-        )
-        for each in deadlock.circle
-    )
+_Task: TypeAlias = tuple[str, int]
+"""Its client, and its number among those of that client."""
 
 
 def _task(party: Party) -> _Task:
-    return _Task(party.client, party.task)
+    return party.client, party.task
 
 
-def _waits(statuses: Sequence[Status]) -> dict[_Task, list[_Wait]]:
-    """What each task waits for, where it is known which task that is."""
-    waits = dict[_Task, list[_Wait]]()
-    for status in statuses:
-        for waiter in status.waiters if status.kind in KINDS else ():
-            if waiter.task:
-                waits.setdefault(_task(waiter), []).append(_Wait(status, waiter))
-    return waits
+class _Wait:
+    """One that waits, and what for."""
+
+    __slots__ = ("behind", "enters", "status", "waiter")
+
+    def __init__(self, status: Status, waiter: Party) -> None:
+        self.status = status
+        self.waiter = waiter
+        self.enters = False
+        """Whether nobody is in its way who is stuck."""
+        self.behind: Sequence[Party] = ()
+        """Who is; all who are kept out by the same ones have the same list."""
 
 
-def _stuck(waits: dict[_Task, list[_Wait]]) -> set[_Task]:
-    stuck = set(waits)
-    while True:
-        go_on = {
-            task for task in stuck if all(not _in_the_way(wait, stuck) for wait in waits[task])
-        }
-        if not go_on:
-            return stuck
-        stuck -= go_on
+class _Name:
+    """Who holds something, and who waits for it of whom it is known which task that is."""
+
+    def __init__(self, status: Status) -> None:
+        self._limit = status.limit
+        self._holders = status.holders
+        self.queue = [_Wait(status, each) for each in status.waiters if each.task]
+        """Those who wait for it, in order."""
+        self._first = 0
+        """Nobody before this one in the queue is stuck."""
+        self._alone = sum(not each.shared for each in self._holders)
+        self._together = len(self._holders) - self._alone
+        self._permits = sum(each.permits for each in self._holders)
+
+    def parties(self) -> Iterable[Party]:
+        """Everybody who has to do with it."""
+        yield from self._holders
+        yield from (wait.waiter for wait in self.queue)
+
+    def let_go(self, party: Party) -> None:
+        """Whoever holds this, or waits for it, goes on."""
+        if party.place:
+            return  # `first` passes it by
+        self._alone -= not party.shared
+        self._together -= party.shared
+        self._permits -= party.permits
+
+    def first(self, stuck: Collection[_Task]) -> _Wait | None:
+        """The first in the queue who is stuck: nobody overtakes it."""
+        while self._first < len(self.queue):
+            if _task(self.queue[self._first].waiter) in stuck:
+                return self.queue[self._first]
+            self._first += 1
+        return None
+
+    def is_open_to(self, waiter: Party) -> bool:
+        """Whether those who hold it, and are stuck, let this one enter."""
+        if self._counts(waiter):
+            return not self._permits or self._permits + waiter.permits <= (self._limit or 0)
+        return not self._alone and (waiter.shared or not self._together)
+
+    def _counts(self, waiter: Party) -> bool:
+        return bool(waiter.permits) and self._limit is not None
+
+    def settle(self, stuck: Collection[_Task]) -> None:
+        """Note who is in whose way, now that it is known who is stuck."""
+        holders = [each for each in self._holders if _task(each) in stuck]
+        alone = [each for each in holders if not each.shared]
+        first = list[Party]()
+        for wait in self.queue:
+            if _task(wait.waiter) not in stuck:
+                continue
+            if not wait.enters:
+                shares = wait.waiter.shared and not self._counts(wait.waiter)
+                is_open = self.is_open_to(wait.waiter)
+                wait.behind = first if is_open else alone if shares else holders
+            first = first or [wait.waiter]
 
 
-def _in_the_way(wait: _Wait, stuck: set[_Task]) -> list[Party]:
-    """Who of those that are stuck keeps this one from entering; nobody where it will enter."""
-    status, waiter = wait
-    holders = [each for each in status.holders if each.task and _task(each) in stuck]
-    before = [
-        each
-        for each in status.waiters
-        if each.place < waiter.place and each.task and _task(each) in stuck
-    ]
-    if waiter.permits and status.limit is not None:
-        taken = sum(each.permits for each in holders)
-        if taken + waiter.permits > status.limit:
-            return holders
-    else:
-        excluding = [each for each in holders if not (waiter.shared and each.shared)]
-        if excluding:
-            return excluding
-    # Nobody overtakes in the queue: whoever is stuck there is in the way, too.
-    return before
+class _Graph:
+    """Who of some tasks is stuck, and behind whom."""
+
+    def __init__(self, statuses: Iterable[Status]) -> None:
+        waited_for = (each for each in statuses if each.waiters and each.kind in KINDS)
+        names = [_Name(status) for status in waited_for]
+        self.waits = dict[_Task, list[_Wait]]()
+        has = dict[_Task, list[tuple[_Name, Party]]]()
+        for name in names:
+            for wait in name.queue:
+                self.waits.setdefault(_task(wait.waiter), []).append(wait)
+            for party in name.parties():
+                has.setdefault(_task(party), []).append((name, party))
+        self.stuck = set(has)
+        self._reduce(names, has)
+        for name in names:
+            name.settle(self.stuck)
+
+    def _reduce(
+        self, names: Iterable[_Name], has: Mapping[_Task, Sequence[tuple[_Name, Party]]]
+    ) -> None:
+        """Let everybody go on who can; ``has`` is what each holds or waits for."""
+        left = {task: len(self.waits.get(task, ())) for task in has}
+        go_on = [task for task in has if not left[task]]
+        look_at = list(names)
+        while go_on or look_at:
+            if go_on:
+                task = go_on.pop()
+                self.stuck.discard(task)
+                for name, party in has[task]:
+                    name.let_go(party)
+                    look_at.append(name)
+                continue
+            name = look_at.pop()
+            first = name.first(self.stuck)
+            if first is not None and not first.enters and name.is_open_to(first.waiter):
+                first.enters = True
+                task = _task(first.waiter)
+                left[task] -= 1
+                if not left[task]:
+                    go_on.append(task)
+
+    def circles(self) -> Iterable[set[_Task]]:
+        """Follow from each who is the first in its way, until that is somebody seen before."""
+        walks = dict[_Task, _Task]()
+        for start in sorted(self.stuck):
+            task, path = start, list[_Task]()
+            while task not in walks:
+                walks[task] = start
+                path.append(task)
+                task = next(_task(wait.behind[0]) for wait in self.waits[task] if wait.behind)
+            if walks[task] == start:
+                yield set(path[path.index(task) :])
+
+    def _in_the_way_of(self, task: _Task) -> int:
+        return max(len(wait.behind) for wait in self.waits[task])
+
+    def shortest(self, among: Collection[_Task]) -> Deadlock:
+        """From one of these tasks back to it, by the fewest of the others."""
+        # Whoever has most in its way has most ways to choose from.
+        start = min(among, key=lambda task: (-self._in_the_way_of(task), task))
+        came_by = dict[_Task, Blocked]()
+        followed = set[int]()
+        look_at = [start]
+        for task in look_at:
+            for wait in self.waits[task]:
+                if id(wait.behind) in followed:
+                    continue
+                followed.add(id(wait.behind))
+                for behind in wait.behind:
+                    other = _task(behind)
+                    if other in among and other not in came_by:
+                        status = wait.status
+                        came_by[other] = Blocked(status.kind, status.name, wait.waiter, behind)
+                        look_at.append(other)
+            if start in came_by:
+                break
+        circle = [came_by[start]]
+        while (task := _task(circle[-1].waiter)) != start:
+            circle.append(came_by[task])
+        return Deadlock(tuple(reversed(circle)))
 
 
-def _shortest_circle(
-    task: _Task, waits: dict[_Task, list[_Wait]], stuck: set[_Task]
-) -> list[Blocked]:
-    """From this task back to it, by the fewest of those who are in each other's way."""
-    came_by = dict[_Task, Blocked | None]({task: None})
-    look_at = [task]
-    for each in look_at:
-        for blocked in _blocked(waits[each], stuck):
-            other = _task(blocked.behind)
-            if other == task:
-                return [*_back(each, came_by), blocked]
-            if other not in came_by:
-                came_by[other] = blocked
-                look_at.append(other)
-    return []
+def circles(statuses: Iterable[Status]) -> list[Deadlock]:
+    """Those who wait for each other: circles that have nobody in common."""
+    graph = _Graph(statuses)
+    found = [graph.shortest(tasks) for tasks in graph.circles()]
+    return sorted(found, key=lambda deadlock: _task(deadlock.circle[0].waiter))
 
 
-def _back(task: _Task, came_by: dict[_Task, Blocked | None]) -> list[Blocked]:
-    path = list[Blocked]()
-    step = came_by[task]
-    while step is not None:
-        path.append(step)
-        step = came_by[_task(step.waiter)]
-    return path[::-1]
+def stuck_on(statuses: Iterable[Status]) -> set[tuple[str, str]]:
+    """The kinds and names of what those wait for who cannot go on."""
+    graph = _Graph(statuses)
+    waits = (wait for task in graph.stuck for wait in graph.waits[task])
+    return {(wait.status.kind, wait.status.name) for wait in waits}
 
 
-def _blocked(waits: Sequence[_Wait], stuck: set[_Task]) -> Iterator[Blocked]:
-    for wait in waits:
-        for behind in _in_the_way(wait, stuck):
-            yield Blocked(wait.status.kind, wait.status.name, wait.waiter, behind)
+def lasting(before: Iterable[Status], now: Iterable[Status]) -> list[Status]:
+    """What of ``now`` was there before: so all of it was true at one moment in between.
+
+    The statuses of a snapshot are each of a moment of its own, so one alone proves nothing.
+    """
+    known: Mapping[tuple[str, str], set[tuple[str, int, int]]] = {
+        (each.kind, each.name): {_grant(party) for party in (*each.holders, *each.waiters)}
+        for each in before
+    }
+
+    def lasts(parties: Iterable[Party], among: Collection[tuple[str, int, int]]) -> list[Party]:
+        return [each for each in parties if _grant(each) in among]
+
+    found = list[Status]()
+    for each in now:
+        among = known.get((each.kind, each.name), set())
+        holders, waiters = lasts(each.holders, among), lasts(each.waiters, among)
+        found.append(replace(each, holders=tuple(holders), waiters=tuple(waiters)))
+    return found
+
+
+def _grant(party: Party) -> tuple[str, int, int]:
+    return party.client, party.seq, party.fence

@@ -14,6 +14,8 @@ from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.entered import Entered
 from aiolock._engine.events import Events
 from aiolock._engine.labels import labelled
+from aiolock._engine.library import check_not_trio
+from aiolock._engine.limits import Limits
 from aiolock._engine.lookout import Lookout
 from aiolock._engine.policy import Policy
 from aiolock._engine.runs import Runs
@@ -53,6 +55,7 @@ class Engine:
         deadlock_after: float | None = None,
     ) -> None:
         self.store = store
+        self.limits = Limits(store)
         self._observers = observers
         self._label = label
         self._deadlock_after = deadlock_after
@@ -72,7 +75,7 @@ class Engine:
             self.client = _new_client()
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()
-        self.watchdog = Watchdog(self.store, Events(self._observers, self._label))
+        self.watchdog = Watchdog(self.store, Events(self._observers, self._label), self.limits)
         self.runs = self.watchdog.runs
         self.waiters = Waiters(self.watchdog)
         self.lookout = Lookout(
@@ -105,8 +108,12 @@ class Engine:
         return self._loop.is_closed()
 
     def check(self) -> None:
-        """`ClientClosed` unless the client is open, in this process and this event loop."""
+        """`ClientClosed` unless the client is open, in this process and this event loop.
+
+        Under trio a `RuntimeError`, whatever the client is: there it can be of no use.
+        """
         if self.state is not State.OPEN:
+            check_not_trio()
             raise ClientClosed(f"this client {self.state.value}")
         self.watchdog.check_here()
 

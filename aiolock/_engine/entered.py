@@ -62,7 +62,8 @@ class Entered:
     def _elsewhere(self, of: object, frame: FrameType, task: Task) -> tuple[FrameType, _Entry]:
         """The body that is left by hand, or by an exit stack, or by a fixture, and its frame."""
         entries = list[tuple[FrameType, _Entry]]()  # of one frame, the last comes first
-        for entered_in, entry in self._bodies.items():
+        # A copy: the garbage collector may come in between, and close a generator that is in one.
+        for entered_in, entry in self._bodies.copy().items():
             each: _Entry | None = entry
             while each is not None:
                 if each.of is of:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiolock._engine.acquisition import Attempt
 from aiolock._engine.hold import Hold, LossReason
-from aiolock._engine.policy import Policy
+from aiolock._engine.policy import Policy, as_label
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Observer
 from aiolock.store import Party, Waiter
 
@@ -37,7 +37,8 @@ class Events:
 
     def label(self, given: str, task: asyncio.Task[Any] | None) -> str:
         """What an acquisition is called."""
-        own = given or (task.get_name() if task is not None else "")
+        # A task may have any name: its arguments, in some frameworks.
+        own = given or (as_label(task.get_name()) if task is not None else "")
         return f"{self._label}: {own}" if self._label and own else self._label or own
 
     def request(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from aiolock._engine.policy import LONGEST_LABEL, as_label
 from aiolock.store import Party, Posted, Status, Store
 
 _PAGE: Final = 8
@@ -25,6 +26,8 @@ REFRESHED: Final = 120.0
 """Seconds after which it is put up again, while anything on it lasts."""
 _RETRIED: Final = 5.0
 """Seconds after which it is, where the store did not take it."""
+_LONGEST: Final = 2 * LONGEST_LABEL + 2
+"""Characters of a label: what its client is called, and itself. Others may have put up more."""
 _TOGETHER: Final = 100
 """Pages that are read at a time."""
 
@@ -144,7 +147,7 @@ def _read(answer: asyncio.Future[Posted]) -> dict[int, Said]:
     try:
         said: dict[str, Any] = json.loads(answer.result().value or "{}")
         return {
-            int(seq): Said(int(task), bool(still), str(label))
+            int(seq): Said(int(task), bool(still), as_label(str(label), _LONGEST))
             for seq, (task, still, label, *_) in said.items()
         }
     except (AttributeError, TypeError, ValueError):

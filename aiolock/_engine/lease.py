@@ -168,7 +168,9 @@ class Lease:
         A shorter ttl than before is fine. `LeaseLost` when the lock is not ours any more,
         `StoreError` when nobody knows (the lease then is as it was), also when cancelled.
         """
-        wanted = to_ms(checked_ttl(ttl))
+        lasting = checked_ttl(ttl)
+        self._watchdog.limits.check_ttl(lasting)
+        wanted = to_ms(lasting)
         self._still_ours()
         if not await self._ask(self._watchdog.affordable(self._hold, wanted)):
             raise self._loss()
@@ -211,11 +213,17 @@ class Lease:
         # Cancelled here it may have been carried out, which the watchdog has reckoned with.
         (still,) = await self._watchdog.ask(self._hold, ttl)
         if not still and self._hold.state in ALIVE:
-            # See `Runs.in_doubt`.
             policy = self._hold.policy
-            text = f"the store has not heard yet that {policy.called} was handed on: ask again"
+            text = f"the store cannot tell whether {policy.called} is still ours: ask again"
+            if still is not None:  # see `Runs.in_doubt`
+                text = f"the store has not heard yet that {policy.called} was handed on: ask again"
             raise policy.about(StoreError(text))
-        return still
+        return bool(still)
+
+    def _is_surely_ours(self) -> bool:
+        """Whether nothing has happened to it yet. Changes nothing, so any thread may ask."""
+        hold = self._hold
+        return not self._ended and hold.state in ALIVE and self._watchdog.time() < hold.deadline
 
     def _still_ours(self) -> None:
         if self.state not in ALIVE:

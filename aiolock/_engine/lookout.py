@@ -200,7 +200,7 @@ class Lookout:
         """Ask once for each that has waited so long, where its task has something others want.
 
         Who holds nothing is in nobody's way. Of a circle, who closed it has waited least: it asks
-        when all of the circle is there.
+        when all of the circle is there, and once more where the store did not say.
         """
         blocked = {
             attempt.waiter.seq
@@ -223,6 +223,9 @@ class Lookout:
                 if ours - self._deadlocked:
                     self._deadlocked |= ours
                     self._events.deadlock(found)
+        except StoreError:
+            self._suspected.clear()  # nobody knows: ask again
+            raise
         finally:
             self._searching = False
 

@@ -97,6 +97,12 @@ def checked_label(what: str, label: object) -> str:
     return label
 
 
+def as_label(text: str, most: int = LONGEST_LABEL) -> str:
+    """Any text as one for people: what is not printable written out, and cut where it is long."""
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def to_ms(value: float) -> int:
     """Seconds as they go over the wire. The one place where they are converted."""
     return max(1, round(value * 1000))
@@ -124,6 +130,8 @@ class Policy:
     priority: int = 0
     every: float | None = None
     once: bool = False
+    remember: int = 0
+    """For how many ms it will be remembered, where it is done once."""
     shared: bool = False
     downgrades: bool = False
     kind: str = "lock"
@@ -179,6 +187,7 @@ class Policy:
             declared=self.declared,
             fixed=not self.renew,
             once=self.once,
+            remember=self.remember,
             downgrades=self.downgrades,
             after_loss=_ms_or_0(self.lock_delay),
             after_grant=_ms_or_0(self.min_hold),

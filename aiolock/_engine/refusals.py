@@ -7,7 +7,7 @@ from typing import Final
 
 from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
-from aiolock.store import Differs, Full, Party
+from aiolock.store import Differs, Full, Party, plain
 
 _NOT_IN_TIME: Final = {
     "barrier": "was not complete",
@@ -42,7 +42,7 @@ def _held_by(holders: tuple[Party, ...]) -> str:
     if not holders:
         return ""
     first = holders[0]
-    where = f"process {first.pid} of {first.host}" if first.pid else f"client {first.client}"
+    where = f"process {first.pid} of {plain(first.host)}" if first.pid else f"client {first.client}"
     where = f"{first.label!r} in {where}" if first.label else where
     others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
     since = f"{datetime.fromtimestamp(first.since, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -454,7 +454,7 @@ class Runs(Relay):
         released.add_done_callback(partial(_released, chain))
         return released
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         """After what is to be reported."""
         if self._runs:
             for renewal in renewals:

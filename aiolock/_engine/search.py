@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from aiolock._engine.circles import circles, same, stuck_on
+from aiolock._engine.circles import circles, lasting, stuck_on
 from aiolock._engine.labels import labelled
 from aiolock._engine.snapshot import snapshot
 from aiolock.observer import Deadlock
@@ -14,20 +14,26 @@ from aiolock.store import Status, Store
 
 _SURE: Final = 0.5
 """Seconds between two looks at what may be one."""
+_TOGETHER: Final = 100
+"""Names that are looked at at a time."""
 
 
 async def find_deadlocks(store: Store) -> list[Deadlock]:
-    """The deadlocks at a store: those that are there at two looks, one after the other.
+    """The deadlocks at a store: of those who hold and wait at two looks, one after the other.
 
     The second looks only at what those wait for that were stuck at the first.
     """
     statuses = await labelled(store, await snapshot(store, "*", None))
-    suspects = circles(statuses)
+    suspects = sorted(stuck_on(statuses))
     if not suspects:
         return []
     await asyncio.sleep(_SURE)
     again = list[Status]()
-    for kind, name in sorted(stuck_on(statuses)):
-        status = await store.status(f"{kind}:{name}")
-        again.append(replace(status, kind=kind, name=name))
-    return same(suspects, circles(await labelled(store, again)))
+    for start in range(0, len(suspects), _TOGETHER):
+        keys = suspects[start : start + _TOGETHER]
+        found = await asyncio.gather(*(store.status(f"{kind}:{name}") for kind, name in keys))
+        again += [
+            replace(status, kind=kind, name=name)
+            for (kind, name), status in zip(keys, found, strict=True)
+        ]
+    return circles(lasting(statuses, await labelled(store, again)))

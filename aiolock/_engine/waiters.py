@@ -169,10 +169,13 @@ class Waiters:
             if attempt.pushed(fence, lease, now, self._time()):
                 _wake(attempt)
             return
+        self._give_back(name, waiter, form, fence)
+
+    def _give_back(self, name: str, waiter: Waiter, form: Form, fence: int) -> None:
+        """It gave up, and the store had not heard of that: what it got is somebody else's."""
         hold = self._watchdog.holds.get(waiter)
         known = hold is not None and hold.fence == fence
         if not known and not self._runs.was_passed(name, waiter, fence):
-            # It gave up, and the store had not heard of that: what it got is somebody else's.
             _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)
 
     def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
@@ -194,9 +197,13 @@ class Waiters:
             for other in list(self.attempts.get(name, {}).values()):
                 self._ask_again(other)
 
-    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+    def unconfirmed(
+        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+    ) -> None:
         attempt = self._attempt(name, waiter)
-        if attempt is not None and fence > attempt.void:
+        if attempt is None:
+            self._give_back(name, waiter, form, fence)
+        elif fence > attempt.void:
             attempt.stop(error)  # and its task releases whatever it has by then
 
     def done(self, name: str) -> None:

@@ -7,15 +7,17 @@ import contextlib
 import math
 import os
 import random
-import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from aiolock._clock import clock
 from aiolock._engine.events import Events
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, Owner
+from aiolock._engine.library import check_not_trio
+from aiolock._engine.limits import Limits
 from aiolock._engine.overdue import Overdue
 from aiolock._engine.releases import Release, Releases
 from aiolock._engine.runs import Runs
@@ -41,18 +43,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_forked)
 
 
-def _clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """What deadlines are reckoned by: a clock that goes on while the machine is suspended.
-
-    The loop's own does not, on Linux: after a laptop or a virtual machine has slept, it would
-    believe in leases that ended meanwhile. A loop with a time of its own keeps that.
-    """
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    if boottime is None or abs(loop.time() - time.monotonic()) > 1:
-        return loop.time
-    return partial(time.clock_gettime, boottime)
-
-
 class Watchdog:
     """Renews every lease of a client that is due, in batches, and notices when one is lost.
 
@@ -62,10 +52,11 @@ class Watchdog:
     believe in a lease that has ended, and one that hiccups cannot take one away.
     """
 
-    def __init__(self, store: Store, events: Events) -> None:
+    def __init__(self, store: Store, events: Events, limits: Limits) -> None:
         self.events = events
+        self.limits = limits
         self._loop = loop = asyncio.get_running_loop()
-        self.time = _clock(loop)
+        self.time = clock(loop)
         # Not asked which loop that is: it would ask which process, a system call each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
@@ -99,6 +90,7 @@ class Watchdog:
             )
         # This one raises nothing where none runs, as when a generator is closed after its loop.
         if asyncio._get_running_loop() is not self._loop:
+            check_not_trio()
             raise ClientClosed(
                 "this client was opened in another event loop: open one in each event loop"
             )
@@ -183,12 +175,15 @@ class Watchdog:
             return  # it is the parent's
         where = f", acquired at {hold.where}" if hold.where else ""
         more = "" if where else " (python -X dev says where it was acquired)"
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to be done
+        what = "is released"
+        try:
             self._loop.call_soon_threadsafe(self.abandon, hold)
+        except RuntimeError:  # the loop is closed, and nobody is left who could
+            what = "is held until its lease ends"
         # Last, for with -W error it raises.
         warnings.warn(
             f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"
-            f" any more{where}, so it is released: use `async with`, or call release(){more}",
+            f" any more{where}, so it {what}: use `async with`, or call release(){more}",
             ResourceWarning,
             stacklevel=3,
             source=self,
@@ -279,7 +274,7 @@ class Watchdog:
             return ttl
         return max(1, min(ttl, int((hold.ends - self.time()) * 1000)))
 
-    def ask(self, hold: Hold, ttl: int) -> asyncio.Future[list[bool]]:
+    def ask(self, hold: Hold, ttl: int) -> asyncio.Future[list[bool | None]]:
         """Ask at once: still ours, and then for ``ttl`` ms more (0: only ask)."""
         now = self.time()
         if ttl:
@@ -382,7 +377,9 @@ class Watchdog:
         hold.state = LeaseState.HELD  # no answer that is missing makes a difference to it
         self._wheel.schedule(hold, hold.deadline, now)
 
-    def _renew(self, batch: list[tuple[Hold, Renewal]], sent: float) -> asyncio.Future[list[bool]]:
+    def _renew(
+        self, batch: list[tuple[Hold, Renewal]], sent: float
+    ) -> asyncio.Future[list[bool | None]]:
         answer = self._store.renew([renewal for _, renewal in batch])
         answer.add_done_callback(partial(self._renewed, batch, sent))
         return answer
@@ -391,16 +388,16 @@ class Watchdog:
         self,
         batch: Sequence[tuple[Hold, Renewal]],
         sent: float,
-        answer: asyncio.Future[list[bool]],
+        answer: asyncio.Future[list[bool | None]],
     ) -> None:
         unknown = answer.cancelled() or answer.exception() is not None
-        held = [True] * len(batch) if unknown else answer.result()
+        held: Sequence[bool | None] = [None] * len(batch) if unknown else answer.result()
         now = self.time()
         for (hold, renewal), still in zip(batch, held, strict=True):
             hold.asking = False
             if hold.state not in ALIVE:
                 continue
-            doubt = unknown or (not still and self.runs.in_doubt(hold))
+            doubt = still is None or (not still and self.runs.in_doubt(hold))
             if not still and not doubt:
                 self.lose(hold, LossReason.REFUSED)
             elif doubt and not renewal.ttl:

@@ -230,16 +230,17 @@ class Lock:
     ) -> Acquisition[Lease] | Acquisition[Lease | None]:
         """Take the lock, or wait for it in its queue.
 
-        Await the result for a `Lease`. It waits for at most the lock's own ``timeout``, and then
-        raises `AcquireTimeout`; with ``timeout=None`` for as long as it takes. With a ``timeout``
-        in seconds, or ``blocking=False`` to take it only if it is free at once, the result is None
-        instead when that was not enough. Or enter the result with ``async with``: that raises
-        `AcquireTimeout` in every case, and the body is cancelled when the lease is lost. Errors and
-        cancellation are as for ``async with lock``.
+        Await the result for a `Lease`, or for None where it could not be had with the ``timeout``
+        or ``blocking`` given here; the lock's own ``timeout`` raises `AcquireTimeout`. Or enter the
+        result with ``async with``: that raises `AcquireTimeout` in every case, and the body is
+        cancelled when the lease is lost. Errors and cancellation are as for ``async with lock``.
 
-        ``timeout`` is how long *you* wait; how long the lock is kept for you is its ``ttl``.
-        ``label`` is what `status`, the commands and observers call you: "job 17". It is the name
-        of the task, if None, and is seen by others once you have waited or held for a second.
+        :param timeout: seconds that *you* wait at most (how long the lock is kept for you is its
+            ``ttl``); None waits as long as it takes. The lock's own, if it is not given.
+        :param blocking: whether to wait at all: without it, take the lock only if it is free at
+            once, as with ``timeout=0``.
+        :param label: what `status`, the commands and observers call you ("job 17"), seen by others
+            once you have waited or held for a second; the name of the task, if None.
         """
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
         return self._acquisition(timeout, blocking=blocking, where=where, label=label)

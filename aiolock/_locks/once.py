@@ -32,6 +32,10 @@ _LONGER: Final = 60.0
 """Seconds for which a result is kept longer than it is known that it is there."""
 
 
+class ResultGone(StoreError):
+    """It is done, and the store has no result of it; for those who can do without."""
+
+
 class Outcome(NamedTuple):
     """What came of something that is done once."""
 
@@ -167,7 +171,9 @@ class Once:
         one does it. The result is put up before it is remembered that it is done, so who is told
         that has it. `ValueError` for more than 65,536 characters, when the work is done: then
         nothing is remembered. `StoreError` when nobody knows; also where the store has lost the
-        result of what is done, or it was done by ``async with``, which has none.
+        result of what is done, or it was done by ``async with``, which has none. Do a name in one
+        of the two ways only: done by ``async with`` after a run of this that failed late, or was
+        forgotten a minute ago, it would be told the result of that one.
         """
         async with self._asked() as found:
             if isinstance(found, Outcome):
@@ -215,7 +221,7 @@ class Once:
         fence, separator, result = posted.value.partition(" ")
         if not separator or fence != str(posted.count):
             raise self._lock._policy.about(
-                StoreError(f"{self.name!r} is done, but the store has no result of it")
+                ResultGone(f"{self.name!r} is done, but the store has no result of it")
             )
         return result
 

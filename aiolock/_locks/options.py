@@ -22,43 +22,56 @@ class LeaseOptions(TypedDict, total=False):
     """Of whatever is held for a time."""
 
     ttl: Seconds | None
+    """For how many seconds the store keeps a lease that nobody renews; the client's, if None."""
     timeout: Seconds | None
+    """For how many seconds it is waited for at most; None waits as long as it takes."""
     max_waiters: int | None
+    """`QueueFull` at once when so many wait already."""
     max_hold: Seconds | None
+    """After so many seconds it is renewed no more, and is lost."""
     on_lost: OnLost
+    """``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets `Lease.lost`."""
     family: str | None
+    """What such names have in common, for metrics; the name up to its first colon, if None."""
 
 
 class ElectionOptions(LeaseOptions, total=False):
     """Of an election."""
 
     lock_delay: Seconds | None
+    """For how many seconds nobody enters after it was *lost*."""
 
 
 class MultiLockOptions(LeaseOptions, total=False):
     """Of several locks as one."""
 
     renew: bool
+    """Whether the lease is renewed while it is held."""
 
 
 class SemaphoreOptions(MultiLockOptions, total=False):
     """Of permits."""
 
     min_hold: Seconds | None
+    """For how many seconds from the grant nobody enters after it."""
     lock_delay: Seconds | None
+    """For how many seconds nobody enters after it was *lost*."""
 
 
 class RWLockOptions(SemaphoreOptions, total=False):
     """Of readers and writers."""
 
     reentrant: bool
+    """Whether the task that holds it may acquire it again."""
 
 
 class LockOptions(RWLockOptions, total=False):
     """Of a lock: all there are."""
 
     confirm: bool
+    """Whether leaving the body waits until the store has confirmed the release."""
     priority: int
+    """From -9 to 9: who waits with a lower number is before those with a higher one."""
 
 
 def spelled_out(

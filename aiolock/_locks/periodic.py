@@ -83,10 +83,11 @@ class Periodic:
     async def run(self, job: Job) -> NoReturn:
         """Take part until cancelled: wait for our turn, run ``job``, go behind the others.
 
-        What ``job`` raises is logged, and so is a run that was cancelled because its lease was
-        lost or ``max_hold`` was over: the next period is another one. While the store cannot
-        be reached it is tried again, after a second, then less and less often. Raises what else
-        `Lock.acquire` raises, `ClientClosed` when the client is closed among them.
+        What ``job`` raises is logged, also where that is the cancellation of a task that it awaits;
+        and so is a run that was cancelled because its lease was lost or ``max_hold`` was over: the
+        next period is another one. While the store cannot be reached it is tried again, after a
+        second, then less and less often. Raises what else `Lock.acquire` raises, `ClientClosed`
+        when the client is closed among them.
         """
         pause = 1.0
         while True:
@@ -106,3 +107,10 @@ class Periodic:
             await job()
         except Exception:  # of another lock that the job uses, too: not to be taken for this one's
             log.exception("aiolock: a run of %r failed", self.name)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # ours, or that of a loss
+            log.exception(
+                "aiolock: a run of %r failed: a task that it awaits was cancelled", self.name
+            )

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiolock
 from aiolock.cli.signals import SIGNALS
@@ -62,11 +62,14 @@ async def _check(arguments: argparse.Namespace) -> int:
         log.removeHandler(warnings)
         log.propagate = True
     limit: float | None = arguments.max_ms
-    slow = [] if limit is None else [what for what in _LIMITED if found[what] > limit]
+    slow = [] if limit is None else [what for what in _LIMITED if found.ms[what] > limit]
     if arguments.json:
-        print(json.dumps({"ms": found, "slow": slow, "warnings": warnings.texts}, indent=2))
+        said = {"protocols": found.protocols, "ms": found.ms, "slow": slow}
+        print(json.dumps({**said, "warnings": warnings.texts}, indent=2))
     else:
-        for what, ms in found.items():
+        if found.protocols:
+            print(f"{'protocol':<20} {', beside '.join(map(str, found.protocols)):>9}")
+        for what, ms in found.ms.items():
             print(f"{what:<20} {ms:9.2f} ms" + ("  too slow" if what in slow else ""))
         for text in warnings.texts:
             print(f"warning: {text}")
@@ -75,8 +78,16 @@ async def _check(arguments: argparse.Namespace) -> int:
     return SLOW if slow else 0
 
 
-async def _measured(arguments: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds for each of what is tried."""
+class _Found(NamedTuple):
+    """What was found out."""
+
+    ms: dict[str, float]
+    """Milliseconds for each of what was tried."""
+    protocols: tuple[int, ...]
+    """See `LockClient.protocols`."""
+
+
+async def _measured(arguments: argparse.Namespace) -> _Found:
     name = f"aiolock check {secrets.token_hex(8)}"  # nobody else's
     began = time.perf_counter()
     async with (
@@ -102,7 +113,8 @@ async def _measured(arguments: argparse.Namespace) -> dict[str, float]:
             return waiting.result() - begin
 
         figures = await _median(alone), await _median(handed_over)
-        return {"open": 1000 * opened, **dict(zip(_LIMITED, figures, strict=True))}
+        ms = {"open": 1000 * opened, **dict(zip(_LIMITED, figures, strict=True))}
+        return _Found(ms, ours.protocols)
 
 
 async def _enter(lock: aiolock.Lock) -> float:

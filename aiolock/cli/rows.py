@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from aiolock.store import Party, Status
+from aiolock.store import Party, Status, plain
 
 COLUMNS: Final = ("KIND", "NAME", "HELD BY", "WHERE", "FOR", "LEASE", "WAITING", "LONGEST")
 TEXTS: Final = 4
@@ -26,7 +26,8 @@ def cells(status: Status) -> Sequence[str]:
     """One for each of the columns."""
     first = status.holders[0] if status.holders else None
     more = f" +{len(status.holders) - 1}" if len(status.holders) > 1 else ""
-    waits = status.waiters[0] if status.waiters else None
+    # Not the first: one who came later may have a higher priority.
+    waits = min(status.waiters, key=lambda waiter: waiter.since, default=None)
     return (
         status.kind,
         plain(status.name),
@@ -44,14 +45,9 @@ def _who(party: Party) -> str:
     return plain(party.label) or f"{party.client[:6]}#{party.seq}"
 
 
-def plain(text: str) -> str:
-    """On one line, whatever is in it, and nothing that a terminal would obey."""
-    return repr(text)[1:-1]
-
-
 def where(party: Party) -> str:
     """Its process, which is marked if it is gone."""
-    return f"{party.host or '?'}:{party.pid}" + ("" if party.alive else " !")
+    return f"{plain(party.host) or '?'}:{party.pid}" + ("" if party.alive else " !")
 
 
 def _ago(status: Status, party: Party | None) -> str:

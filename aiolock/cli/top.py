@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import aiolock
-from aiolock.cli.rows import COLUMNS, SORTS, TEXTS, cells, plain
+from aiolock.cli.rows import COLUMNS, SORTS, TEXTS, cells
 from aiolock.cli.store import Commands, add_store_options, with_store
-from aiolock.store import Status
+from aiolock.store import Status, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,7 +77,8 @@ class _Look:
         try:
             statuses = await client.snapshot(arguments.pattern, kind=arguments.kind)
             self.pause = max(arguments.every, _SHARE * (time() - began))
-            if self._looked % _LOOKS_FOR_DEADLOCKS == 0:
+            # One that is shown is looked for each time: it is over as soon as anybody gives up.
+            if self.deadlocks or self._looked % _LOOKS_FOR_DEADLOCKS == 0:
                 blocked = any(status.waiters for status in statuses)
                 self.deadlocks = await client.deadlocks() if blocked else ()
         except aiolock.StoreError as error:
@@ -134,7 +135,7 @@ def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> Renderab
         f"  {plain(arguments.pattern)}  held or wanted {len(look.statuses)}  waiting {waiting}",
     )
     if look.failure:
-        head.append(f"\n{look.failure}", "bold red")
+        head.append(f"\n{plain(look.failure)}", "bold red")
     for deadlock in look.deadlocks:
         head.append(f"\nDEADLOCK: {deadlock}", "bold red")
     table = Table(box=None, pad_edge=False, header_style="reverse", expand=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from aiolock import Lease, Lock
 from aiolock.integrations._problems import STOPPED, Problem, header_list
+from aiolock.integrations._waiting import GONE, Disconnected, held
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -17,6 +20,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEPT: Final = 65_536
 """Bytes of a body that are kept at most while its request waits for its turn."""
+PIECES: Final = 256
+"""Pieces of it that are: however short they are, each has its price."""
 
 
 class Inbox:
@@ -38,7 +43,7 @@ class Inbox:
     async def gone(self) -> None:
         """Come back when the client has closed the connection."""
         size = 0
-        while size <= KEPT:
+        while size <= KEPT and len(self._kept) < PIECES:
             message = await self._next()
             self._kept.append(message)
             if message["type"] == "http.disconnect":
@@ -60,6 +65,32 @@ class Inbox:
         if self._coming is not None and not self._coming.done():
             self._coming.cancel()
             self._coming = None
+
+
+@asynccontextmanager
+async def held_while_there(
+    lock: Lock, receive: Receive, put: Callable[[Receive], None]
+) -> AsyncGenerator[Lease]:
+    """Hold the lock of a request, as `held` does; who has gone meanwhile does not wait for it.
+
+    What is received to find that out is for the handler: ``put`` gives its request the `receive`
+    that has it. Other than Starlette's `is_disconnected()`, this loses no message.
+    """
+    inbox: Inbox | None = None
+
+    async def reason_to_leave() -> Exception:
+        nonlocal inbox
+        inbox = Inbox(receive)
+        put(inbox)
+        await inbox.gone()
+        return Disconnected(GONE)
+
+    try:
+        async with held(lock, reason_to_leave) as lease:
+            yield lease
+    finally:
+        if inbox is not None:
+            inbox.close()
 
 
 class Interrupted:

@@ -56,6 +56,11 @@ class LockOf:
                 " comes from the query has to be named: query={...}"
             )
 
+    def values(self, path: Mapping[str, object], query: Mapping[str, object]) -> dict[str, object]:
+        """What a request has of its fields."""
+        found = {name: (query if name in self.query else path).get(name) for name in self.fields}
+        return {name: value for name, value in found.items() if value is not None}
+
     def name(self, values: Mapping[str, object]) -> str:
         """The name, with these values; `BadName` where one is missing."""
         missing = [field for field in self.fields if field not in values]

@@ -14,6 +14,15 @@ from http import HTTPStatus
 from typing import Final
 
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, QueueFull, StoreError
+from aiolock.integrations._kept import (
+    HEADER,
+    LONGEST_KEY,
+    BadKey,
+    BodyTooLong,
+    KeyReused,
+    NotKept,
+    UnderWay,
+)
 from aiolock.integrations._names import BadName
 from aiolock.integrations._waiting import Disconnected
 
@@ -81,6 +90,12 @@ STOPPED: Final = Problem(
 GONE: Final = Problem(499, "client_closed_request", "The client has closed the connection.")
 
 _ANSWERS: Final[Mapping[type[Exception], Problem]] = {
+    UnderWay: Problem(
+        409,
+        "idempotency_under_way",
+        "The first request with this key is still being carried out.",
+        1,
+    ),
     AcquireTimeout: BUSY,
     QueueFull: FULL,
     LeaseLost: LOST,
@@ -88,6 +103,20 @@ _ANSWERS: Final[Mapping[type[Exception], Problem]] = {
     ClientClosed: CLOSING,
     Disconnected: GONE,
     BadName: Problem(400, "bad_lock_name", ""),
+    BadKey: Problem(
+        400,
+        "idempotency_key",
+        f"One {HEADER} is needed, of 1 to {LONGEST_KEY} printable characters.",
+    ),
+    BodyTooLong: Problem(413, "idempotency_body", f"With an {HEADER} it may be 1 MiB long."),
+    KeyReused: Problem(
+        422, "idempotency_mismatch", f"Another request has been sent with this {HEADER}."
+    ),
+    NotKept: Problem(
+        409,
+        "idempotency_not_kept",
+        "The first request with this key was carried out. Its response was too long to be kept.",
+    ),
 }
 
 ERRORS: Final = tuple(_ANSWERS)
@@ -107,7 +136,7 @@ def _problem(error: Exception) -> Problem:
     found = next(found for kind, found in _ANSWERS.items() if isinstance(error, kind))
     if isinstance(error, BadName):
         return replace(found, detail=str(error))
-    if isinstance(error, AcquireTimeout) and not error.waited:
+    if found is BUSY and isinstance(error, AcquireTimeout) and not error.waited:
         return CONFLICT  # who has not even waited asked whether it is being done
     return found
 

@@ -15,27 +15,46 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar, Unpack
+from weakref import WeakSet
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.hdrs import CONTENT_LENGTH
 from aiohttp.typedefs import Handler, Middleware
+from multidict import CIMultiDict
 
-from aiolock import ClientClosed, Lease, LockClient
+from aiolock import ClientClosed, Lease, LockClient, Once, StoreError, connect
 from aiolock._locks.options import LockOptions
-from aiolock.integrations._functions import checked_client
+from aiolock.integrations._functions import check_async, check_parameters, checked_client
+from aiolock.integrations._kept import (
+    HEADER,
+    LONGEST_RESPONSE,
+    REPLAYED,
+    NotToBeKept,
+    Recorded,
+    check_remember,
+    digest,
+    is_to_be_tried_again,
+    kept,
+    key_of,
+    once_of,
+)
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._waiting import GONE, Disconnected, held
 
-__all__ = ["KEY", "client_of", "locked", "setup"]
+__all__ = ["KEY", "client_of", "idempotent", "locked", "setup"]
 
 Response_co = TypeVar("Response_co", bound=web.StreamResponse, covariant=True)
 
 KEY: Final = web.AppKey("aiolock", LockClient)
 """Where an application has its client: ``request.config_dict[KEY]``."""
+
+_log = logging.getLogger("aiolock.web")
 
 _STOPPING: Final = web.AppKey("aiolock stopping", asyncio.Event)
 _MARK: Final = "__aiolock__"
@@ -55,7 +74,8 @@ def setup(app: web.Application, client: LockClient) -> None:
     if KEY in app:
         raise ValueError("this application has been set up already")
     app[KEY] = checked_client(client)
-    app.middlewares.insert(0, _answers())
+    begun = WeakSet[AbstractStreamWriter]()  # one for each request
+    app.middlewares.insert(0, _answers(begun))
 
     async def opened(app: web.Application) -> AsyncIterator[None]:
         _check(app)
@@ -66,7 +86,11 @@ def setup(app: web.Application, client: LockClient) -> None:
     async def stop(app: web.Application) -> None:
         app[_STOPPING].set()
 
+    async def begins(request: web.Request, _: web.StreamResponse) -> None:
+        begun.add(request.writer)
+
     app[_STOPPING] = asyncio.Event()
+    app.on_response_prepare.insert(0, begins)
     app.cleanup_ctx.insert(0, opened)
     app.on_shutdown.insert(0, stop)
 
@@ -102,17 +126,12 @@ def locked(
     def decorate(
         handler: Callable[[web.Request, Lease], Awaitable[Response_co]],
     ) -> Callable[[web.Request], Coroutine[Any, Any, Response_co]]:
-        if not inspect.iscoroutinefunction(handler):
-            raise TypeError(f"locked() decorates async functions, and {handler!r} is not one")
+        check_async(handler)
+        check_parameters(handler, "request", "lease")
 
         @functools.wraps(handler)
         async def call(request: web.Request) -> Response_co:
-            sources = dict.fromkeys(lock.query, request.query)
-            values = {
-                field: source[field]
-                for field in lock.fields
-                if field in (source := sources.get(field, request.match_info))
-            }
+            values = lock.values(request.match_info, request.query)
             of_request = lock.on(client_of(request), values)
             async with held(of_request, functools.partial(_reason_to_leave, request)) as lease:
                 return await handler(request, lease)
@@ -121,6 +140,98 @@ def locked(
         return call
 
     return decorate
+
+
+def idempotent(
+    *,
+    remember: float,
+    who: Callable[[web.Request], str | Awaitable[str]],
+    required: bool = False,
+) -> Callable[
+    [Callable[[web.Request], Awaitable[web.StreamResponse]]],
+    Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]],
+]:
+    """Decorate a handler: of requests with one ``Idempotency-Key``, one is carried out.
+
+    What `aiolock.integrations.idempotency.Idempotency` does in other frameworks: the first gets its
+    response, and that is kept; the others get the same. A `web.StreamResponse` that the handler
+    sends by itself is not kept, nor one of more than 48 KiB: others get 409 then. It stands above
+    `locked`. `setup` answers what it raises.
+
+    :param remember: seconds for which a response is kept.
+    :param who: whose key it is, given the request: the user or the tenant. May be async.
+    :param required: whether a request without a key is answered with 400; it is carried out, as
+        ever, if not.
+    """
+    check_remember(connect("memory://"), remember)
+
+    def decorate(
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:
+        check_async(handler, "idempotent")
+
+        @functools.wraps(handler)
+        async def call(request: web.Request) -> web.StreamResponse:
+            key = key_of(request.headers.getall(HEADER, []), required=required)
+            if key is None:
+                return await handler(request)
+            whose = who(request)
+            whose = whose if isinstance(whose, str) else await whose
+            parts = request.method, request.path, request.query_string
+            asked = digest(*(part.encode() for part in parts), await request.read())
+            return await _once(
+                once_of(client_of(request), whose, key, remember),
+                asked,
+                functools.partial(handler, request),
+            )
+
+        return call
+
+    return decorate
+
+
+async def _once(
+    once: Once, asked: str, handler: Callable[[], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    response: web.StreamResponse | None = None
+    came = ""
+
+    async def work(_: Lease) -> str | None:
+        nonlocal response
+        try:
+            response = await handler()
+        except web.HTTPException as error:
+            response = error
+        return _recorded(response)
+
+    try:
+        came, _ = await kept(once, asked, work)
+    except NotToBeKept:
+        pass
+    except StoreError as error:
+        if response is None:
+            raise
+        _log.warning("%s", error)  # it was done: the response is true all the same
+    if response is not None:
+        if isinstance(response, web.HTTPException):
+            raise response
+        return response
+    status, headers, body = Recorded.of(came)
+    return web.Response(
+        status=status, body=body, headers=CIMultiDict([*headers, (REPLAYED, "true")])
+    )
+
+
+def _recorded(response: web.StreamResponse) -> str | None:
+    """As it is kept: None where it cannot be."""
+    if is_to_be_tried_again(response.status, response.headers.items()):
+        raise NotToBeKept
+    body = response.body if isinstance(response, web.Response) and not response.prepared else ...
+    if not isinstance(body, bytes | bytearray | None) or len(body or b"") > LONGEST_RESPONSE:
+        return None
+    headers = [(name, value) for name, value in response.headers.items() if name != CONTENT_LENGTH]
+    headers += [("Set-Cookie", cookie.OutputString()) for cookie in response.cookies.values()]
+    return Recorded(response.status, headers, bytes(body or b"")).text
 
 
 async def _reason_to_leave(request: web.Request) -> Exception:
@@ -134,12 +245,14 @@ async def _reason_to_leave(request: web.Request) -> Exception:
     return ClientClosed("this server is shutting down")
 
 
-def _answers() -> Middleware:
+def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
     @web.middleware
     async def answers(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except ERRORS as error:
+            if request.writer in begun:
+                raise  # what is sent cannot be taken back: the connection is closed
             found = problem(error)
             return web.Response(
                 body=found.body,

@@ -21,7 +21,6 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, Unpack
-from weakref import WeakKeyDictionary
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -40,7 +39,8 @@ __all__ = ["client", "close", "locked", "with_locks"]
 
 R = TypeVar("R", bound=HttpResponseBase)
 
-_clients: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, LockClient]()
+# Not by weak references: a client refers to its loop.
+_clients: Final = dict[asyncio.AbstractEventLoop, LockClient]()
 
 
 async def client() -> LockClient:
@@ -54,6 +54,8 @@ async def client() -> LockClient:
         options = dict(getattr(settings, "AIOLOCK", None) or {})
         if "target" not in options:
             raise ImproperlyConfigured('settings.AIOLOCK must be {"target": URL, ...}')
+        for other in [other for other in list(_clients) if other.is_closed()]:
+            _clients.pop(other, None)  # nobody can use or close those any more
         found = _clients[loop] = connect(options.pop("target"), **options)
     await found.open()
     return found
@@ -69,34 +71,63 @@ async def close() -> None:
 def with_locks(application: Callable[..., Awaitable[None]]) -> App:
     """Wrap the ASGI application: the client is opened at the start and closed at the end.
 
-    `StoreError` ends the start, if the server speaks the lifespan protocol. A request that the
-    server interrupts at its end is answered with 503.
+    `StoreError` ends the start, if the server speaks the lifespan protocol. An application that
+    speaks it, too (Django's own does not), starts when the client is open and ends before it is
+    closed. A request that the server interrupts at its end is answered with 503.
     """
     inner = Interrupted(application)
 
     async def with_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await _Lifespan(receive, send).run(application, scope)
         else:
             await inner(scope, receive, send)
 
     return with_lifespan
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message: Message = await receive()
-        if message["type"] == "lifespan.startup":
-            try:
-                await client()
-            except Exception as error:  # noqa: BLE001  # whatever it is, the server is to say it
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
-                return
-            await send({"type": "lifespan.startup.complete"})
-        elif message["type"] == "lifespan.shutdown":
+class _Lifespan:
+    """The client's, round that of the application, if it has one."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._startup: Message | None = None
+        self._heard = self._said = False
+
+    async def run(self, application: Callable[..., Awaitable[None]], scope: Scope) -> None:
+        self._startup = await self._receive()
+        try:
+            await client()
+            await self._with(application, scope)
+        except Exception as error:
+            if self._said:
+                raise
+            await self._say({"type": "lifespan.startup.failed", "message": str(error)})
+        finally:
             await close()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+
+    async def _with(self, application: Callable[..., Awaitable[None]], scope: Scope) -> None:
+        try:
+            await application(scope, self._hear, self._say)
+        except Exception:
+            if self._heard:
+                raise
+        if not self._said:  # it does not speak the protocol
+            await self._say({"type": "lifespan.startup.complete"})
+            await self._receive()
+            await self._say({"type": "lifespan.shutdown.complete"})
+
+    async def _hear(self) -> Message:
+        self._heard = True
+        startup, self._startup = self._startup, None
+        return startup or await self._receive()
+
+    async def _say(self, message: Message) -> None:
+        self._said = True
+        if message["type"] != "lifespan.startup.complete":
+            await close()
+        await self._send(message)
 
 
 def locked(

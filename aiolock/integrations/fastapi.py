@@ -12,21 +12,26 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Unpack
 
-from fastapi import Depends, FastAPI, Path, Query, Request, routing
+from fastapi import Depends, FastAPI, Header, Query, Request, routing
 from fastapi.dependencies.models import Dependant
-from starlette.routing import BaseRoute
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, WebSocketRoute
 
-from aiolock import Lease, LockClient
+from aiolock import Lease, LockClient, connect
 from aiolock._locks.options import LockOptions
+from aiolock.integrations._exchange import begin, keys_in
+from aiolock.integrations._kept import HEADER, check_remember, key_of, once_of
 from aiolock.integrations._names import LockOf
+from aiolock.integrations.starlette import NO_HTTP, held_for, set_up
 from aiolock.integrations.starlette import client_of as _client_of
-from aiolock.integrations.starlette import held_for, set_up
 
-__all__ = ["Client", "client_of", "locked", "setup"]
+__all__ = ["Client", "Idempotent", "client_of", "idempotent", "locked", "setup"]
 
 _MARK: Final = "__aiolock__"
 
@@ -46,9 +51,12 @@ def setup(app: FastAPI, client: LockClient) -> None:
     set_up(app, client, _locks_of)
 
 
-def client_of(request: Request) -> LockClient:
-    """The client of the application that this request has come to; `RuntimeError` if none."""
-    return _client_of(request)
+def client_of(connection: HTTPConnection) -> LockClient:
+    """The client of the application that this request has come to; `RuntimeError` if none.
+
+    As a dependency, `Client`, also of a WebSocket.
+    """
+    return _client_of(connection)
 
 
 Client = Annotated[LockClient, Depends(client_of)]
@@ -70,19 +78,73 @@ def locked(template: str, *, query: Collection[str] = (), **options: Unpack[Lock
     """
     lock = LockOf(template, query, **options)
 
-    async def hold(request: Request, **_: str) -> AsyncGenerator[Lease]:
-        async with held_for(request, lock) as lease:
+    async def hold(aiolock_request: Request, **_: str) -> AsyncGenerator[Lease]:
+        async with held_for(aiolock_request, lock) as lease:
             yield lease
 
-    parameters = [inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)]
-    for field in lock.fields:
-        source = Query() if field in lock.query else Path()
-        kind = inspect.Parameter.KEYWORD_ONLY
-        # Told to FastAPI, so that the query's are documented, and a request without one is a 422.
-        parameters.append(inspect.Parameter(field, kind, annotation=Annotated[str, source]))
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("aiolock_request", kind, annotation=Request)]
+    # The query's are told to FastAPI, so that they are documented, and a request without one is a
+    # 422. Those of the path are there anyway, of whichever type: the path operation documents them.
+    parameters += [
+        inspect.Parameter(field, kind, annotation=Annotated[str, Query()])
+        for field in lock.fields
+        if field in lock.query
+    ]
     hold.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for inspect
     setattr(hold, _MARK, lock)
     return Depends(hold, scope="function")
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotent:
+    """What a path operation is told that is carried out once under a key."""
+
+    key: str | None
+    """Which that is; None where the request has none, and is carried out as ever."""
+    lease: Lease | None
+    """Held while it is carried out, if there is a key: its ``fence`` is for what it writes."""
+
+
+def idempotent(*, remember: float, who: Callable[..., Any], required: bool = False) -> Any:
+    """A dependency: of requests with one ``Idempotency-Key``, one is carried out.
+
+    What `aiolock.integrations.idempotency.Idempotency` does, for one path operation or, among its
+    ``dependencies``, for a router: the first gets its response, and that is kept; the others get
+    the same. `setup` answers what it raises.
+
+    Dependencies before it have run when another's response is sent, and those after it have not;
+    who it is has always been found out.
+
+    :param remember: seconds for which a response is kept.
+    :param who: whose key it is: a dependency, which gives the user or the tenant as a str.
+    :param required: whether a request without a key is answered with 400; it is carried out, as
+        ever, if not.
+    """
+    check_remember(connect("memory://"), remember)
+
+    async def of_request(
+        request: Request,
+        whose: str,
+        key: str | None,  # noqa: ARG001  # for the document: of several, FastAPI gives one
+    ) -> Idempotent:
+        checked = key_of(keys_in(request.scope), required=required)
+        if checked is None:
+            return Idempotent(None, None)
+        once = once_of(client_of(request), whose, checked, remember)
+        return Idempotent(checked, await begin(request.scope, once))
+
+    # Told to FastAPI, so that it is in the document. What it must be is said by `key_of`.
+    header = Annotated[str | None, Header(alias=HEADER)]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    of_request.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for inspect
+        [
+            inspect.Parameter("request", kind, annotation=Request),
+            inspect.Parameter("whose", kind, annotation=Annotated[str, Depends(who)]),
+            inspect.Parameter("key", kind, annotation=header, default=None),
+        ]
+    )
+    return Depends(of_request)
 
 
 def _locks_of(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
@@ -92,11 +154,9 @@ def _locks_of(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
             continue
         path = str(context.path)
         for lock in _locks_in(dependant):
-            if not _is_async(dependant.call):
-                raise TypeError(
-                    f"{path!r} holds a lock, {lock.template!r}, round a function without async:"
-                    " that runs in a thread, which no loss of the lock could end"
-                )
+            route = getattr(context, "original_route", context)
+            if why := NO_HTTP if isinstance(route, WebSocketRoute) else _unfit(dependant.call):
+                raise TypeError(f"{path!r} holds a lock, {lock.template!r}, round {why}")
             yield lock, path
 
 
@@ -115,5 +175,15 @@ def _locks_in(dependant: Dependant) -> Iterable[LockOf]:
         yield from _locks_in(each)
 
 
-def _is_async(function: Callable[..., Any] | None) -> bool:
-    return inspect.iscoroutinefunction(inspect.unwrap(function)) if function else False
+def _unfit(function: Callable[..., Any] | None) -> str | None:
+    """Why a path operation cannot be under a lock, if so."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if function else None
+    # An object that can be called is as good as a function.
+    forms = (function, getattr(function, "__call__", None))  # noqa: B004  # its type says nothing
+    if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in forms):
+        return "a generator: what it yields is sent when the lock has been given back"
+    if any(inspect.iscoroutinefunction(f) for f in forms):
+        return None
+    return "a function without async: that runs in a thread, which no loss of the lock could end"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar, Unpack, get_type_hints
 
 from litestar import Litestar, Request, Response
@@ -27,11 +27,10 @@ from litestar.plugins import InitPlugin
 
 from aiolock import Lease, LockClient
 from aiolock._locks.options import LockOptions
-from aiolock.integrations._asgi import Inbox, Interrupted
+from aiolock.integrations._asgi import Interrupted, held_while_there
 from aiolock.integrations._functions import LEASE, Locked, checked_client
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.integrations._waiting import GONE, Disconnected, held
 
 __all__ = ["Locks", "client_of", "locked"]
 
@@ -120,26 +119,15 @@ def locked(
     return decorate
 
 
-@asynccontextmanager
-async def _held_for(
+def _held_for(
     request: Request[Any, Any, Any], lock: LockOf, values: dict[str, Any]
-) -> AsyncGenerator[Lease]:
-    inbox: Inbox | None = None
+) -> AbstractAsyncContextManager[Lease]:
+    receive: Any = request.receive  # ASGI in types of its own
 
-    async def reason_to_leave() -> Exception:
-        nonlocal inbox
-        # What is received is for the handler, which has this request.
-        inbox = Inbox(request.receive)  # type: ignore[arg-type]  # ASGI in types of its own
-        request.receive = inbox  # type: ignore[assignment]  # as above
-        await inbox.gone()
-        return Disconnected(GONE)
+    def put(inbox: Any) -> None:
+        request.receive = inbox  # the handler has this request: nothing else reaches it
 
-    try:
-        async with held(lock.on(client_of(request), values), reason_to_leave) as lease:
-            yield lease
-    finally:
-        if inbox is not None:
-            inbox.close()
+    return held_while_there(lock.on(client_of(request), values), receive, put)
 
 
 def _answer(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -23,27 +22,32 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar, Unpack
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route, compile_path
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute, compile_path
 
-from aiolock import Lease, LockClient
+from aiolock import Lease, LockClient, connect
 from aiolock._locks.options import LockOptions
-from aiolock.integrations._asgi import Inbox, Interrupted
-from aiolock.integrations._functions import checked_client
+from aiolock.integrations._asgi import Interrupted, Receive, held_while_there
+from aiolock.integrations._exchange import Exchanges, begin, keys_in
+from aiolock.integrations._functions import check_async, check_parameters, checked_client
+from aiolock.integrations._kept import check_remember, key_of, once_of
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.integrations._waiting import GONE, Disconnected, held
 
-__all__ = ["client_of", "locked", "setup"]
+__all__ = ["client_of", "idempotent", "locked", "setup"]
 
 R = TypeVar("R")
 
 _MARK: Final = "__aiolock__"
+NO_HTTP: Final = (
+    "a WebSocket, which is no request that could wait, or be answered: take the lock in it,"
+    " client_of(websocket).lock(...)"
+)
 
 
 def setup(app: Starlette, client: LockClient) -> None:
@@ -71,6 +75,7 @@ def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
     app.state.aiolock = checked_client(client)
     for error in ERRORS:
         app.exception_handlers.setdefault(error, _answer)
+    app.router.middleware_stack = Exchanges(app.router.middleware_stack)
     inner = app.router.lifespan_context
 
     @asynccontextmanager
@@ -120,8 +125,8 @@ def locked(
     def decorate(
         endpoint: Callable[[Request, Lease], Awaitable[R]],
     ) -> Callable[[Request], Coroutine[Any, Any, R]]:
-        if not inspect.iscoroutinefunction(endpoint):
-            raise TypeError(f"locked() decorates async functions, and {endpoint!r} is not one")
+        check_async(endpoint)
+        check_parameters(endpoint, "request", "lease")
 
         @functools.wraps(endpoint)
         async def call(request: Request) -> R:
@@ -134,38 +139,52 @@ def locked(
     return decorate
 
 
-@asynccontextmanager
-async def held_for(request: Request, lock: LockOf) -> AsyncGenerator[Lease]:
+def held_for(request: Request, lock: LockOf) -> AbstractAsyncContextManager[Lease]:
     """Hold the lock of a request, and look meanwhile whether its client is still there."""
-    path, query = request.path_params, request.query_params
-    values = {name: (query if name in lock.query else path).get(name) for name in lock.fields}
-    given = {name: value for name, value in values.items() if value is not None}
-    watch = _Watch(request)
-    try:
-        async with held(lock.on(client_of(request), given), watch.reason_to_leave) as lease:
-            yield lease
-    finally:
-        watch.close()
+
+    def put(receive: Receive) -> None:
+        request._receive = receive  # the handler has this request: nothing else reaches it
+
+    values = lock.values(request.path_params, request.query_params)
+    return held_while_there(lock.on(client_of(request), values), request.receive, put)
 
 
-class _Watch:
-    """Puts an inbox before a request, once somebody has to look whether its client has gone."""
+def idempotent(
+    *,
+    remember: float,
+    who: Callable[[Request], str | Awaitable[str]],
+    required: bool = False,
+) -> Callable[[Callable[[Request], Awaitable[R]]], Callable[[Request], Coroutine[Any, Any, R]]]:
+    """Decorate an endpoint: of requests with one ``Idempotency-Key``, one is carried out.
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._inbox: Inbox | None = None
+    What `aiolock.integrations.idempotency.Idempotency` does, for one route: the first gets its
+    response, and that is kept; the others get the same. It stands above `locked`. `setup` answers
+    what it raises.
 
-    async def reason_to_leave(self) -> Exception:
-        # What is received is for the handler, and that has the request: nothing else can be put
-        # before it. Other than `is_disconnected()`, this loses no message.
-        self._inbox = Inbox(self._request.receive)
-        self._request._receive = self._inbox
-        await self._inbox.gone()
-        return Disconnected(GONE)
+    :param remember: seconds for which a response is kept.
+    :param who: whose key it is, given the request: the user or the tenant. May be async.
+    :param required: whether a request without a key is answered with 400; it is carried out, as
+        ever, if not.
+    """
+    check_remember(connect("memory://"), remember)
 
-    def close(self) -> None:
-        if self._inbox is not None:
-            self._inbox.close()
+    def decorate(
+        endpoint: Callable[[Request], Awaitable[R]],
+    ) -> Callable[[Request], Coroutine[Any, Any, R]]:
+        check_async(endpoint, "idempotent")
+
+        @functools.wraps(endpoint)
+        async def call(request: Request) -> R:
+            key = key_of(keys_in(request.scope), required=required)
+            if key is not None:
+                whose = who(request)
+                whose = whose if isinstance(whose, str) else await whose
+                await begin(request.scope, once_of(client_of(request), whose, key, remember))
+            return await endpoint(request)
+
+        return call
+
+    return decorate
 
 
 async def _answer(_: Request, error: Exception) -> Response:
@@ -187,6 +206,9 @@ def check(
 
 
 def _locks_of_route(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
-    lock = getattr(route.endpoint, _MARK, None) if isinstance(route, Route) else None
-    if isinstance(route, Route) and isinstance(lock, LockOf):
-        yield lock, route.path
+    if isinstance(route, Route | WebSocketRoute):
+        lock = getattr(route.endpoint, _MARK, None)
+        if isinstance(lock, LockOf):
+            if isinstance(route, WebSocketRoute):
+                raise TypeError(f"{route.path!r} holds a lock, {lock.template!r}, round {NO_HTTP}")
+            yield lock, route.path

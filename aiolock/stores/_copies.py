@@ -78,6 +78,13 @@ class Copies:
                 return 0
         return max(int(now * 1e6) + most + LATE_AFTER, self._last_stamp)
 
+    def elsewhere(self) -> None:
+        """Copies of what is kept here may come to another server, and this be kept there again."""
+        now = self._time()
+        ahead = self._ahead[0] if self._ahead is not None else 0
+        self._lost_at, self._lost_stamp = now, int(now * 1e6) + ahead + LATE_AFTER
+        self.about = True
+
     def lost(self) -> None:
         """The connection was lost on which commands were written."""
         self.connected = False

@@ -113,7 +113,7 @@ class Operations(ABC):
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
         return self._sure_step(passed.name, lambda step: step.pass_on(passed))
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         def renew_all(steps: Steps) -> list[bool]:
             return [
                 steps.step(name, partial(Step.renew, waiter=waiter, fence=fence, ttl=ttl))

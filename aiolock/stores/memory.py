@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from aiolock._clock import clock as clock_of
 from aiolock.errors import StoreError
 from aiolock.store import (
     Answer,
@@ -39,11 +40,13 @@ class MemoryServer:
 
     ``connect(server)`` gives a client of it; clients of one server exclude each other as those of
     one Redis do. ``clock`` gives the server's time in Unix seconds, so that tests can own it; by
-    default it runs with the event loop's, which nobody can set back.
+    default one that nobody can set back, or the event loop's where that has a time of its own.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or self._loop_clock
+        self._clock = clock or self._own_clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._elapsed: Callable[[], float] = time.monotonic
         self._epoch: float | None = None
         self._states: dict[str, NameState] = {}
         self._sweep_at = 1024
@@ -54,8 +57,11 @@ class MemoryServer:
         """The server's clock, in microseconds."""
         return int(self._clock() * 1_000_000)
 
-    def _loop_clock(self) -> float:
-        elapsed = asyncio.get_running_loop().time()
+    def _own_clock(self) -> float:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._elapsed = loop, clock_of(loop)
+        elapsed = self._elapsed()
         if self._epoch is None:
             self._epoch = time.time() - elapsed
         return self._epoch + elapsed
@@ -107,7 +113,7 @@ class MemoryServer:
     def pass_on(self, passed: Pass, *, not_after: int = 0) -> int | Late:
         return self._step(passed.name, lambda step: step.pass_on(passed), not_after)
 
-    def renew(self, renewals: Sequence[Renewal], *, not_after: int = 0) -> list[bool] | Late:
+    def renew(self, renewals: Sequence[Renewal], *, not_after: int = 0) -> list[bool | None] | Late:
         if 0 < not_after < (now := self.now()):
             return Late(now)
         return [
@@ -263,7 +269,7 @@ class MemoryStore:
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
         return self._start(lambda: self.server.pass_on(passed))
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return self._start(lambda: self.server.renew(renewals))
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
@@ -338,17 +344,30 @@ class _ByUrl(MemoryStore):
         return f"<MemoryStore memory://{self._name}>"
 
     async def open(self, client: str, inbox: Inbox) -> None:
-        servers = _servers.setdefault(asyncio.get_running_loop(), {})
-        self.server = servers.setdefault(self._name, MemoryServer())
+        self.server = _server(self._name)
         await super().open(client, inbox)
+
+
+def _server(name: str) -> MemoryServer:
+    servers = _servers.setdefault(asyncio.get_running_loop(), {})
+    return servers.setdefault(name, MemoryServer())
+
+
+def _name_in(url: str, prefix: str) -> str:
+    parts = urlsplit(url)
+    if parts.path.strip("/") or parts.query or parts.username:
+        raise ValueError(f"a memory URL is memory:// or memory://name, not {url!r}")
+    return f"{parts.netloc}/{prefix}"
 
 
 def from_url(url: str, prefix: str) -> MemoryStore:
     """``memory://`` or ``memory://name``: one server per event loop and name."""
-    parts = urlsplit(url)
-    if parts.path.strip("/") or parts.query or parts.username:
-        raise ValueError(f"a memory URL is memory:// or memory://name, not {url!r}")
-    return _ByUrl(f"{parts.netloc}/{prefix}")
+    return _ByUrl(_name_in(url, prefix))
+
+
+def server_finder(url: str, prefix: str) -> Callable[[], MemoryServer]:
+    """What finds the server of a URL, in the event loop that runs then."""
+    return partial(_server, _name_in(url, prefix))
 
 
 def from_server(server: MemoryServer) -> MemoryStore:

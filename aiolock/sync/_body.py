@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -16,9 +17,9 @@ import aiolock
 from aiolock._engine.entered import Entered
 from aiolock._engine.scope import Scope
 from aiolock._locks.once import Doing
-from aiolock.errors import ClientClosed
+from aiolock.errors import ClientClosed, NotHeld
 from aiolock.sync._portal import Portal, process
-from aiolock.sync._thread import Agent, caller, current_task, leave
+from aiolock.sync._thread import abandon, caller, current_task, leave
 
 log = logging.getLogger("aiolock")
 
@@ -28,15 +29,38 @@ Given_co = TypeVar("Given_co", covariant=True)
 
 
 class Body(Generic[T]):
-    """One body: entered by one thread, in its task, and left by the same, or by whoever may."""
+    """One body: entered by one thread, in its task, and left by the same, or by whoever may.
+
+    Ctrl-C may come between any two calls, also where one has just given what the next is to have.
+    So what was entered is known here, to the loop, and not by what `enter` gives. Whoever makes one
+    is to `close` it, whatever happens.
+    """
+
+    value: T
+    """What it gave; there once it is entered."""
 
     def __init__(
-        self, portal: Portal, agent: Agent, context: AbstractAsyncContextManager[T], value: T
+        self, portal: Portal, describe: Callable[[], AbstractAsyncContextManager[T]]
     ) -> None:
-        self.agent = agent
-        self.value = value
+        """``describe`` is called in the loop, by the thread's task, which owns what it gives."""
+        self._mine = caller(portal)
+        self.agent = self._mine.agent
         self._portal = portal
-        self._context = context
+        self._describe = describe
+        # The others are the loop's alone.
+        self._entered: AbstractAsyncContextManager[T] | None = None
+        self._left = False
+
+    def enter(self) -> None:
+        """Wait for it, and enter it."""
+        process().keep(self._portal, self)
+        self._mine.call(self._enter, waits=True)
+
+    async def _enter(self) -> None:
+        context = self._describe()
+        self.value = await context.__aenter__()
+        self._entered = context
+        self.agent.inside[self] = _relied_on(self.value)
 
     def leave(self, error: BaseException | None) -> None:
         """Leave it, as ``async with`` does."""
@@ -47,41 +71,26 @@ class Body(Generic[T]):
                 raise
             log.warning("aiolock: a body could not be left as it should be: %s", failure)
         finally:
-            process().drop(self._portal)
+            process().drop(self)
+
+    def close(self) -> None:
+        """Leave it without waiting, where it was not left: nothing is said to be done in it."""
+        if not self._left:
+            with contextlib.suppress(ClientClosed):
+                given_up = asyncio.CancelledError()
+                self._portal.soon(abandon, self.agent, lambda: self._leave(given_up))
+        process().drop(self)
 
     async def _leave(self, error: BaseException | None) -> None:
+        self._left = True
+        context, self._entered = self._entered, None
+        if context is None:
+            return
         try:
             kind = None if error is None else type(error)
-            await self._context.__aexit__(
-                kind, error, None if error is None else error.__traceback__
-            )
+            await context.__aexit__(kind, error, None if error is None else error.__traceback__)
         finally:
             self.agent.inside.pop(self, None)
-
-    async def undo(self) -> None:
-        """Leave it where nobody has entered it: nothing was done in it."""
-        await self._leave(asyncio.CancelledError())
-
-
-def enter(portal: Portal, describe: Callable[[], AbstractAsyncContextManager[T]]) -> Body[T]:
-    """Wait for a body, and enter it. Interrupted, or refused, nothing is left of it."""
-    mine = caller(portal)
-
-    async def entered() -> Body[T]:
-        context = describe()  # here, for whoever asks for it owns it
-        body = Body(portal, mine.agent, context, await context.__aenter__())
-        mine.agent.inside[body] = _relied_on(body.value)
-        return body
-
-    async def undo(body: Body[T]) -> None:
-        await body.undo()
-
-    process().keep(portal)
-    try:
-        return mine.call(entered, undo, waits=True)
-    except BaseException:
-        process().drop(portal)
-        raise
 
 
 def _relied_on(value: object) -> tuple[aiolock.Lease, ...]:
@@ -116,7 +125,8 @@ class Bodies:
     """Who is in which body: as for tasks, what is entered holds nothing."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        # What a thread does here, its garbage collector may ask for again: it closes generators.
+        self._guard = threading.RLock()
         self._entered = Entered()
 
     def add(self, of: object, frame: FrameType, body: Body[Any]) -> None:
@@ -124,11 +134,10 @@ class Bodies:
         with self._guard:
             self._entered.add(of, frame, body.agent.task, body)
 
-    def take(self, of: object, frame: FrameType) -> Body[Any]:
-        """The innermost body that was entered there; `NotHeld` if there is none."""
+    def take(self, of: object, frame: FrameType, taken: list[Body[Any]]) -> None:
+        """Add the innermost body that was entered there; `NotHeld` if there is none."""
         with self._guard:
-            body: Body[Any] = self._entered.take(of, frame, current_task())
-            return body
+            taken.append(self._entered.take(of, frame, current_task()))
 
 
 class Opened(Protocol):
@@ -148,6 +157,10 @@ class Opened(Protocol):
         waits: bool = False,
     ) -> T:
         """What comes of it: see `Caller.call`."""
+        ...
+
+    def rest(self, seconds: float) -> None:
+        """Wait so long, or until it is closed."""
         ...
 
     def leave(self, function: Callable[[], Awaitable[None]]) -> None:
@@ -171,14 +184,15 @@ class Entrance(Generic[Given, Given_co]):
 
     def __enter__(self) -> Given_co:
         portal = self._client.portal()
-        body = enter(portal, lambda: framed(self._context()))
+        body = Body(portal, lambda: framed(self._context()))
         try:
+            body.enter()
             given = self._given(portal, body.value)
             self._client.entered.add(self, sys._getframe(1), body)
-        except BaseException as error:
-            body.leave(error)
+            return given
+        except BaseException:
+            body.close()
             raise
-        return given
 
     def __exit__(
         self,
@@ -186,4 +200,13 @@ class Entrance(Generic[Given, Given_co]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._client.entered.take(self, sys._getframe(1)).leave(error)
+        taken = list[Body[Given]]()
+        try:
+            self._client.entered.take(self, sys._getframe(1), taken)
+            taken[0].leave(error)
+        finally:
+            if not taken:  # interrupted
+                with contextlib.suppress(NotHeld):
+                    self._client.entered.take(self, sys._getframe(1), taken)
+            for body in taken:
+                body.close()

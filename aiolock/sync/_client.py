@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 import aiolock
 from aiolock._engine.policy import LONGEST_LABEL, Seconds, checked_name
@@ -22,7 +23,7 @@ from aiolock._locks.options import (
 )
 from aiolock.errors import ClientClosed
 from aiolock.observer import Deadlock, Observer
-from aiolock.store import Status, Store
+from aiolock.store import ServerStatus, Status, Store
 from aiolock.sync._body import Bodies
 from aiolock.sync._jobs import Election, Once, Periodic
 from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
@@ -41,7 +42,14 @@ T = TypeVar("T")
 
 
 def connect(
-    target: str | Redis | RedisCluster | MemoryServer | Store,
+    target: str
+    | Redis
+    | RedisCluster
+    | MemoryServer
+    | Store
+    | Sequence[str]
+    | Sequence[Redis]
+    | Sequence[MemoryServer],
     *,
     prefix: str = "aiolock",
     ttl: Seconds = 30.0,
@@ -49,6 +57,8 @@ def connect(
     observer: Observer | Sequence[Observer] = (),
     deadlock_after: Seconds | None = 10.0,
     replicas: int | Literal["all"] | None = None,
+    longest_ttl: Seconds | None = None,
+    durable: bool = False,
 ) -> LockClient:
     """A client of the lock store at ``target``, for threads; no I/O until it is first used.
 
@@ -65,6 +75,8 @@ def connect(
             observer=observer,
             deadlock_after=deadlock_after,
             replicas=replicas,
+            longest_ttl=longest_ttl,
+            durable=durable,
         )
     )
 
@@ -88,6 +100,10 @@ class LockClient:
     def __init__(self, client: aiolock.LockClient) -> None:
         self._client = client
         self._portal: Portal | None = None
+        self._user: object = None
+        """What the portal is kept for, while this is open."""
+        self._ending = asyncio.Event()
+        """Set, in the loop, when it is being closed."""
         self._closed = False
         """Closed on purpose: it does not open by itself any more."""
         self.entered = Bodies()
@@ -100,6 +116,14 @@ class LockClient:
         """96 random bits that name this client in a lock's `status`; others after each opening."""
         return self._client.id
 
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        """The protocol that this version speaks with the store, and others that are spoken there.
+
+        See `aiolock.LockClient.protocols`.
+        """
+        return self._client.protocols
+
     def open(self) -> None:
         """Connect; `StoreError`, with what to do about it, when the store cannot be used.
 
@@ -110,22 +134,40 @@ class LockClient:
             self._portal.check_process()
         here = process()
         check_thread(None)
-        portal = here.take()
+        user = object()
         try:
+            portal = here.take(user)
             caller(portal).call(self._client.open, self._undo_open)
-        except BaseException:
-            here.drop(portal)
+            with here.guard:
+                self._closed = False
+                if self._portal is None:
+                    here.clients.add(self)
+                    self._ending = asyncio.Event()
+                    self._portal, self._user = portal, user
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted(user)
             raise
-        with here.guard:
-            self._closed = False
-            if self._portal is None:
-                self._portal = portal
-                here.clients.add(self)
-                return
-        here.drop(portal)  # another thread has opened it
+        finally:
+            if self._user is not user:  # another thread has opened it
+                here.drop(user)
 
     async def _undo_open(self, _: None) -> None:
         await self._client.aclose()
+
+    def _interrupted(self, user: object) -> None:
+        """Close what `open` has opened all the same."""
+        here = process()
+        with here.guard:
+            if self._portal is not None and self._user is not user:
+                return  # another thread has opened it
+            self._portal = self._user = None
+            here.clients.discard(self)
+            portal = here.running
+        if portal is not None:
+            with contextlib.suppress(ClientClosed):
+                portal.start(self._client.aclose, "aiolock close")
+        here.drop(user)
 
     def close(self) -> None:
         """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.
@@ -139,23 +181,37 @@ class LockClient:
         portal = self._portal
         if portal is None:
             return
-        check_thread(portal)
-        agent = caller(portal).agent
-        # Not by the thread's agent: a handler of SIGTERM closes while its thread waits.
-        closing = portal.start(lambda: self._client._aclose(agent.task), "aiolock close")
-        with contextlib.suppress(Exception):
-            closing.result()
-        self._forget(portal)
+
+        def begin() -> Future[None]:
+            agent = caller(portal).agent
+            # Not by the thread's agent: a handler of SIGTERM closes while its thread waits.
+            return portal.start(lambda: self._aclose(agent.task), "aiolock close")
+
+        try:
+            check_thread(portal)
+            closing = begin()
+            with contextlib.suppress(Exception):
+                closing.result()
+            self._forget(portal)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # once more, where it had not begun
+                with contextlib.suppress(ClientClosed):
+                    begin().add_done_callback(lambda _: self._forget(portal))
+            raise
         closing.result()
+
+    async def _aclose(self, task: asyncio.Task[Any] | None) -> None:
+        self._ending.set()
+        await self._client._aclose(task)
 
     def _forget(self, portal: Portal) -> None:
         here = process()
         with here.guard:
-            if self._portal is not portal or self._client._engine.is_open:
-                return  # another thread has closed it, or opened it again
-            self._portal = None
+            if self._portal not in (portal, None) or self._client._engine.is_open:
+                return  # another thread has opened it again
+            user, self._portal = self._user, None
             here.clients.discard(self)
-        here.drop(portal)
+        here.drop(user)
 
     def begin_close(self, portal: Portal) -> Future[None]:
         """Begin to `close`, at the interpreter's exit."""
@@ -163,8 +219,13 @@ class LockClient:
         return portal.start(self._client.aclose, "aiolock close")
 
     def __enter__(self) -> Self:
-        self.open()
-        return self
+        try:
+            self.open()
+            return self
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted(self._user)
+            raise
 
     def __exit__(
         self,
@@ -195,6 +256,17 @@ class LockClient:
         """What comes of it: see `Caller.call`."""
         return caller(self.portal()).call(function, undo, waits=waits)
 
+    def rest(self, seconds: float) -> None:
+        """Wait so long, or until it is closed."""
+        ending = self._ending
+
+        async def rest() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await ending.wait()
+
+        self.call(rest)
+
     def leave(self, function: Callable[[], Awaitable[None]]) -> None:
         """Do it, if there is anything left to be done: see `Caller.leave`."""
         if self._portal is not None:
@@ -224,6 +296,11 @@ class LockClient:
     def request_release(self, name: str, *, kind: str = "lock") -> bool:
         """Ask the holders of whatever has this name to let go: see `Lock.request_release`."""
         return self.call(lambda: self._client.request_release(name, kind=kind))
+
+    def servers(self) -> list[ServerStatus]:
+        """Of a list of servers, what this client knows of each; as `aiolock.LockClient.servers`."""
+        portal = self._portal
+        return self._client.servers() if portal is None else portal.read(self._client.servers)
 
     @spelled_out(aiolock.LockClient.lock, LockOptions)
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:

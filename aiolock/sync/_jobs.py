@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final, NoReturn, ParamSpec, TypeVar
@@ -16,7 +15,7 @@ from aiolock._locks.naming import naming
 from aiolock._locks.once import Doing
 from aiolock.errors import LeaseLost, StoreError
 from aiolock.store import Status
-from aiolock.sync._body import Entrance, Opened, enter
+from aiolock.sync._body import Body, Entrance, Opened
 from aiolock.sync._lease import Lease, Term
 from aiolock.sync._portal import Portal
 
@@ -25,6 +24,7 @@ R = TypeVar("R")
 
 log = logging.getLogger("aiolock")
 
+_FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
 """Seconds between tries while the store cannot be reached."""
 
@@ -70,19 +70,23 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
         As `aiolock.Once.outcome`; ``work`` is a function, called in this thread.
         """
         portal = self._client.portal()
-        body = enter(portal, self._once._asked)
+        body = Body(portal, self._once._asked)
         try:
-            found = body.value
-            if isinstance(found, Doing):
-                result = found.result = work(Lease(portal, found.lease))
-                outcome = aiolock.Outcome(result, first=True)
-            else:
-                outcome = found
-        except BaseException as error:
-            body.leave(error)
-            raise
-        body.leave(None)
-        return outcome
+            body.enter()
+            try:
+                found = body.value
+                if isinstance(found, Doing):
+                    result = found.result = work(Lease(portal, found.lease))
+                    outcome = aiolock.Outcome(result, first=True)
+                else:
+                    outcome = found
+            except BaseException as error:
+                body.leave(error)
+                raise
+            body.leave(None)
+            return outcome
+        finally:
+            body.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
         """Decorate a function: each call is one delivery; None where it is done already."""
@@ -140,17 +144,17 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
         cannot be reached it is tried again, after a second, then less and less often. Raises what
         else `Lock.acquire` raises, `ClientClosed` when the client is closed among them.
         """
-        pause = 1.0
+        pause = _FIRST_PAUSE
         while True:
             try:
                 with self:
-                    pause = 1.0
+                    pause = _FIRST_PAUSE
                     self._once(job)
             except LeaseLost as lost:
                 log.warning("aiolock: a run of %r went on without its lock: %s", self.name, lost)
             except StoreError as failure:
                 log.warning("aiolock: %r is tried again in %g s: %s", self.name, pause, failure)
-                time.sleep(pause)
+                self._client.rest(pause)
                 pause = min(_LONGEST_PAUSE, 2 * pause)
 
     def _once(self, job: Callable[[], object]) -> None:
@@ -187,13 +191,17 @@ class Election:
         interruption are those of ``with lock``.
         """
         portal = self._client.portal()
-        body = enter(portal, lambda: self._election.campaign(value, timeout=timeout))
+        body = Body(portal, lambda: self._election.campaign(value, timeout=timeout))
         try:
-            yield Term(portal, body.value)
-        except BaseException as error:
-            body.leave(error)
-            raise
-        body.leave(None)
+            body.enter()
+            try:
+                yield Term(portal, body.value)
+            except BaseException as error:
+                body.leave(error)
+                raise
+            body.leave(None)
+        finally:
+            body.close()
 
     def leader(self) -> aiolock.Leader | None:
         """Who leads now, None for nobody; two round trips at once. `StoreError`: nobody knows."""

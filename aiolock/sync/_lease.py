@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
@@ -11,7 +12,8 @@ import aiolock
 from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import give_back
 from aiolock._engine.policy import Seconds, checked_timeout
-from aiolock.sync._body import Body, enter, held
+from aiolock.errors import ClientClosed
+from aiolock.sync._body import Body, held
 from aiolock.sync._portal import Portal
 from aiolock.sync._thread import caller
 
@@ -106,12 +108,14 @@ class Lease:
         return Flag(self._portal, self._portal.read(lambda: self._lease.requested), waits=True)
 
     def check(self) -> None:
-        """`LeaseLost` if the lock is not ours any more, lost or released; no I/O.
+        """`LeaseLost` if the lock is not ours any more, lost or released; no I/O, and no waiting.
 
         To be called between the steps of what a thread does under the lock, as a task would be
         cancelled there.
         """
-        self._portal.read(self._lease._still_ours)
+        self._portal.check_process()
+        if not self._lease._is_surely_ours():
+            self._portal.read(self._lease._still_ours)
 
     def remaining(self) -> float:
         """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
@@ -122,9 +126,14 @@ class Lease:
 
         Idempotent, and interrupted (Ctrl-C) it goes on all the same.
         """
-        if self._portal.read(lambda: self._lease.state) not in ALIVE and self._portal.ended:
-            return self.state is not LeaseState.LOST
-        return self._call(self._lease.release)
+        try:
+            if self._portal.read(lambda: self._lease.state) not in ALIVE and self._portal.ended:
+                return self.state is not LeaseState.LOST
+            return self._call(self._lease.release)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._give_back()
+            raise
 
     def extend(self, ttl: Seconds) -> None:
         """Let the lease end ``ttl`` seconds from now; as `aiolock.Lease.extend`."""
@@ -142,8 +151,18 @@ class Lease:
         return caller(self._portal).call(function)
 
     def __enter__(self) -> Self:
-        self._bodies.append(enter(self._portal, lambda: held(self._lease)))
-        return self
+        body: Body[aiolock.Lease] | None = None
+        try:
+            body = Body(self._portal, lambda: held(self._lease))
+            body.enter()
+            self._bodies.append(body)
+            return self
+        except BaseException as error:
+            if body is not None:
+                body.close()
+            if not isinstance(error, Exception):  # interrupted: nobody else will give it back
+                self._give_back()
+            raise
 
     def __exit__(
         self,
@@ -151,7 +170,16 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._bodies.pop().leave(error)
+        body = self._bodies[-1]
+        try:
+            body.leave(error)
+        finally:
+            body.close()
+            self._bodies.remove(body)
+
+    def _give_back(self) -> None:
+        with contextlib.suppress(ClientClosed):
+            self._portal.soon(give_back, self._lease)
 
 
 class MultiLease:
@@ -193,7 +221,13 @@ class MultiLease:
 
     def release(self) -> bool:
         """Give all of them back; whether all were still ours. As `Lease.release`."""
-        return caller(self._portal).call(self._multi.release)
+        try:
+            return caller(self._portal).call(self._multi.release)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                for lease in self._leases.values():
+                    lease._give_back()
+            raise
 
     def extend(self, ttl: Seconds) -> None:
         """Let each of them end ``ttl`` seconds from now; as `Lease.extend`."""
@@ -255,10 +289,10 @@ class Term:
         return self._lease.release()
 
 
-async def give_up(lease: Lease | MultiLease | None) -> None:
+def give_up(lease: Lease | MultiLease) -> None:
     """Release what came too late for whoever had asked for it. Called in the loop."""
     if isinstance(lease, Lease):
         give_back(lease._lease)
-    elif lease is not None:
+    else:
         for each in lease._multi.leases.values():
             give_back(each)

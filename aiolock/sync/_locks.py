@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ import aiolock
 from aiolock._engine.policy import Seconds
 from aiolock._locks.lock import DEFAULT, Acquisition, Default
 from aiolock._locks.lock import caller as line
+from aiolock.errors import ClientClosed
 from aiolock.store import Status
 from aiolock.sync._body import Entrance, Opened
 from aiolock.sync._lease import Lease, MultiLease, give_up
@@ -78,13 +80,29 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
         portal = self._client.portal()
         where = line(frame) if sys.flags.dev_mode else ""
 
-        async def take() -> Taken | None:
+        taken = list[Taken]()  # known to the loop too, whatever interrupts the way back
+
+        async def take() -> None:
             acquisition = self._acquirer()(**options)
             _comes_from(acquisition, where)
             given = await acquisition
-            return None if given is None else self._given(portal, given)
+            if given is not None:
+                taken.append(self._given(portal, given))
 
-        return self._client.call(take, give_up, waits=True)
+        async def undo(_: None) -> None:
+            undo_now()
+
+        def undo_now() -> None:
+            for each in taken:
+                give_up(each)
+
+        try:
+            self._client.call(take, undo, waits=True)
+            return taken[0] if taken else None
+        except BaseException:
+            with contextlib.suppress(ClientClosed):
+                portal.soon(undo_now)
+            raise
 
 
 class Lock(_Acquirable[aiolock.Lease, Lease]):

@@ -171,32 +171,39 @@ class Process:
         self.guard = threading.RLock()
         self.clients = set[Closing]()
         self._portal: Portal | None = None
-        self._users = 0
+        # Who, and not how many: what is interrupted (Ctrl-C) is done once more.
+        self._users = set[object]()
 
-    def take(self) -> Portal:
-        """The portal, which is started for the first who asks; `drop` it after use."""
+    @property
+    def running(self) -> Portal | None:
+        """The portal, if there is one."""
+        return self._portal
+
+    def take(self, user: object) -> Portal:
+        """The portal, which is started for the first who asks; `drop` the user after use."""
         with self.guard:
+            self._users.add(user)
             if self._portal is None:
                 self._portal = Portal()
-            self._users += 1
             return self._portal
 
-    def keep(self, portal: Portal) -> None:
+    def keep(self, portal: Portal, user: object) -> None:
         """One user more, of one that runs; to be dropped as well."""
         with self.guard:
             if portal is self._portal:
-                self._users += 1
+                self._users.add(user)
 
-    def drop(self, portal: Portal) -> None:
-        """One user less; the last one ends it."""
+    def drop(self, user: object) -> None:
+        """One user less, if it is one; the last one ends the portal."""
         with self.guard:
-            if portal is not self._portal:
-                return  # of the process that this one is a fork of
-            self._users -= 1
+            if user not in self._users:
+                return  # dropped already, or of the process that this one is a fork of
+            self._users.discard(user)
             if self._users:
                 return
-            self._portal = None
-        portal.end()
+            portal, self._portal = self._portal, None
+        if portal is not None:
+            portal.end()
 
     def at_exit(self) -> None:
         """Give back what is held. What a thread is still at is left to its lease.

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease
+from aiolock._engine.library import in_trio
 from aiolock.errors import ClientClosed, LeaseLost
 from aiolock.sync._portal import Portal
 
@@ -124,14 +125,11 @@ class Agent:
 
     def abandon(self, command: _Command[Any]) -> None:
         """The thread waits no more, as after Ctrl-C: leave nothing behind."""
+        if not command.cancels:
+            return  # it is to be done whoever waits, also where it has not begun
         command.abandoned = True
-        if command is self._now:
-            if command.cancels and self.task is not None:
-                command.cancelled = self.task.cancel_wait()
-        elif command.future.done() and command.future.exception() is None:
-            undo, value = command.undo, command.future.result()
-            if undo is not None:
-                self.submit(_Command(lambda: undo(value), None, waits=False, cancels=False))
+        if command is self._now and self.task is not None:
+            command.cancelled = self.task.cancel_wait()
 
     async def _carry_out(self, command: _Command[Any]) -> None:
         if command.abandoned:
@@ -204,8 +202,8 @@ class Caller:
     ) -> T:
         """What comes of it, in the thread's task.
 
-        Where the thread is interrupted meanwhile (Ctrl-C), it is cancelled there, and if it came
-        to something all the same, that is undone.
+        Where the thread is interrupted meanwhile (Ctrl-C), it is cancelled there, and if it comes
+        to something all the same, that is undone. What it had come to before, the caller undoes.
         """
         check_thread(self.portal)
         if self._busy:
@@ -267,6 +265,11 @@ def leave(portal: Portal, agent: Agent, function: Callable[[], Awaitable[None]])
         caller(portal).leave(function)
 
 
+def abandon(agent: Agent, function: Callable[[], Awaitable[None]]) -> None:
+    """Leave what an agent has entered, or is just entering, and nobody waits for. In the loop."""
+    agent.submit(_Command(function, None, waits=False, cancels=False))
+
+
 def current_task() -> asyncio.Task[Any] | None:
     """The task of the thread that asks, if it has any."""
     return None if _here.caller is None else _here.caller.agent.task
@@ -278,7 +281,7 @@ def check_thread(portal: Portal | None) -> None:
     A cell of a notebook is in one, and may: the kernel waits for it in any case.
     """
     loop = asyncio._get_running_loop()
-    if loop is None and not _in_trio():
+    if loop is None and not in_trio():
         return
     if portal is not None and loop is portal.loop:
         raise RuntimeError(
@@ -297,8 +300,3 @@ def _in_a_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
-
-
-def _in_trio() -> bool:
-    trio = sys.modules.get("trio")
-    return trio is not None and bool(trio.lowlevel.in_trio_run())

@@ -21,9 +21,21 @@ on a loop whose time you control, hours of locking pass in no time.
 store that answers with `~aiolock.store.Queued.before` passes `RunsContract`, too.
 """
 
+from aiolock.testing._board import BoardContract
 from aiolock.testing._contract import StoreContract
 from aiolock.testing._faulty import FaultyStore, Operation
+from aiolock.testing._lock import LockContract
+from aiolock.testing._once import OnceContract
 from aiolock.testing._peer import Peer
 from aiolock.testing._runs import RunsContract
 
-__all__ = ["FaultyStore", "Operation", "Peer", "RunsContract", "StoreContract"]
+__all__ = [
+    "BoardContract",
+    "FaultyStore",
+    "LockContract",
+    "OnceContract",
+    "Operation",
+    "Peer",
+    "RunsContract",
+    "StoreContract",
+]

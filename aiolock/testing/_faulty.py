@@ -153,8 +153,10 @@ class _FaultyInbox:
     def void(self, name: str, waiter: Waiter) -> None:
         self._push(lambda: self._inbox.void(name, waiter))
 
-    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
-        self._inbox.unconfirmed(name, waiter, fence, error)
+    def unconfirmed(
+        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+    ) -> None:
+        self._inbox.unconfirmed(name, waiter, form, fence, error)
 
     def reconnected(self) -> None:
         self._inbox.reconnected()

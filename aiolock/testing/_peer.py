@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self
 
 from aiolock.store import CLAIM, Answer, Form, Granted, Pass, Queued, Renewal, Rule, Store, Waiter
@@ -74,8 +75,12 @@ class Place(NamedTuple):
 class Peer:
     """One client of a store, as the contract plays it: its waiters, and an inbox that remembers."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, expire: Callable[[Peer, str, Grant], Awaitable[None]] | None = None
+    ) -> None:
+        """``expire``: how to let a lease end at this store; by a short renewal, if None."""
         self.store = store
+        self._expire = expire
         self.client = secrets.token_urlsafe(12)
         self._forms: dict[Waiter, Form] = {}
         self._handed: asyncio.Queue[Handed] = asyncio.Queue()
@@ -170,16 +175,24 @@ class Peer:
     async def holds(self, name: str, grant: Grant) -> bool:
         """Whether it is a holder still."""
         (held,) = await self.store.renew([self.renewal(name, grant, 0)])
+        assert held is not None, "enough of its servers answer"
         return held
 
-    async def confirm(self, name: str, handed: Handed) -> Grant:
-        """Renew the claim of a pushed grant for the first time."""
+    async def confirm(self, name: str, handed: Handed | Grant) -> Grant:
+        """Renew a claim for the first time."""
         grant = Grant(handed.waiter, handed.fence)
         assert await self.store.renew([self.renewal(name, grant, LONG)]) == [True]
         return grant
 
     async def expire(self, name: str, grant: Grant) -> None:
         """Let a lease end as if nobody had renewed it."""
+        if self._expire is None:
+            await self.renew_for_a_moment(name, grant)
+        else:
+            await self._expire(self, name, grant)
+
+    async def renew_for_a_moment(self, name: str, grant: Grant) -> None:
+        """Let a lease end in a moment, where a renewal can make it shorter."""
         assert await self.store.renew([self.renewal(name, grant, 1)]) == [True]
         await asyncio.sleep(A_MOMENT)
 
@@ -244,7 +257,9 @@ class Peer:
     def link(self, error: Exception | None) -> None:
         """It does not observe."""
 
-    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+    def unconfirmed(
+        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+    ) -> None:
         """Nothing that the contract does keeps replicas from following."""
 
     def reconnected(self) -> None:

@@ -5,11 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
 from aiolock.store import (
     CLAIM,
@@ -23,12 +20,11 @@ from aiolock.store import (
     Granted,
     Posted,
     Queued,
-    Store,
 )
+from aiolock.testing._base import Contract
 from aiolock.testing._peer import (
     A_MOMENT,
     LONG,
-    PATIENCE,
     PLAIN,
     READER,
     Grant,
@@ -45,28 +41,8 @@ _KEPT: Final = LONG
 _DOWNGRADES: Final = Form(CLAIM, downgrades=True)
 
 
-class SharedContract(ABC):
+class SharedContract(Contract):
     """See `StoreContract`."""
-
-    counts_who_listens: ClassVar[bool] = True
-    """Whether the store can count who listens. Where it cannot, it is to take nobody for dead."""
-
-    @abstractmethod
-    def store(self) -> Store:
-        """Another unopened store, of the same server each time."""
-
-    async def left_behind(self, name: str) -> object:  # noqa: ARG002  # for those who override it
-        """What the server keeps for ``name`` that would not end by itself within minutes.
-
-        For stores that can look into their server; whatever is true here fails a test.
-        """
-        return None
-
-    @asynccontextmanager
-    async def peers(self, count: int) -> AsyncGenerator[list[Peer], None]:
-        """So many clients of the server, opened; closed at the end."""
-        async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(Peer(self.store())) for _ in range(count)]
 
     async def test_who_asks_again_lets_others_in(self) -> None:
         """A holder that asks once more finds another lease ended: who fits now enters."""
@@ -510,7 +486,7 @@ class SharedContract(ABC):
             high = await bob.queue(name, bob.waiter(count_of(9)))
             low = await cat.queue(name, cat.waiter(count_of(5)))
             higher = await bob.queue(name, bob.waiter(count_of(10)))
-            assert await self._up_to(ann, name, 5) == 5
+            assert await self._count_up(ann, name, 5) == 5
             assert (await cat.handed()).waiter == low.waiter
             for wait in (True, False):
                 assert isinstance(await cat.ask(name, cat.waiter(count_of(5)), wait=wait), Granted)
@@ -524,21 +500,8 @@ class SharedContract(ABC):
                 assert (again.place == 1) == (place is high)
             waiters = (await ann.store.status(name)).waiters
             assert [waiter.seq for waiter in waiters] == [high.waiter.seq, higher.waiter.seq]
-            assert await self._up_to(ann, name, 9) == 9
+            assert await self._count_up(ann, name, 9) == 9
             assert (await bob.handed()).waiter == high.waiter
-
-    async def test_observers_of_different_speed(self) -> None:
-        """Of two that watch a count, the slow one is not held up by the one that is ahead."""
-        async with self.peers(3) as (ann, bob, cat):
-            name = fresh_name()
-            assert await self._up_to(ann, name, 1) == 1
-            for peer in (bob, cat):
-                assert isinstance(await peer.ask(name, peer.waiter(count_of(1))), Granted)
-            ahead = await bob.queue(name, bob.waiter(count_of(2)))
-            assert await self._up_to(ann, name, 2) == 2
-            assert (await bob.handed()).waiter == ahead.waiter
-            await bob.queue(name, bob.waiter(count_of(3)))
-            assert isinstance(await cat.ask(name, cat.waiter(count_of(2))), Granted)
 
     async def test_count(self) -> None:
         """Who waits for a count enters when it is reached, as does who comes later."""
@@ -558,39 +521,6 @@ class SharedContract(ABC):
             assert await self._count(bob, name, "d", 3) == -2
             assert await bob.ask(name, bob.waiter(count_of(3, 3))) == Differs(2)
 
-    async def test_count_is_forgotten(self) -> None:
-        """A count is remembered for as long as was asked for, and then begins anew."""
-        async with self.peers(1) as (ann,):
-            name = fresh_name()
-            counted = ann.store.post(name, 7, token="", declared=0, value="x", keep=LONG)
-            assert await counted == 7
-            assert await ann.store.read(name) == Posted(7, "x")
-            name = fresh_name()
-            await ann.store.post(name, 7, token="", declared=0, value="x", keep=100)
-            await asyncio.sleep(0.1 + A_MOMENT)
-            assert await ann.store.read(name) == Posted(0, "")
-
-    async def test_value(self) -> None:
-        """What is put up stands there until something is put up with a count as high."""
-        async with self.peers(2) as (ann, bob):
-            name, text = fresh_name(), "é\n{} %s \x00"
-            assert await bob.store.read(name) == Posted(0, "")
-            place = await bob.queue(name, bob.waiter(count_of(4)))
-            high = 1_800_000_000_000_000
-            for count, value, result in (
-                (3, "old", Posted(3, "old")),
-                (high, text, Posted(high, text)),
-                (high - 1, "late", Posted(high, text)),
-                (high, "new", Posted(high, "new")),
-                (high + 1, "", Posted(high + 1, "new")),
-            ):
-                posted = ann.store.post(name, count, token="", declared=0, value=value, keep=_KEPT)
-                assert await posted == result.count
-                assert await bob.store.read(name) == result
-            assert (await bob.handed()).waiter == place.waiter
-            assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 1))), Granted)
-            assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 2))), Queued)
-
     @staticmethod
     async def _read(peer: Peer, name: str) -> Grant:
         return await peer.take(name, peer.waiter(READER))
@@ -598,10 +528,6 @@ class SharedContract(ABC):
     @staticmethod
     async def _permits(peer: Peer, name: str, number: int) -> Grant:
         return await peer.take(name, peer.waiter(permits(number, 3)))
-
-    @staticmethod
-    async def _up_to(peer: Peer, name: str, count: int) -> int:
-        return await peer.store.post(name, count, token="", declared=0, value="", keep=10 * LONG)
 
     @staticmethod
     async def _count(peer: Peer, name: str, token: str, declared: int) -> int:

@@ -29,7 +29,9 @@ class Peer:
         self._url = url
 
     async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # any number share them
-        self._client = aiolock.connect(self._url or url)
+        target = self._url or url
+        servers = target.split(",") if target.startswith("redis://") else [target]
+        self._client = aiolock.connect(servers if len(servers) > 1 else target)
         await self._client.open()
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:

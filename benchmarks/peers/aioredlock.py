@@ -1,4 +1,4 @@
-"""aioredlock: Redlock on aioredis 1, here with one master; waiters poll every 0.1 to 0.3 s."""
+"""aioredlock: Redlock on aioredis 1, on one master or several; it polls every 0.1 to 0.3 s."""
 
 # ruff: noqa: D102  # the protocol tells what a method does
 
@@ -14,9 +14,11 @@ class Peer:
     """It gives up after three tries unless told otherwise."""
 
     async def open(self, url: str, tasks: int) -> None:
-        host, port = url.removeprefix("redis://").split(":")
-        master = {"host": host, "port": int(port), "maxsize": tasks + 10}
-        self._locks = Aioredlock([master], retry_count=1_000_000)
+        masters = list[dict[str, object]]()
+        for each in url.split(","):
+            host, port = each.removeprefix("redis://").split(":")
+            masters.append({"host": host, "port": int(port), "maxsize": tasks + 10})
+        self._locks = Aioredlock(masters, retry_count=1_000_000)
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
         return _Again(self._locks, name)

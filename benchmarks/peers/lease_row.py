@@ -9,7 +9,7 @@ import uuid
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
-from psycopg_pool import AsyncConnectionPool  # type: ignore[import-not-found]  # in its own env.
+from psycopg_pool import AsyncConnectionPool  # in an environment of its own
 
 TABLE = "CREATE TABLE IF NOT EXISTS lease (name text PRIMARY KEY, owner text, until timestamptz)"
 TAKE = """

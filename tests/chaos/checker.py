@@ -13,8 +13,10 @@ lease is returned (`entered`) and ends with the first of these:
 * its process died (stamped when it was dead), or closed the client;
 * somebody began to break exactly this grant, or to wipe the server after it was granted: they ask
   for two bodies at once, and the first is told afterwards;
-* a fail-over began, of those that were granted before all had left the old master: replication is
-  asynchronous, so the new one may not know of them.
+* a fail-over of its master began, of those that were granted at most `LAG` before that, or later,
+  before all had left the old master: replication is asynchronous, so the new one may not know of
+  them. Of those that were granted earlier it may not know the renewals of that time. Whoever is
+  renewed after a fail-over is known to the new master, so to that one it is no excuse.
 
 It does not end, though, before a release was called of which the server said that it found the
 grant, unless that may have been the old master. Spans of one name never overlap, but those of
@@ -36,6 +38,11 @@ undisturbed until it entered, has the lower fence. Disturbed is who has lost its
 hear that it has its turn: by a fault of its process, its links or the server, or when its lock was
 broken by `break_` (then the grant that was broken may have been its own, on the way).
 
+Of several servers that vote, it stood at a majority of them, the same ones throughout, each of
+which had answered so; and the other had the higher ticket. For all lines go by tickets, which are
+times as well as a client can tell. So who asks more than `ROUND_TRIP` after another has the higher
+ticket, if nothing was in its way.
+
 **Liveness.** Every attempt in a process that was not killed comes to an end. A timeout is kept, a
 cancellation takes effect at once, an exit does not outlast the lease. A loss is told at the
 deadline, at the latest. While somebody is queued undisturbed, a name does not lie idle for longer
@@ -56,6 +63,13 @@ each that stays. What a wipe has made the server forget is excepted, and what a 
 A period of the job is not left out where nothing but stopped processes was in the way, each of
 which may cost a claim.
 
+**A minority.** Where several servers vote, no excuse is a fault of fewer servers than a majority
+can do without; so it is with what fails on the way of one process to some of them. Nor is it one
+that a server was emptied: it says so, and votes only when what it may have forgotten is over. But
+a lease that a majority cannot be reached for may be lost, and a body's period counts only where
+all of its votes are of the same one. Who waits stands at every server that it can reach. In the end
+all of them vote.
+
 **No ghosts.** Who has ended does not stand at the server. A grant is younger than the release of
 its waiter only where it is given back at once; a place in the queue, never for long. What was held
 is gone by a ttl and a claim after its attempt has ended, whoever was to give it back. And a refusal
@@ -71,8 +85,8 @@ lay idle, all attempts are gone through.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Final
@@ -87,6 +101,7 @@ from tests.chaos.run import (
     LAG,
     LATE,
     NS,
+    ROUND_TRIP,
     STEP,
     TICK,
     WHO_HOLDS,
@@ -94,7 +109,7 @@ from tests.chaos.run import (
     Part,
     Run,
     Violation,
-    Windows,
+    at_once,
 )
 
 Rule = Callable[[Run], Iterator[Violation]]
@@ -187,11 +202,49 @@ def order(run: Run) -> Iterator[Violation]:
                 continue
             after = bisect_right(times, stood)
             if after < len(first) and first[after].fence < attempt.fence:
-                other = first[after]
+                later = [a for a in by_asked[after:] if a.ticket >= attempt.ticket]
+                other = min(later, key=lambda a: a.fence, default=attempt)
+                if other.fence >= attempt.fence:
+                    continue  # by a ticket that says otherwise: see `tickets`
                 text = (
                     f"{other.id} asked for {name!r} after {attempt.id} was queued, and overtook it"
                 )
                 yield run.violation("order", text, attempt, other)
+
+
+def tickets(run: Run) -> Iterator[Violation]:
+    """Where all servers go by tickets, who asks later has the higher one."""
+    highest: dict[str, Attempt] = {}
+    waiting: deque[Attempt] = deque()
+    given = [attempt for attempt in run.attempts.values() if attempt.ticket]
+    for attempt in sorted(given, key=lambda attempt: attempt.sent):
+        while waiting and waiting[0].sent < attempt.asked.t - ROUND_TRIP:
+            earlier = waiting.popleft()
+            before = highest.setdefault(earlier.name, earlier)
+            if earlier.ticket > before.ticket:
+                highest[earlier.name] = earlier
+        other = highest.get(attempt.name)
+        if other is not None and other.ticket > attempt.ticket:
+            asked = attempt.asked.t
+            if not run.disturbed(attempt.who, asked - NS, asked + ROUND_TRIP):
+                text = f"{attempt.id} asked for {attempt.name!r} after {other.id}: a lower ticket"
+                yield run.violation("tickets", text, other, attempt)
+        waiting.append(attempt)
+
+
+def everywhere(run: Run) -> Iterator[Violation]:
+    """Where several servers vote, who waits stands at each that it can reach."""
+    for attempt in run.attempts.values():
+        until = attempt.waited_until
+        asked = attempt.asked.t
+        if until is None or until <= asked + LAG or not attempt.ticket:
+            continue
+        for server in range(run.servers):
+            stands = attempt.stands.get(server)
+            if stands or run.disturbed_at(attempt.who, server, asked, asked + LAG):
+                continue
+            text = f"{attempt.id} waited for {(until - asked) / NS:.3f} s, and not at {server}"
+            yield run.violation("everywhere", text, attempt)
 
 
 def endings(run: Run) -> Iterator[Violation]:
@@ -302,12 +355,12 @@ def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
     assert attempt.entered is not None
     begin, deadline = attempt.entered.t, attempt.deadline
     wiped, broken = run.wiped(attempt), run.broken(attempt)
-    failover = run.failed_over(attempt)
     if (
         run.closing(attempt.who, attempt.asked.t, lost) is not None
         or (wiped is not None and wiped["since"] <= lost)
-        or (failover is not None and failover["since"] <= lost)
+        or any(failover["since"] <= lost for failover in run.failed_over(attempt))
         or (broken is not None and broken[0].t <= lost)
+        or run.forgotten(attempt.who, begin, lost)
     ):
         return True
     max_hold = attempt.asked["max_hold"]
@@ -356,7 +409,7 @@ def _deposed(run: Run, attempt: Attempt, end: int) -> bool:
     begin = attempt.asked.t
     return (attempt.outcome == "LeaseLost" and bool(attempt.asked["campaign"])) and (
         run.clear_since(attempt, end) > begin
-        or run.wiped_between(begin, end)
+        or run.wiped_between(begin, end, attempt.name)
         or run.closing(attempt.who, begin, end) is not None
     )
 
@@ -412,7 +465,7 @@ def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
 
 
 def forgotten(run: Run) -> Iterator[Violation]:
-    """Whose place may be gone asks for it again."""
+    """Who may have lost its place asks for it again."""
     for attempt in run.attempts.values():
         until = attempt.waited_until
         if not attempt.queued or until is None:
@@ -434,6 +487,9 @@ def final(run: Run) -> Iterator[Violation]:
     for event in run.events:
         if event.kind == "stuck":
             yield Violation("final", f"{event['who']} did not: {event['what']}", (event,))
+        elif event.kind == "servers" and {*event["states"]} != {"up"}:
+            text = f"{event.who} has servers that are {', '.join(event['states'])}"
+            yield Violation("final", text, (event,))
 
 
 def left_over(run: Run) -> Iterator[Violation]:
@@ -443,9 +499,11 @@ def left_over(run: Run) -> Iterator[Violation]:
             continue
         # Who was killed at a barrier stands there until its lease ends, or the queue is forgotten;
         # and what is closed, or done, is nobody's. So does who was closed while the server refused.
-        # A place that is back after a fail-over stays where nobody comes by, for its queue's time.
-        waiters = {*event["waiters"]} - run.resurrected
-        of_whom = {*event["holders"], *waiters} - run.dead - run.unheard - {NOBODY}
+        # A place that is back after a fail-over stays where nobody comes by, for its queue's time;
+        # and a grant whose release was forgotten, for its lease.
+        waiters = {*event["waiters"]} - run.resurrected(event["key"])
+        holders = {*event["holders"]} - run.unreleased(event["key"])
+        of_whom = (holders | waiters) - run.dead - run.unheard(event["key"]) - {NOBODY}
         if event["ttl"] < 0 or of_whom:
             yield Violation("left_over", f"{event['key']!r} was left", (event,))
 
@@ -467,10 +525,14 @@ def periods(run: Run) -> Iterator[Violation]:
         for attempt in sorted(entries, key=lambda attempt: attempt.fence):
             if not attempt.asked["every"]:
                 break
-            period = attempt.fence // round(attempt.asked["every"] * 1e6)
+            period = run.period(attempt)
+            if period is None:
+                continue
             other = last.get(period)
             assert attempt.entered is not None
-            if other is not None and not run.wiped_between(other.asked.t, attempt.entered.t):
+            if other is not None and not run.wiped_between(
+                other.asked.t, attempt.entered.t, attempt.name
+            ):
                 text = f"{attempt.id} ran {attempt.name!r} in the period in which {other.id} had"
                 yield run.violation("periods", text, other, attempt)
             last[period] = attempt
@@ -479,10 +541,11 @@ def periods(run: Run) -> Iterator[Violation]:
 def _left_out(run: Run) -> Iterator[Violation]:
     """The periods in which nobody began, though somebody stood in the queue who could have."""
     done = {
-        (name, attempt.fence // round(attempt.asked["every"] * 1e6))
+        (name, period)
         for name, entries in run.entries.items()
         for attempt in entries
         if attempt.asked["every"]
+        for period in run.periods(attempt)
     }
     told = set[tuple[str, int]]()
     for attempt in run.attempts.values():
@@ -505,7 +568,9 @@ def _could_begin(run: Run, attempt: Attempt, begin: int, end: int) -> bool:
     stood = run.stood_since(attempt, end)
     if stood is None or stood > begin:
         return False
-    if run.wiped_between(begin - 2 * (end - begin), end) or not run.all_connected(begin - LAG, end):
+    if run.wiped_between(begin - 2 * (end - begin), end, attempt.name):
+        return False
+    if not run.all_connected(begin - LAG, end):
         return False
     before = [e for e in run.entries.get(attempt.name, ()) if e.entered and e.entered.t < end]
     free = max((_free_at(run, other) for other in before), default=begin)
@@ -532,26 +597,12 @@ def meetings(run: Run) -> Iterator[Violation]:
             # It has given up, but it is at the store that it is here, until the store hears it.
             hampered = run.disturbed(event.who, begin, event.t + LAG)
             here[event["a"]] = begin, event.t + (COMMAND if hampered else LAG)
-    enough = _at_once(here.values(), next((e["parties"] for e in run.of("arrives")), 1))
+    enough = at_once(here.values(), next((e["parties"] for e in run.of("arrives")), 1))
     for event in passed:
         begin, until = here[event["a"]]
         if not enough.touch(begin, until):
             text = f"{event['a']} passed, though there were never enough"
             yield Violation("meetings", text, (event,))
-
-
-def _at_once(spans: Iterable[tuple[int, int]], count: int) -> Windows:
-    """When at least so many of these spans were open."""
-    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    windows: list[tuple[int, int]] = []
-    open_, since = 0, 0
-    for t, change in changes:
-        if change == 1 and open_ == count - 1:
-            since = t
-        elif change == -1 and open_ == count:
-            windows.append((since, t))
-        open_ += change
-    return Windows(windows)
 
 
 def latches(run: Run) -> Iterator[Violation]:
@@ -601,7 +652,8 @@ def ghosts(run: Run) -> Iterator[Violation]:
         }
         stands = {one: stands.get(one, event["since"]) for one in now}
         for (key, waiter, fence), first in stands.items():
-            text = _haunts(run, waiter, fence, first, event["since"])
+            server = run.server_of(key)
+            text = _haunts(run, waiter, fence, first, event["since"], server)
             if text:
                 attempt = run.attempts.get(run.waiters.get(waiter, ""))
                 whose = attempt.id if attempt else f"{waiter.client}#{waiter.seq}"
@@ -618,7 +670,9 @@ def _waiter(member: str, *, held: bool) -> tuple[Waiter, int]:
     return waiter_of(waiter), int(fence)
 
 
-def _haunts(run: Run, waiter: Waiter, fence: int, first: int, seen: int) -> str:
+def _haunts(  # noqa: PLR0917  # who was seen, and where
+    run: Run, waiter: Waiter, fence: int, first: int, seen: int, server: int | None
+) -> str:
     """What is wrong with a waiter that was seen at the server from ``first`` to ``seen``, if so."""
     who = run.who_is(waiter)
     if who is None:
@@ -630,6 +684,8 @@ def _haunts(run: Run, waiter: Waiter, fence: int, first: int, seen: int) -> str:
         begun = fence * 1000 - run.ahead if fence else first
         # One that got a grant by a copy gives it back as soon as it hears of it.
         heard = not fence or not run.disturbed(who, begun, seen)
+        if server is not None:  # a majority has heard of the release, and perhaps not this one
+            heard = not run.disturbed_at(who, server, min(over - LAG, begun), seen)
         alive = who not in run.killed or seen < run.killed[who]["since"]
         if seen - max(over, begun) > NS // 2 and heard and alive:
             return f"{where} {(seen - over) / NS:.3f} s after it was released,"
@@ -638,7 +694,7 @@ def _haunts(run: Run, waiter: Waiter, fence: int, first: int, seen: int) -> str:
         return ""
     ended = attempt.ended.t if attempt.ended else run.gone(who)
     # Of the dead nothing is heard, and what they sent may come late; but no lease outlasts that.
-    undisturbed = attempt.ended is not None and not run.disturbed(who, ended, seen)
+    undisturbed = attempt.ended is not None and not run.disturbed_at(who, server, ended, seen)
     due = ended + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
     if seen > due and (fence or undisturbed):
         return f"{where} {(seen - ended) / NS:.3f} s after it had ended,"
@@ -749,6 +805,8 @@ RULES: Final[tuple[Rule, ...]] = (
     entering,
     fences,
     order,
+    tickets,
+    everywhere,
     endings,
     timeouts,
     cancellations,

@@ -20,11 +20,25 @@ PLACES: Final[dict[str, Kind]] = {
 }
 """What tasks take: the store's key, which a history calls the name, and what it is."""
 _WEIGHTS: Final = (5, 3, 2, 1, 4, 3, 1, 0)  # the job has a task of its own in each process
+EVERYTHING: Final = frozenset(
+    {
+        *("lock", "rw", "permits", "campaign", "periodic"),  # see `Kind`
+        *("meet", "count", "wait", "once", "both"),  # see `Meeting`
+    }
+)
+"""All that is used of a store."""
+OF_A_QUORUM: Final = frozenset({"lock", "periodic", "both"})
+"""What is used of several servers that vote, which is what these offer."""
 PERMITS: Final = 4
 EVERY: Final = 2.0
 """Seconds of a period of the job: more than it may be late, so that one that is left out shows."""
 SHARED_TTL: Final = 1.5
 """Of the semaphore and the read lock that all tasks of a process enter as one object."""
+
+
+def places(offers: frozenset[str]) -> tuple[str, ...]:
+    """The names of those that a store offers."""
+    return tuple(name for name, kind in PLACES.items() if kind in offers)
 
 
 def called(name: str) -> str:
@@ -64,9 +78,13 @@ class Choice:
     pause: float
 
 
-def draw(rng: random.Random) -> Choice:
-    """The next attempt of a task."""
-    name = rng.choices(tuple(PLACES), _WEIGHTS)[0]
+def draw(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Choice:
+    """The next attempt of a task, at what the store offers."""
+    weights = [
+        weight if kind in offers else 0
+        for weight, kind in zip(_WEIGHTS, PLACES.values(), strict=True)
+    ]
+    name = rng.choices(tuple(PLACES), weights)[0]
     kind = PLACES[name]
     shared = kind == "permits" or (kind == "rw" and rng.random() < 0.75)
     permits = rng.choice((1, 1, 1, 2, 3, PERMITS)) if kind == "permits" else 0
@@ -206,9 +224,14 @@ class Meeting:
     pause: float
 
 
-def draw_meeting(rng: random.Random) -> Meeting:
-    """The next attempt of a task that meets others."""
-    what: Any = rng.choices(("meet", "count", "wait", "once", "both"), (3, 3, 3, 4, 5))[0]
+_MEETINGS: Final = {"meet": 3, "count": 3, "wait": 3, "once": 4, "both": 5}
+"""How often each."""
+
+
+def draw_meeting(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Meeting:
+    """The next attempt of a task that meets others, at what the store offers."""
+    weights = [weight if what in offers else 0 for what, weight in _MEETINGS.items()]
+    what: Any = rng.choices(tuple(_MEETINGS), weights)[0]
     return Meeting(
         what=what,
         number=rng.randrange(60),

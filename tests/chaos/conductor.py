@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.choices import PLACES
-from tests.chaos.faults import PROCESS, Fault, plan
+from tests.chaos.faults import PROCESS, Fault, hit, plan
 from tests.chaos.history import History
 from tests.chaos.targets import Door, Silent, target
 from tests.procs import Worker
@@ -42,12 +42,14 @@ class Slot:
         self._generation += 1
         conductor = self._conductor
         self.who = f"{self.name}.{self._generation}"
-        self.worker = Worker(
+        worker = Worker(
             *("-W", "error", "-m", "tests.chaos.worker", self.name, str(self._generation)),
-            *(conductor.seed, self.door.url, str(conductor.folder), str(conductor.tasks)),
+            *(conductor.seed, conductor.store, self.door.url),
+            *(str(conductor.folder), str(conductor.tasks)),
         )
-        self._workers.append(self.worker)
-        await conductor.stack.enter_async_context(self.worker)
+        self._workers.append(worker)
+        await conductor.stack.enter_async_context(worker)
+        self.worker = worker  # its links may be broken meanwhile, and the other's are gone
 
     @property
     def entries(self) -> int:
@@ -93,7 +95,7 @@ class Conductor:
     def __init__(
         self, folder: Path, *, store: str, seconds: float, seed: str, workers: int, tasks: int
     ) -> None:
-        self._store = store
+        self.store = store
         self._target = target(store)
         self.folder = folder
         self.seed = seed
@@ -112,7 +114,7 @@ class Conductor:
                 await self._slots[name].start()
             self.history.note(
                 *("began",),
-                store=self._store,
+                store=self.store,
                 seed=self.seed,
                 seconds=self._seconds,
                 names=tuple(PLACES),
@@ -212,7 +214,10 @@ class Conductor:
                 await slot.door.strike(fault, slot.worker.pid)
             else:
                 await self._target.strike(fault)
-            self.history.note("fault", kind=fault.kind, target=fault.target, since=since)
+            servers = hit(fault, self._target.attack.servers)
+            self.history.note(
+                *("fault",), kind=fault.kind, target=fault.target, since=since, servers=servers
+            )
 
     async def _break_process(self, fault: Fault, slot: Slot) -> None:
         if slot.worker._ended.is_set():

@@ -11,6 +11,8 @@ import random
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from tests.chaos.choices import EVERYTHING, OF_A_QUORUM
+
 
 class Kind(NamedTuple):
     """How long a fault lasts, in seconds, and its effects may be felt after it."""
@@ -73,6 +75,14 @@ SENTINEL_SERVER: Final = {
     "restart_replica": Kind(0.0, 1.0, 0.0),
 }
 
+SENTINEL_ALL_SERVER: Final = {
+    # No longer: a Sentinel that has stood still for two seconds does nothing for thirty (TILT).
+    **SENTINEL_SERVER,
+    "crash_unwatched": Kind(0.5, 1.5, 3.0),  # of the master, of which no Sentinel knows for so long
+    "hang_sentinels": Kind(0.5, 1.5, 3.0),  # all of them: whoever has no connection gets none
+    "kill_sentinels": Kind(0.0, 2.0, 3.0),
+}
+
 CLUSTER_SERVER: Final = {
     "crash_master": Kind(0.0, 1.0, 3.0),
     "fail_over": Kind(0.0, 0.0, 3.0),
@@ -126,6 +136,32 @@ MYSQL_SERVER: Final = {
     "terminate_subscriptions": Kind(0.0, 0.0, 2.0),
 }
 
+QUORUM_LONGEST: Final = 2.0
+"""Seconds: no ttl is longer, and for so long a server does not vote that may have forgotten."""
+
+QUORUM_SERVER: Final = {
+    # Of one server, or of as many as may fail; until it votes again.
+    "crash": Kind(0.0, 1.5, QUORUM_LONGEST + 4.0),  # as it is empty, not before this is long ago
+    "crash_saved": Kind(0.0, 1.5, QUORUM_LONGEST + 3.0),
+    "cut_off": Kind(0.1, 2.0, 2.5),
+    "deafen": SERVER_LINKS["deafen"],
+    "delay": SERVER_LINKS["delay"],
+    "flush": Kind(0.0, 0.0, QUORUM_LONGEST + 2.0),
+    "flush_scripts": REDIS_SERVER["flush_scripts"],
+    "freeze": REDIS_SERVER["freeze"],
+    "freeze_long": REDIS_SERVER["freeze_long"],
+    "kill_connections": REDIS_SERVER["kill_connections"],
+    "kill_subscriptions": REDIS_SERVER["kill_subscriptions"],
+    "pause": REDIS_SERVER["pause"],
+    "pause_writes": REDIS_SERVER["pause_writes"],
+    "refuse_unreplicated": REDIS_SERVER["refuse_unreplicated"],
+    "refuse_unsaved": REDIS_SERVER["refuse_unsaved"],
+    # Of more than that.
+    "crash_most": Kind(0.0, 1.5, QUORUM_LONGEST + 4.0),
+    "cut_off_most": Kind(0.1, 2.0, 2.5),
+    "freeze_most": Kind(0.1, 2.5, 1.0),
+}
+
 
 class Attack(NamedTuple):
     """What may break about a target."""
@@ -137,20 +173,33 @@ class Attack(NamedTuple):
     """Seconds after a start of the server in which nobody passes for dead."""
     keeps: bool = False
     """Whether a process that does not go on keeps others waiting: it may have rows locked."""
+    servers: int = 0
+    """How many servers vote; 0 where none does."""
+    offers: frozenset[str] = EVERYTHING
+    """What workers use of it: see `tests.chaos.choices`."""
 
 
 ATTACKS: Final = {
     "redis": Attack(SERVER_LINKS, REDIS_SERVER),
     "sentinel": Attack(DIRECT_LINKS, SENTINEL_SERVER),
+    "sentinel-all": Attack(DIRECT_LINKS, SENTINEL_ALL_SERVER),
     "cluster": Attack(DIRECT_LINKS, CLUSTER_SERVER),
     "sqlite": Attack(SQLITE_LINKS, SQLITE_SERVER),
     "postgres": Attack(SERVER_LINKS, POSTGRES_SERVER, grace=6.0),
     "mysql": Attack(SERVER_LINKS, MYSQL_SERVER, grace=6.0, keeps=True),
+    "quorum": Attack(SERVER_LINKS, QUORUM_SERVER, servers=3, offers=OF_A_QUORUM),
+    "quorum5": Attack(SERVER_LINKS, QUORUM_SERVER, servers=5, offers=OF_A_QUORUM),
 }
 """By the name of the target."""
 
 STARTS: Final = {"crash", "restart_fast"}
 """After these the server has just been started."""
+
+FORGETS: Final = {"crash", "crash_most", "crash_saved", "flush"}
+"""After these a server that votes does not know its votes."""
+
+RESTORES: Final = {"crash_saved"}
+"""After these it knows what it knew when it saved that, and not what became of it since."""
 
 REFUSALS: Final = {
     *("load", "refuse_unreplicated", "refuse_unsaved", "locked_long"),
@@ -161,6 +210,9 @@ REFUSALS: Final = {
 HARMLESS: Final = {"hang_sentinel", "kill_sentinel", "restart_replica"}
 """In nobody's way, while the master stays where it is."""
 
+BLINDING: Final = {"hang_sentinels", "kill_sentinels"}
+"""In nobody's way but of those who lose a connection meanwhile, and are not told where to go."""
+
 LATE_WITHIN: Final = 9.0
 """Seconds within which what was held up on a link that was cut comes to the server."""
 
@@ -168,9 +220,15 @@ UNPLANNED: Final = {
     "slow": Kind(0.0, 0.0, 0.5),  # the server or the proxies did not run, on a busy machine
 }
 
-KINDS: Final = PROCESS | UNPLANNED
+NO_MAJORITY: Final = "no_majority"
+"""What it is to a process that so many servers are broken at a time."""
+
+KINDS: Final = PROCESS | UNPLANNED | {NO_MAJORITY: Kind(0.0, 1.0, 0.0)}
 for _attack in ATTACKS.values():
     KINDS.update(_attack.links | _attack.server)
+
+_ALL_LINKS: Final = 0.1
+"""How often a fault of one process's links hits those to all servers that vote."""
 
 _EVERY: Final = {"process": 12.0, "links": 10.0, "server": 6.0}
 """The mean pause between two faults of a lane, in seconds."""
@@ -217,3 +275,18 @@ def _lane(seed: str, lane: str, target: str, seconds: float, kinds: dict[str, Ki
         if kind != "drop" or at + lasts + kinds[kind].settle < seconds:
             faults.append(Fault(at, kind, target, lasts, rng.getrandbits(32)))
         at += lasts + _BREATH + rng.expovariate(1 / (_EVERY[lane] - _BREATH))
+
+
+def hit(fault: Fault, servers: int) -> tuple[int, ...]:
+    """The servers that a fault is about, of so many that vote: a minority, but for some faults."""
+    rng = random.Random(f"{fault.dice} servers")
+    minority = (servers - 1) // 2
+    if fault.kind in PROCESS or not servers:
+        return ()
+    if fault.kind.endswith("_most"):
+        number = rng.randint(minority + 1, servers)
+    elif fault.target != "all" and rng.random() < _ALL_LINKS:
+        number = servers
+    else:
+        number = rng.randint(1, minority)
+    return tuple(sorted(rng.sample(range(servers), number)))

@@ -41,6 +41,12 @@ has, had    a, names: a body that has these locks begins, and ends
 apart       a: none of these, for an error or a timeout
 waits       a, w: the attempt's waiter, as the server has it
 over        w: the store has answered the release after which this waiter is no more
+stands      w, server, since, ticket: one of several servers, asked at ``since``, has answered that
+            the waiter has a place there, or its vote
+voted       w, server, granted: it has a vote, which was given then (µs of the server's clock; 0
+            where that was not said)
+taking      n, w, server: just before one of them is asked to take its vote from this waiter
+servers     states: what is known of each of several servers, at the very end
 watches     o: it begins to observe the election (``o`` is this watch)
 saw         o, fence, value: and this is who leads
 looks       o: it has done with that leader, and waits for the next
@@ -52,7 +58,8 @@ The conductor writes:
 
 ==========  ====================================================================================
 began       seed, seconds, names
-fault       kind, target (a slot, or "all"), since: it acted from ``since`` to ``t``
+fault       kind, target (a slot, or "all"), since, servers: it acted from ``since`` to ``t``; of
+            several servers that vote, on these
 killed      who, since: the process died between ``since`` and ``t``
 gone        who: the server has noticed that this process is dead
 wiped       since, fence: the server lost all it knew; what it granted until ``t`` is below fence
@@ -111,9 +118,14 @@ class History:
         self.who = who
         self._file = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
+    @staticmethod
+    def now() -> int:
+        """The time, as it is written down."""
+        return time.monotonic_ns()
+
     def note(self, kind: str, /, *, t: int | None = None, **data: object) -> None:
         """Write down what happened: now, unless ``t`` says when."""
-        line = {"t": time.monotonic_ns() if t is None else t, "e": kind, **data}
+        line = {"t": self.now() if t is None else t, "e": kind, **data}
         os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ class Recorder(Relay):
                 "given_back", n=name, fence=fence, since=since, was=released.result()
             )
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         renewed = self._store.renew(renewals)
         renewed.add_done_callback(partial(self._look_soon, renewals))
         self._look_soon(renewals)  # `extend` to less counts from when it is sent
@@ -189,8 +189,10 @@ class Recorder(Relay):
     def link(self, error: Exception | None) -> None:
         self._inbox.link(error)
 
-    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
-        self._inbox.unconfirmed(name, waiter, fence, error)
+    def unconfirmed(
+        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+    ) -> None:
+        self._inbox.unconfirmed(name, waiter, form, fence, error)
 
     def reconnected(self) -> None:
         self._history.note("reconnected")

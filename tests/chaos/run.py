@@ -11,7 +11,20 @@ from typing import Final
 
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, Waiter
 from aiolock.stores.redis._codec import waiter_of
-from tests.chaos.faults import ATTACKS, HARMLESS, KINDS, PROCESS, REFUSALS, STARTS, Attack
+from aiolock.stores.redis._slots import slot_of, slot_of_key
+from tests.chaos.faults import (
+    ATTACKS,
+    BLINDING,
+    FORGETS,
+    HARMLESS,
+    KINDS,
+    NO_MAJORITY,
+    PROCESS,
+    REFUSALS,
+    RESTORES,
+    STARTS,
+    Attack,
+)
 from tests.chaos.history import Event
 
 NS: Final = 1_000_000_000
@@ -20,6 +33,8 @@ LAG: Final = 1 * NS
 """By how much anything may be late on a machine that has other things to do."""
 AT_ONCE: Final = NS // 20
 """How long a task needs, at most, from what it waited for to going on, if it is not stopped."""
+ROUND_TRIP: Final = NS // 20
+"""How long the way to the servers and back takes, where nothing is in it."""
 STEP: Final = NS // 1000
 """How long a task needs, at most, from its last look at the clock to noting that it entered."""
 TICK: Final = NS // 500
@@ -63,6 +78,9 @@ class Windows:
         for begin, end in zip(self._from, self._to, strict=True):
             self._before.append(self._before[-1] + end - begin)
 
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._from, self._to, strict=True)))
+
     def _until(self, t: int) -> int:
         index = bisect_right(self._from, t)
         over = max(0, self._to[index - 1] - t) if index else 0
@@ -84,6 +102,20 @@ class Windows:
             return 0
         end = self._to[index - 1]
         return t + 1 if end >= t else end + 1
+
+
+def at_once(spans: Iterable[tuple[int, int]], count: int) -> Windows:
+    """When at least so many of these spans were open."""
+    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    windows: list[tuple[int, int]] = []
+    open_, since = 0, 0
+    for t, change in changes:
+        if change == 1 and open_ == count - 1:
+            since = t
+        elif change == -1 and open_ == count:
+            windows.append((since, t))
+        open_ += change
+    return Windows(windows)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +142,20 @@ class Attempt:
     given_back: int | None = None
     """When the store said so."""
     events: list[Event] = field(default_factory=list[Event])
+
+    # Where several servers vote
+    ticket: int = 0
+    """Under which it stands at all of them; 0 where it has not heard of any."""
+    stands: dict[int, list[tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict[int, list[tuple[int, int]]](list)
+    )
+    """By server: when it was asked for a place, and when it had said that it has one, each time."""
+    votes: list[int] = field(default_factory=list[int])
+    """When its server gave each vote that it has heard of (µs); 0 where that is not known."""
+    takings: list[tuple[Event, Event | None]] = field(
+        default_factory=list[tuple[Event, Event | None]]
+    )
+    """When somebody began to take them away, and had an answer to that, each time."""
 
     @property
     def who(self) -> str:
@@ -141,6 +187,19 @@ class Attempt:
     def outcome(self) -> str:
         return str(self.ended["outcome"]) if self.ended else ""
 
+    def deadline_at(self, t: int) -> int:
+        """Where its deadline stood then."""
+        stood = 0
+        for event in self.events:
+            if event.kind in {"entered", "deadline"} and event.t <= t:
+                stood = event["deadline"]
+        return stood
+
+    @property
+    def sent(self) -> int:
+        """When it asked the first of several servers."""
+        return min(asked for those in self.stands.values() for asked, _ in those)
+
     @property
     def waited_until(self) -> int | None:
         """When the waiting was over."""
@@ -156,6 +215,41 @@ class Part:
     end: int
     attempt: Attempt
     shared: bool
+
+
+@dataclass(slots=True)
+class Several:
+    """What is known where several servers vote."""
+
+    number: int = 0
+    """How many of them there are."""
+    faults: dict[tuple[str, int], list[tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict[tuple[str, int], list[tuple[int, int]]](list)
+    )
+    """A slot, or all, and a server -> when that was broken for them."""
+    disturbed: dict[tuple[str, int], Windows] = field(
+        default_factory=dict[tuple[str, int], Windows]
+    )
+    """A process and a server -> when anything was between them."""
+    without: dict[str, Windows] = field(default_factory=dict[str, Windows])
+    """A process -> when it could not reach a majority of them."""
+    forgetting: list[Event] = field(default_factory=list[Event])
+    """When some of them lost their votes."""
+    restored: dict[int, int] = field(default_factory=dict[int, int])
+    """A server -> when it had last been restarted with what it had saved."""
+    takings: dict[tuple[str, str], list[Attempt]] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], list[Attempt]](list)
+    )
+    """A process and a name -> whose votes it has taken away, and has no answer to that yet."""
+
+    @property
+    def most(self) -> int:
+        """A majority of them."""
+        return self.number // 2 + 1
+
+    def apart(self, slot: str, server: int) -> Windows:
+        """When a server was broken, or what leads there from this slot."""
+        return Windows(self.faults[slot, server] + self.faults["all", server])
 
 
 class Run:
@@ -190,6 +284,9 @@ class Run:
         self._broken: dict[tuple[str, int], tuple[Event, Event | None]] = {}
         self._stalls: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._faults: dict[str, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
+        self._blind = list[tuple[int, int]]()
+        """When no connection could be made."""
+        self._several = Several()
         self.ahead: int | None = None
         """The server's clock less that of the history, where that is known."""
         self._disturbed: dict[str, Windows] = {}
@@ -204,6 +301,10 @@ class Run:
         self._index()
 
     # As it is read
+
+    def _note_began(self, event: Event) -> None:
+        if "store" in event.data:
+            self._several.number = ATTACKS[event["store"]].servers
 
     def _note_asked(self, event: Event) -> None:
         self.attempts[event["a"]] = Attempt(event["a"], event, events=[event])
@@ -276,6 +377,8 @@ class Run:
         for fence in began["fences"]:
             if self._broken[event["n"], fence][1] is None:
                 self._broken[event["n"], fence] = self._broken[event["n"], fence][0], event
+        for attempt in self._several.takings.pop((event.who, event["n"]), ()):
+            attempt.takings = [(began, over or event) for began, over in attempt.takings]
 
     def _note_stall(self, event: Event) -> None:
         self._stalls[event.who].append((event["since"], event.t))
@@ -302,7 +405,48 @@ class Run:
             return
         kind = KINDS[event["kind"]]
         span = event["since"], event.t + int(kind.settle * NS)
+        if event.data.get("servers"):
+            for server in event["servers"]:
+                self._several.faults[event["target"], server].append(span)
+                if event["kind"] in FORGETS:
+                    self._several.forgetting.append(event)
+                if event["kind"] in RESTORES:
+                    self._several.restored[server] = event.t
+            return
+        if event["kind"] in BLINDING:
+            self._blind.append(span)
+            return
         self._faults[event["target"]].append((event["kind"], span))
+
+    @property
+    def servers(self) -> int:
+        """How many servers vote; 0 where none does."""
+        return self._several.number
+
+    def _of_waiter(self, event: Event) -> Attempt | None:
+        attempt = self.attempts.get(self.waiters.get(waiter_of(event["w"]), ""))
+        if attempt is not None:
+            attempt.events.append(event)
+        return attempt
+
+    def _note_stands(self, event: Event) -> None:
+        attempt = self._of_waiter(event)
+        if attempt is not None and event["ticket"] >= attempt.ticket:
+            if event["ticket"] > attempt.ticket:  # it has given up the others, and asked anew
+                attempt.stands.clear()
+            attempt.ticket = event["ticket"]
+            attempt.stands[event["server"]].append((event["since"], event.t))
+
+    def _note_voted(self, event: Event) -> None:
+        attempt = self._of_waiter(event)
+        if attempt is not None and attempt.entered is None:
+            attempt.votes.append(event["granted"])
+
+    def _note_taking(self, event: Event) -> None:
+        attempt = self._of_waiter(event)
+        if attempt is not None:
+            attempt.takings.append((event, None))
+            self._several.takings[event.who, event["n"]].append(attempt)
 
     def _note_waits(self, event: Event) -> None:
         self.waiters[waiter_of(event["w"])] = event["a"]
@@ -341,6 +485,14 @@ class Run:
             of_slots = [fault for faults in slots for fault in faults]
             self._faults["all"] += of_slots
 
+    def _extend(self) -> None:
+        """What has cut connections while none could be made lasts until they could."""
+        for target, faults in self._faults.items():
+            self._faults[target] = [
+                (kind, (begin, max([end, *(b[1] for b in self._blind if b[0] <= end <= b[1])])))
+                for kind, (begin, end) in faults
+            ]
+
     def gone(self, who: str) -> int:
         """When a process that was killed has passed for alive last, as far as is known."""
         died = self.killed[who].t
@@ -350,13 +502,19 @@ class Run:
         for began in self.of("began"):
             if "store" in began.data:
                 self._regard(ATTACKS[began["store"]])
+        self._extend()
         processes = {attempt.who for attempt in self.attempts.values()}
         processes |= {event.who for event in self.of("arrives", "has", "watches", "closing")}
         for who in processes:
             stalls = self._stalls[who]
             self.stalls[who] = Windows(stalls)
             slot = who.partition(".")[0]
+            apart = [self._several.apart(slot, server) for server in range(self.servers)]
             faults = self._faults[slot] + self._faults["all"]
+            # What a majority can do without is in nobody's way.
+            most = at_once([span for each in apart for span in each], self._several.most)
+            self._several.without[who] = most if self.servers else Windows()
+            faults += [(NO_MAJORITY, span) for span in self._several.without[who]]
             after = [(begin, end + STALLED) for begin, end in stalls]
             self._disturbed[who] = Windows(after + [span for _, span in faults])
             self._hampered[who] = Windows(
@@ -366,6 +524,8 @@ class Run:
             self._refused[who] = Windows(span for kind, span in faults if kind in REFUSALS)
             unrefused = [span for kind, span in faults if kind not in REFUSALS]
             self._unrefused[who] = Windows(after + unrefused)
+            for server, each in enumerate(apart):
+                self._several.disturbed[who, server] = Windows([*self._disturbed[who], *each])
         exact = min(self.standing, key=lambda event: event.t - event["since"], default=None)
         if exact is not None:
             self.ahead = exact["now"] * 1000 - (exact["since"] + exact.t) // 2
@@ -384,20 +544,49 @@ class Run:
         """The clients of the processes that were killed."""
         return {client for client, who in self._clients.items() if who in self.killed}
 
-    @property
-    def unheard(self) -> set[str]:
-        """The clients that were closed while the server refused, and could give back nothing."""
-        return {
-            client
-            for client, at in self._closed.items()
-            if self._refused[self._clients[client]].touch(at, at + CLOSE)
-        }
+    def unheard(self, key: str) -> set[str]:
+        """The clients that were closed while the server refused, and could give back nothing.
 
-    @property
-    def resurrected(self) -> set[str]:
-        """The clients of which a fail-over may have forgotten that they left a queue."""
-        last = max((failover.t for failover in self.failovers), default=0)
+        Or while the one that has this key, of several, could not be reached.
+        """
+        server = self.server_of(key)
+        found = set[str]()
+        for client, at in self._closed.items():
+            who = self._clients[client]
+            apart = server is not None and self.disturbed_at(who, server, at, at + CLOSE)
+            if apart or self._refused[who].touch(at, at + CLOSE):
+                found.add(client)
+        return found
+
+    def server_of(self, key: str) -> int | None:
+        """Which of several servers this key was seen at: it says so before it."""
+        return int(key.partition("/")[0]) if self.servers else None
+
+    def resurrected(self, key: str) -> set[str]:
+        """The clients of which a fail-over may have forgotten that they left a queue.
+
+        Or a server that was restarted with what it had saved before.
+        """
+        server = self.server_of(key)
+        if server is not None:
+            restored = self._several.restored.get(server, 0)
+            return {client for client, at in self._opened.items() if at < restored}
+        slot = slot_of_key(key.encode())
+        last = max((each.t for each in self.failovers if _touches(each, slot)), default=0)
         return {client for client, at in self._opened.items() if at < last}
+
+    def unreleased(self, key: str) -> set[str]:
+        """The clients of which a fail-over has forgotten that they released what they hold."""
+        slot, stem = slot_of_key(key.encode()), key.rpartition(":")[0]
+        members = self.standing[-1]["holders"].get(stem, ()) if self.standing else ()
+        waiters = {waiter_of(member.rpartition(":")[0]) for member in members}
+        return {
+            waiter.client
+            for waiter in waiters
+            for failover in self.failovers
+            if _touches(failover, slot)
+            and failover["since"] - LAG <= self.over.get(waiter, 0) <= failover.t
+        }
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """All that was written down of these kinds."""
@@ -415,14 +604,59 @@ class Run:
         """Since when, if at all by then, it has certainly stood in the queue, undisturbed.
 
         What it asked before that may have been answered before it: the place was lost, and the
-        answer that told of it was heard.
+        answer that told of it was heard. Of several servers, at a majority, the same ones all the
+        time.
         """
+        if self.servers:
+            return self._stood_at_most(attempt, t)
         index = bisect_left(attempt.queue_asked, self.clear_since(attempt, t))
         return attempt.queued[index] if index < len(attempt.queued) else None
+
+    def _stood_at_most(self, attempt: Attempt, t: int) -> int | None:
+        clear = self.clear_since(attempt, t)
+        since: list[int] = []
+        for server, those in attempt.stands.items():
+            there = max(clear, self._several.disturbed[attempt.who, server].clear_since(t))
+            since += [said for asked, said in those if asked >= there][:1]
+        most = self._several.most
+        return sorted(since)[most - 1] if len(since) >= most else None
 
     def disturbed(self, who: str, begin: int, end: int) -> bool:
         """Whether anything was in the way of this process."""
         return self._disturbed[who].touch(begin, end)
+
+    def forgotten(self, who: str, begin: int, end: int) -> bool:
+        """Whether several servers may refuse a process what they had voted for within these times.
+
+        Some have forgotten it, and what was left was no majority.
+        """
+        return any(
+            event["since"] <= end
+            and begin <= event.t
+            and self._several.without[who].touch(event["since"], end)
+            for event in self._several.forgetting
+        )
+
+    def disturbed_at(self, who: str, server: int | None, begin: int, end: int) -> bool:
+        """The same, on its way to one of several servers, if there are several."""
+        if server is None:
+            return self.disturbed(who, begin, end)
+        return self._several.disturbed[who, server].touch(begin, end)
+
+    def period(self, attempt: Attempt) -> int | None:
+        """The period in which a run was granted; None where its votes are not of the same one."""
+        periods = self.periods(attempt)
+        return periods.pop() if len(periods) == 1 and all(attempt.votes) else None
+
+    def periods(self, attempt: Attempt) -> set[int]:
+        """All that it may be of."""
+        every = round(attempt.asked["every"] * 1e6)
+        if not self.servers:
+            return {attempt.fence // every}
+        assert attempt.entered is not None
+        assert self.ahead is not None
+        entered = (attempt.entered.t + self.ahead) // 1000
+        return {(granted or entered) // every for granted in (*attempt.votes, entered)}
 
     def refused_only(self, who: str, begin: int, end: int) -> bool:
         """Whether the server's refusals were in its way, and nothing besides."""
@@ -476,17 +710,61 @@ class Run:
         closings = self._closings[who][index : index + 1]
         return closings[0] if closings and closings[0] <= end else None
 
+    def _closes(self, who: str, at: int) -> bool:
+        """Whether it had begun to close its client, and its event loop not come round since."""
+        index = bisect_right(self._closings[who], at)
+        return any(
+            self.stalls[who].cover(closing, at) == at - closing
+            for closing in self._closings[who][max(0, index - 1) : index]
+        )
+
     def wiped(self, attempt: Attempt) -> Event | None:
         """The wipe that the grant was lost in, if any."""
         return _first_after(self.wipes, attempt.fence)
 
-    def failed_over(self, attempt: Attempt) -> Event | None:
-        """The fail-over in which the grant may have been forgotten, if any."""
-        return _first_after(self.failovers, attempt.fence)
+    def failed_over(self, attempt: Attempt) -> list[Event]:
+        """The fail-overs in which something of the grant may have been forgotten.
+
+        Not one at another master than that of its name, and none after which it was renewed: the
+        next master had it, then. (A renewal of which the answer lay in a socket for long does not
+        reach as far as that.)
+        """
+        return [
+            failover
+            for failover in self.failovers
+            if attempt.fence < failover["fence"]
+            and _touches(failover, slot_of(attempt.name))
+            and attempt.deadline < failover.t + CLAIM
+        ]
+
+    def _relied_until(self, attempt: Attempt, end: int) -> int:
+        """Until when, if not later than ``end``, what the masters certainly have has lasted."""
+        assert attempt.entered is not None
+        for failover in self.failed_over(attempt):
+            since = failover["since"]
+            replicated = since - LAG
+            lasted = since
+            if attempt.entered["heard"] <= replicated:
+                # It was not forgotten, but perhaps that it was renewed.
+                lasted = max(lasted, attempt.deadline_at(replicated))
+            end = min(end, lasted)
+        return end
 
     def broken(self, attempt: Attempt) -> tuple[Event, Event | None] | None:
         """Who began to break this grant, and the store's answer."""
+        if self.servers:
+            return self._taken_away(attempt)
         return self._broken.get((attempt.name, attempt.fence))
+
+    def _taken_away(self, attempt: Attempt) -> tuple[Event, Event | None] | None:
+        """The first time that this was done to votes with which it has entered."""
+        most = self._several.most
+        for began, over in attempt.takings:
+            assert self.ahead is not None
+            ahead = self.ahead
+            if sum(granted * 1000 - ahead > began.t for granted in attempt.votes) < most:
+                return began, over
+        return None
 
     def late(self, attempt: Attempt, due: int, t: int) -> bool:
         """Whether something came too late, reckoned in time in which its process ran."""
@@ -506,20 +784,22 @@ class Run:
         closing = self.closing(attempt.who, since, attempt.deadline)
         if closing is not None:
             ends.append(closing)
+        if self._closes(attempt.who, begin):
+            ends.append(begin)
         wiped, broken = self.wiped(attempt), self.broken(attempt)
         if wiped is not None:
             ends.append(wiped["since"])
         if broken is not None:
             ends.append(broken[0].t)
-        end = max(min(ends), attempt.held_until)
-        failover = self.failed_over(attempt)
-        return begin, end if failover is None else min(end, failover["since"])
+        return begin, self._relied_until(attempt, max(min(ends), attempt.held_until))
 
-    def wiped_between(self, begin: int, end: int) -> bool:
-        """Whether the server lost, or may have lost, what it knew between two moments."""
-        return any(
-            begin <= wipe.t and wipe["since"] <= end for wipe in (*self.wipes, *self.failovers)
-        )
+    def wiped_between(self, begin: int, end: int, name: str | None = None) -> bool:
+        """Whether the server lost, or may have lost, what it knew between two moments.
+
+        Of this name, if one is given.
+        """
+        failovers = [f for f in self.failovers if name is None or _touches(f, slot_of(name))]
+        return any(begin <= wipe.t and wipe["since"] <= end for wipe in (*self.wipes, *failovers))
 
     def parts(self, attempt: Attempt) -> list[Part]:
         """The span of a body, as one or as two: a writer's, and then a reader's."""
@@ -554,6 +834,12 @@ class Run:
             ):
                 about[id(event)] = event
         return Violation(rule, text, tuple(sorted(about.values(), key=attrgetter("t"))))
+
+
+def _touches(failover: Event, slot: int) -> bool:
+    """Whether the master that was replaced had this slot; without a cluster it had all."""
+    slots = failover.data.get("slots")
+    return slots is None or any(first <= slot <= last for first, last in slots)
 
 
 def _first_after(forgetting: list[Event], fence: int) -> Event | None:

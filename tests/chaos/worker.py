@@ -1,6 +1,6 @@
 """One process of the chaos: many tasks that take locks in all sorts of ways, and write it down.
 
-``python -m tests.chaos.worker SLOT GENERATION SEED URL FOLDER TASKS``. What each task does is
+``python -m tests.chaos.worker SLOT GENERATION SEED STORE URL FOLDER TASKS``. What each task does is
 drawn from `random.Random` of the seed, the process and the task's number, one whole `Choice` at a
 time, so that nothing that happens changes what is drawn next.
 """
@@ -20,13 +20,13 @@ from typing import Any, Final, Literal
 
 import aiolock
 from aiolock._client import store_at
+from aiolock.store import Several
 from aiolock.stores.mysql import _session as mysql
 from aiolock.stores.sqlite import _session as sqlite
 from tests import loops
 from tests.chaos.choices import (
     EVERY,
     PERMITS,
-    PLACES,
     SHARED_TTL,
     Choice,
     called,
@@ -34,10 +34,13 @@ from tests.chaos.choices import (
     draw_meeting,
     draw_run,
     final_choice,
+    places,
 )
+from tests.chaos.faults import ATTACKS, QUORUM_LONGEST
 from tests.chaos.history import History
 from tests.chaos.meetings import MEETING, meet
 from tests.chaos.recorder import ATTEMPT, Recorder
+from tests.chaos.witness import quorum_at
 from tests.ledger import Ledger
 from tests.procs import commands, say
 
@@ -60,30 +63,41 @@ class Boom(Exception):
 class Process:
     """A client, which is closed and replaced now and then, and the tasks that use it."""
 
-    def __init__(self, who: str, seed: str, url: str, history: History) -> None:
+    def __init__(self, who: str, seed: str, store: str, url: str, history: History) -> None:
         self._who = who
         self._seed = seed
+        self._attack = ATTACKS[store]
+        self._offers = self._attack.offers
         self._url = url
         self.history = history
         self._loop = asyncio.get_running_loop()
         self._quiet: asyncio.Future[None] = self._loop.create_future()
         self._over: asyncio.Future[None] = self._loop.create_future()
+        observers = _OBSERVERS if "campaign" in self._offers else 0
         self._observers = [
-            asyncio.create_task(self._observe(number)) for number in range(_OBSERVERS)
+            asyncio.create_task(self._observe(number)) for number in range(observers)
         ]
         self.entries = 0
 
     async def open(self) -> None:
         """Connect, however long that takes."""
-        self.recorder = Recorder(store_at(self._url, PREFIX), self.history)
+        several = self._attack.servers
+        self._store = (
+            quorum_at(self._url, PREFIX, self.history) if several else store_at(self._url, PREFIX)
+        )
+        self.recorder = Recorder(self._store, self.history)
         self._ledger = Ledger(lambda: random.random() < _TRIPS)
-        self.client = aiolock.connect(self.recorder, prefix=PREFIX, observer=self._ledger)
+        options: dict[str, Any] = {"ttl": QUORUM_LONGEST} if several else {}
+        self.client = aiolock.connect(
+            self.recorder, prefix=PREFIX, observer=self._ledger, **options
+        )
         # What many tasks enter with `async with`, as one object: who leaves, must be found out.
         shared: dict[str, Any] = {"ttl": SHARED_TTL, "on_lost": "signal"}
-        self.shared: dict[str, AbstractAsyncContextManager[aiolock.Lease]] = {
-            "permits": self.client.semaphore("api", PERMITS, **shared),
-            "rw": self.client.rwlock("rates", **shared).read(),
-        }
+        self.shared: dict[str, AbstractAsyncContextManager[aiolock.Lease]] = {}
+        if "permits" in self._offers:
+            self.shared["permits"] = self.client.semaphore("api", PERMITS, **shared)
+        if "rw" in self._offers:
+            self.shared["rw"] = self.client.rwlock("rates", **shared).read()
         while True:
             try:
                 await self.client.open()
@@ -135,7 +149,7 @@ class Process:
         number = 0
         while not self._quiet.done():
             number += 1
-            choice = draw(rng)
+            choice = draw(rng, self._offers)
             await self._attempt(f"{number}/{task}/{self._who}", choice)
             await self.rest(choice.pause)
 
@@ -146,7 +160,7 @@ class Process:
         while not self._quiet.done():
             number += 1
             ATTEMPT.set("")
-            choice = draw_meeting(rng)
+            choice = draw_meeting(rng, self._offers)
             await meet(self.client, self.history, f"{number}/meets {task}/{self._who}", choice)
             await self.rest(choice.pause)
 
@@ -164,6 +178,9 @@ class Process:
         """Watch the election no more."""
         self._over.set_result(None)
         await asyncio.gather(*self._observers)
+        if isinstance(self._store, Several):
+            states = [server.state for server in self._store.servers()]
+            self.history.note("servers", states=states)
 
     async def _observe(self, number: int) -> None:
         """Watch who is elected, to the very end."""
@@ -196,7 +213,7 @@ class Process:
 
     async def final(self) -> None:
         """Take every lock once; by now nothing is in the way."""
-        for number, name in enumerate(PLACES):
+        for number, name in enumerate(places(self._offers)):
             await self._attempt(f"{number}/final/{self._who}", final_choice(name), final=True)
 
     async def rest(self, seconds: float, lost: asyncio.Task[Literal[True]] | None = None) -> bool:
@@ -490,7 +507,7 @@ async def _led(
 
 async def main(*arguments: str) -> None:
     """Do as the conductor says: ``quiet``, ``final``, ``close``; it is told when that is done."""
-    slot, generation, seed, url, folder, tasks = arguments
+    slot, generation, seed, store, url, folder, tasks = arguments
     who = f"{slot}.{generation}"
     history = History(Path(folder), who)
 
@@ -507,7 +524,7 @@ async def main(*arguments: str) -> None:
     # They are final for everybody else.
     sqlite.HEARTBEAT = mysql.HEARTBEAT = 1.0  # type: ignore[misc]
     try:
-        process = Process(who, seed, url, history)
+        process = Process(who, seed, store, url, history)
         pulse = asyncio.create_task(process.pulse())
         await process.open()
         say("ready")

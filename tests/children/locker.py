@@ -52,7 +52,8 @@ async def hold(client: aiolock.LockClient, leave: asyncio.Event, who: str, **opt
 async def main(url: str, prefix: str) -> None:
     """Do what the test says until it closes the pipe."""
     leave: dict[str, asyncio.Event] = {}
-    async with aiolock.connect(url, prefix=prefix) as client, asyncio.TaskGroup() as tasks:
+    target = url.split(",") if ",redis://" in url else url
+    async with aiolock.connect(target, prefix=prefix) as client, asyncio.TaskGroup() as tasks:
         say("ready", client=client.id)
         async for command in commands():
             match command:

@@ -115,7 +115,7 @@ class ByHand(Relay):
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
         return self._send("pass", passed.taker, passed.form, passed.fence)
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
 
     def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:

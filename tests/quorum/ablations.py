@@ -163,7 +163,11 @@ ABLATIONS: Final = (
         *("storm", "two", 22),
     ),
     Ablation("a look at the clock at entry", Kinds(_with(_CountsWhatHasEnded)), "storm", "two", 19),
-    Ablation("what was given back is void", Kinds(_with(_RevivesWhatIsVoid)), "storm", "two", 1455),
+    Ablation(
+        "what was given back is void",
+        Kinds(_with(_RevivesWhatIsVoid)),
+        *("storm", "two", 20456),
+    ),
     Ablation("a hundredth for clocks", Kinds(_NoHundredth), "drift", "two", 19),
     Ablation("counted from before the question", Kinds(_CountsFromTheAnswer), "all", "two", 50),
     Ablation("no vote soon after a loss of memory", Kinds(server=_VotesAtOnce), "all", "two", 226),

@@ -180,6 +180,7 @@ class Client:
                 waiter.ask_at[server] = self.clock() + max(1.0, answer.left + 3)
                 self._note_queued(waiter)
             case Silent():
+                waiter.ballot.forgotten(server)
                 waiter.ask_at[server] = self.clock() + answer.left * 1.02 + 3
             case _:
                 self._done(waiter, server, sent, refused=isinstance(answer, at.Refused))
@@ -245,12 +246,13 @@ class Client:
     def _voted(self, waiter: Waiter, server: int, granted: Granted, began: float) -> None:
         self._seen = max(self._seen, granted.number)
         until = began + self.lasts(granted.lease)
+        waiter.ballot.expire(self.clock())
         leave = waiter.ballot.voted(server, granted.number, until)
         if leave is not None:
             self._release(waiter, server, 0, leave.upto)
 
     def _gone(self, waiter: Waiter, server: int, number: int) -> None:
-        waiter.ballot.gone(server, number)
+        waiter.ballot.gone(server, number, self.clock())
         waiter.ask_at[server] = self.clock()
 
     def again(self, server: int) -> None:

@@ -20,6 +20,7 @@ from aiolock.errors import StoreError
 from aiolock.stores._codec import UNREADABLE, decode
 from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
+from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.mysql import _errors, _schema
 from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link
@@ -94,6 +95,8 @@ class Database:
         self._lost = lost
         self._back = back
         self.link = Link(settings)
+        self.protocol = _schema.PROTOCOL
+        """The newest of those who have used the tables."""
         self._was_up = False
         self._grace = 0
         self._started: int | None = None
@@ -132,10 +135,13 @@ class Database:
 
     def _check_schema(self) -> None:
         ((found,),) = self.link.run("SELECT MAX(protocol) FROM aiolock_meta")
-        if found[0] != _schema.PROTOCOL:
+        protocol = self.protocol = int(found[0])
+        if protocol < _schema.PROTOCOL or not works_beside(_schema.PROTOCOL, protocol):
             raise StoreError(
-                f"MySQL at {self._settings.where}: its tables are of the protocol {found[0]}, not"
-                f" {_schema.PROTOCOL}: another version of aiolock made them"
+                f"MySQL at {self._settings.where}: its tables are of another version of aiolock:"
+                " run `aiolock init-db URL` of the newer one, and upgrade those who use them one"
+                f" protocol after the other (protocol {protocol} is spoken there;"
+                f" {spoken(_schema.PROTOCOL)})"
             )
 
     def _keep_quiet(self) -> None:

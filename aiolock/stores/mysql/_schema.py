@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 PROTOCOL: Final = 1
-"""Of the tables, and of what is written in them."""
+"""That of this version: of the tables, and of what is written in them."""
 
 # `id` is the name, or stands for a long one; compared byte by byte. A state is JSON (see `_codec`),
 # empty where nobody holds or waits: the row stays for a while, for its fence. `head` is the client

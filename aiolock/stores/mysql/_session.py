@@ -72,6 +72,11 @@ class Session:
         """What shows whether the commands' connection is up: one at a time."""
         self._is_open = False
 
+    @property
+    def protocol(self) -> int:
+        """The newest of those who have used the locks."""
+        return self._database.protocol
+
     # In the event loop
 
     async def open(self) -> None:

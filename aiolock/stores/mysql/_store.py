@@ -10,6 +10,8 @@ from typing import Any, Final
 from aiolock.store import Inbox, Page
 from aiolock.stores._operations import Operation, Operations, Steps
 from aiolock.stores._outcomes import refusal
+from aiolock.stores._protocols import both
+from aiolock.stores.mysql._schema import PROTOCOL
 from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._settings import Settings
 from aiolock.stores.mysql._transaction import Transaction
@@ -27,6 +29,10 @@ class MySQLStore(Operations):
         self._client = ""
         self._resizes = itertools.count(1)
         self._session: Session | None = None
+
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        return both(PROTOCOL, self._session.protocol if self._session is not None else PROTOCOL)
 
     def __repr__(self) -> str:
         return f"<MySQLStore {self._settings.where} prefix={self._prefix!r}>"

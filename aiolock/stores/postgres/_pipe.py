@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
+from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value
 from aiolock.stores.postgres._errors import BUSY, ELSEWHERE, Failed, is_one_of, store_error
 from aiolock.stores.postgres._link import Connection, Link
-from aiolock.stores.postgres._schema import ACCEPTED, PROTOCOL, statements
+from aiolock.stores.postgres._schema import PROTOCOL, statements
 from aiolock.stores.postgres._settings import Settings
 from aiolock.stores.postgres._wire import Answer, Wire
 
@@ -108,6 +109,8 @@ class Pipe:
         self._loop = loop = asyncio.get_running_loop()
         self._link = Link(settings.commands, greet=self._greet, up=self._up, down=self._down)
         self.copies = Copies(loop.time, codec.number)
+        self.protocol = PROTOCOL
+        """That of the schema."""
         self._wire: Wire | None = None
         self._serving = False
         """The connection is known to serve us."""
@@ -283,7 +286,7 @@ class Pipe:
         connection.prepare_threshold = None
         if not self._settings.pooled:
             await connection.execute(self._settings.session().encode())
-        if self._settings.create:
+        if self._settings.create and not await _is_newer(connection):
             async with connection.transaction():
                 await connection.execute("SET LOCAL client_min_messages = warning")
                 await connection.execute(statements().encode())
@@ -294,11 +297,13 @@ class Pipe:
         row = await cursor.fetchone()
         assert row is not None
         protocol, read_only, isolation = row
-        if protocol not in ACCEPTED:
+        if protocol < PROTOCOL or not works_beside(PROTOCOL, protocol):
             raise Failed(
-                f"its schema is of protocol {protocol}, and this version of aiolock speaks"
-                f" {PROTOCOL}: run `aiolock init-db URL` of the newer one of the two"
+                "its schema is of another version of aiolock: run `aiolock init-db URL` of the"
+                " newer one, and upgrade those who use it one protocol after the other"
+                f" (protocol {protocol} is spoken there; {spoken(PROTOCOL)})"
             )
+        self.protocol = protocol
         if read_only == "on":
             raise Failed("the server does not write", "25006")
         if isolation != "read committed":
@@ -386,3 +391,12 @@ class Pipe:
 
 def _ignore(_: list[Answer]) -> None:
     """A flush that fails leaves what it was to send for the next one."""
+
+
+async def _is_newer(connection: Connection) -> bool:
+    """Whether a later version has made the schema, which serves this one as it is."""
+    cursor = await connection.execute("SELECT to_regprocedure('aiolock.protocol()') IS NOT NULL")
+    if not (await cursor.fetchone() or (False,))[0]:
+        return False
+    cursor = await connection.execute("SELECT aiolock.protocol()")
+    return bool((await cursor.fetchone() or (0,))[0] > PROTOCOL)

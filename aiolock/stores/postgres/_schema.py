@@ -8,8 +8,6 @@ from typing import Final
 
 PROTOCOL: Final = 1
 """That of this version: `aiolock.protocol()` says which one the database has."""
-ACCEPTED: Final = (PROTOCOL, PROTOCOL + 1)
-"""A database that is one ahead serves the version before as well."""
 _OWNS: Final = "SELECT pg_advisory_xact_lock(7597127063519228267);\n"
 """One at a time, also where several make it at once: `CREATE ... IF NOT EXISTS` does not wait."""
 

@@ -27,11 +27,13 @@ from aiolock.store import (
 )
 from aiolock.stores._links import Links
 from aiolock.stores._opening import Opening
+from aiolock.stores._protocols import both
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value, number, numbers
 from aiolock.stores.postgres._ear import Ear
 from aiolock.stores.postgres._errors import Failed, store_error
 from aiolock.stores.postgres._pipe import Pipe
+from aiolock.stores.postgres._schema import PROTOCOL
 from aiolock.stores.postgres._settings import Settings
 
 log = logging.getLogger("aiolock")
@@ -58,6 +60,10 @@ class PostgresStore:
         self._closing = True
         self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        return both(PROTOCOL, PROTOCOL if self._closing else self._pipe.protocol)
 
     def __repr__(self) -> str:
         return f"<PostgresStore {self._settings.place.where} prefix={self._prefix!r}>"
@@ -227,7 +233,7 @@ class PostgresStore:
         never.set_exception(refused)
         return never
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         names = b",".join([b'"\\%b"' % self._key(renewal.name) for renewal in renewals])
         arguments = (
             *(b"{%b}" % names, self._me, numbers([renewal.waiter.seq for renewal in renewals])),

@@ -19,6 +19,20 @@ BEGIN
     END IF;
 END $$;
 
+-- A later version's schema serves this one as well; this one would not serve that.
+DO $$
+DECLARE
+    found integer := 0;
+BEGIN
+    IF to_regprocedure('aiolock.protocol()') IS NOT NULL THEN
+        EXECUTE 'SELECT aiolock.protocol()' INTO found;
+    END IF;
+    IF found > 1 THEN
+        RAISE EXCEPTION 'the schema aiolock is of protocol %, and this would be protocol 1: use the'
+            ' later version of aiolock', found;
+    END IF;
+END $$;
+
 CREATE SCHEMA IF NOT EXISTS aiolock;
 
 -- The last fence of a name, and its numbers. A row stays for ten minutes after its last use.
@@ -883,7 +897,7 @@ END $$;
 
 -- Clients
 
--- What protocol this is: a client accepts its own, and the one after it.
+-- What protocol this is: a client accepts its own, and the next one. (So does the check above.)
 CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql AS $$ SELECT 1 $$;
 
 -- What time it is, in µs.

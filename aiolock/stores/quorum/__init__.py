@@ -1,4 +1,36 @@
 """A fair lock over several independent servers, of which a majority decides.
 
-So far this is the counting of votes, which `tests/quorum` models: no store is built on it yet.
+`_votes` is the counting, without I/O, which `tests/quorum` models; `_voter` is what a server does,
+as a machine. `_seat` is one member as a client has it, `_council` all of them, `_candidates` the
+acquisitions that stand for their votes, `_marks` what becomes of those that do something once, and
+`_store` the store of all that.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiolock.stores._member import Member
+from aiolock.stores.quorum._memory import MemoryMember, member_at, member_of
+from aiolock.stores.quorum._store import QuorumStore
+
+__all__ = ["MemoryMember", "QuorumStore", "from_members", "member_at", "member_of"]
+
+_FEWEST = 3
+
+
+def from_members(members: Sequence[Member], longest_ttl: float, *, durable: bool) -> QuorumStore:
+    """A store of these servers; `ValueError` for a list that cannot be right."""
+    if len(members) < _FEWEST or len(members) % 2 == 0:
+        raise ValueError(
+            f"a quorum is of 3, 5 or 7 servers, not of {len(members)}: one server needs no quorum,"
+            " and an even number survives no more failures than one less"
+        )
+    kinds = sorted({member.kind for member in members})
+    if len(kinds) > 1:
+        raise ValueError(f"the servers of a quorum are of one kind, not of {' and '.join(kinds)}")
+    addresses = [member.address for member in members]
+    twice = sorted({each for each in addresses if addresses.count(each) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is in the list twice: each server counts once")
+    return QuorumStore(members, longest_ttl, durable=durable)

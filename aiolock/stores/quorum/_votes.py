@@ -16,6 +16,13 @@ with leases in place of servers that never fail:
   the next fence is higher, with no clock that is compared to another.
 * **The deadline is that which a majority reaches.** Each vote has one of its own, by the client's
   clock, counted from before the question was sent.
+* **A vote that was taken away stays away.** A server at which the vote of a holder ended before its
+  time is not counted again for as long as it holds, though it may vote for it at once. Else who is
+  broken at one server after the other would get each vote back, and hold a lock that was another's
+  in between. So it is with all of them once the deadline was over: another may have been inside.
+
+* **What is done once is asked for first.** Who wants it done and has a majority holds that, and
+  enters only when it was found that nobody has done it: see `_marks`.
 
 Times are seconds of the client's clock. Servers are numbers from 0 on.
 """
@@ -62,7 +69,11 @@ class Release(NamedTuple):
     upto: int
 
 
-Step = Enter | Raise | GiveWay
+class Recall(NamedTuple):
+    """See, now that nobody else can do it, whether somebody has."""
+
+
+Step = Enter | Raise | GiveWay | Recall
 """What a client has to do now."""
 
 
@@ -88,8 +99,12 @@ class Vote:
 class Ballot:
     """The votes of one waiter, and what follows from them."""
 
-    def __init__(self, servers: int) -> None:
+    def __init__(self, servers: int, *, once: bool = False) -> None:
         self.quorum = servers // 2 + 1
+        self.unsure = once
+        """Whether it is not known that what is to be done once is not done. What was found holds
+        for as long as there is a majority of the votes: else somebody may have done it since."""
+        self._once = once
         self.phase = Phase.WAITING
         self.votes: list[Vote | None] = [None] * servers
         self.fence = 0
@@ -103,6 +118,10 @@ class Ballot:
         """Numbers up to this are not ours any more."""
         self._inquired = [0] * servers
         """The highest number for which each server has inquired."""
+        self._taken = [False] * servers
+        """Whether a vote that had been counted ended there before its time."""
+        self._expired = False
+        """Whether its deadline was over once."""
 
     # What is heard
 
@@ -111,15 +130,26 @@ class Ballot:
         self.highest = max(self.highest, number)
         if number <= self._void[server]:
             return None
-        if self.aside:
+        vote = self.votes[server]
+        if vote is not None and number <= vote.number:
+            if number == vote.number:
+                vote.deadline = max(vote.deadline, deadline)
+            return None
+        if self.aside or self._taken[server] or self._expired:
+            self.votes[server] = None
             self._void[server] = number
             return Release(server, number)
-        vote = self.votes[server]
-        if vote is None or vote.number < number:
-            self.votes[server] = Vote(number, deadline)
-        elif vote.number == number:
-            vote.deadline = max(vote.deadline, deadline)
+        self.votes[server] = Vote(number, deadline)
         return None
+
+    def counted(self, server: int, number: int, deadline: float) -> None:
+        """What we wait for was counted there, and stays so: no answer is too late for that."""
+        if not self.aside:
+            self.votes[server] = Vote(number, deadline)
+
+    def least(self, server: int) -> int:
+        """The lowest number that is counted there, which a server may have forgotten; 0: any."""
+        return self._void[server] + 1 if self._void[server] else 0
 
     def renewed(self, server: int, number: int, deadline: float, fence: int = 0) -> None:
         """A server has renewed this vote, and knows this fence."""
@@ -135,12 +165,33 @@ class Ballot:
         if vote is not None and vote.number == number:
             vote.raising = False
 
-    def gone(self, server: int, number: int) -> None:
+    def gone(self, server: int, number: int, now: float) -> None:
         """This vote does not stand any more: its server says so."""
         vote = self.votes[server]
         if vote is not None and vote.number <= number:
             self.votes[server] = None
+            if self.phase is Phase.ENTERED and self._stands(vote, now):
+                self._taken[server] = True
         self._void[server] = max(self._void[server], number)
+
+    def expire(self, now: float) -> None:
+        """Where the deadline of who has entered is over, no other vote makes a majority again.
+
+        Another may have been inside since.
+        """
+        if self.phase is Phase.ENTERED:
+            deadline = self.deadline
+            self._expired = self._expired or deadline is None or deadline <= now
+
+    def forgotten(self, server: int) -> None:
+        """The server has lost its memory, and votes for nobody: so it was not taken away there.
+
+        What it votes later may have the number of the fence, as the others have it: who looks at
+        the votes tells the fence by them. Whatever it had voted before has ended by then.
+        """
+        self._taken[server] = False
+        if self.phase is Phase.ENTERED:
+            self._void[server] = min(self._void[server], self.fence - 1)
 
     def inquired(self, server: int, number: int) -> None:
         """Somebody who asked before us wants this vote."""
@@ -161,9 +212,12 @@ class Ballot:
             if vote is not None and self._stands(vote, now)
         ]
         if len(standing) < self.quorum:
+            self.unsure = self._once
             return self._give_way(now)
         fence = self._fence(sorted(vote.number for _, vote in standing))
         if self._is_known([vote for _, vote in standing], fence):
+            if self.unsure:
+                return [Recall()]
             self.phase, self.fence = Phase.ENTERED, fence
             return [Enter(fence)]
         steps: list[Step] = []
@@ -195,9 +249,20 @@ class Ballot:
                 steps.append(GiveWay(server, vote.number))
         return steps
 
+    def turned(self, server: int) -> None:
+        """The vote there is turned into a mark: it is not counted from now on."""
+        vote = self.votes[server]
+        if vote is not None:
+            self._drop(server, vote)
+
     def _drop(self, server: int, vote: Vote) -> None:
         self.votes[server] = None
         self._void[server] = max(self._void[server], vote.number)
+
+    @property
+    def has_votes(self) -> bool:
+        """Whether any server has voted for us; else there is nothing to be done."""
+        return self.votes.count(None) < len(self.votes)
 
     @property
     def deadline(self) -> float | None:
@@ -219,6 +284,12 @@ class Ballot:
                 self._drop(server, vote)
         # No further than this: a copy that comes late must not take what is voted after it.
         return [Release(server, upto) for server, upto in enumerate(self._void)]
+
+    def give_back(self) -> list[Release]:
+        """It has entered too late: all of it is given back, but for the ticket."""
+        self.phase, self.fence = Phase.WAITING, 0
+        self._taken, self._expired = [False] * len(self._taken), False
+        return self.step_aside()
 
     def come_back(self) -> None:
         """A majority is in reach again: ask all of them."""

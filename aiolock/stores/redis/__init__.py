@@ -8,12 +8,13 @@ from redis.asyncio.connection import ConnectionPool
 
 from aiolock.stores.redis._barrier import Replicas
 from aiolock.stores.redis._cluster import ClusterStore
+from aiolock.stores.redis._member import RedisMember
 from aiolock.stores.redis._replicated import ReplicatedStore
 from aiolock.stores.redis._seeds import Seeds, seeds_of
 from aiolock.stores.redis._store import RedisStore
 from aiolock.stores.redis._urls import is_of_a_cluster, pool_at, seeds_at
 
-__all__ = ["ClusterStore", "RedisStore", "from_client", "from_url"]
+__all__ = ["ClusterStore", "RedisStore", "from_client", "from_url", "member_at", "member_of"]
 
 
 def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:
@@ -40,19 +41,36 @@ def _on_cluster(seeds: Seeds, prefix: str, replicas: Replicas | None) -> Cluster
     return ClusterStore(seeds, prefix)
 
 
+def member_at(url: str, prefix: str) -> RedisMember:
+    """The server at ``url`` as a member of a quorum. `ValueError` for one that cannot be right."""
+    return RedisMember(pool_at(url), prefix)
+
+
+def member_of(client: object, prefix: str) -> RedisMember:
+    """The server of ``client`` as a member of a quorum; the client itself is left alone."""
+    _check_client(client)
+    if not isinstance(client, redis.asyncio.Redis):
+        raise TypeError(f"a member of a quorum is one server, not a {type(client).__name__}")
+    return RedisMember(client.connection_pool, prefix)
+
+
 def from_client(
     client: object, prefix: str, replicas: Replicas | None = None
 ) -> RedisStore | ClusterStore:
     """A store that connects as ``client`` does, and leaves the client itself alone."""
-    if isinstance(client, redis.Redis | redis.RedisCluster):
-        kind = "Redis" if isinstance(client, redis.Redis) else "RedisCluster"
-        raise TypeError(
-            f"this is a blocking redis.{kind}, which would stop the event loop:"
-            f" pass a redis.asyncio.{kind}, or a URL"
-        )
+    _check_client(client)
     if isinstance(client, redis.asyncio.RedisCluster):
         return _on_cluster(seeds_of(client), prefix, replicas)
     if not isinstance(client, redis.asyncio.Redis):
         raise TypeError(f"aiolock takes a redis.asyncio.Redis, not {type(client).__name__}")
     pool: ConnectionPool = client.connection_pool
     return _on(pool, prefix, replicas)
+
+
+def _check_client(client: object) -> None:
+    if isinstance(client, redis.Redis | redis.RedisCluster):
+        kind = "Redis" if isinstance(client, redis.Redis) else "RedisCluster"
+        raise TypeError(
+            f"this is a blocking redis.{kind}, which would stop the event loop:"
+            f" pass a redis.asyncio.{kind}, or a URL"
+        )

@@ -12,7 +12,7 @@ that another one did is confirmed by it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -21,7 +21,8 @@ from redis.exceptions import InvalidResponse
 
 from aiolock.stores.redis._errors import Refusal, code_of
 from aiolock.stores.redis._link import Link
-from aiolock.stores.redis._scripts import BARRIER, Master, bulk, command
+from aiolock.stores.redis._replies import Master
+from aiolock.stores.redis._scripts import BARRIER, bulk, command
 from aiolock.stores.redis._sentinel import Address
 
 PATIENCE: Final = 1.0
@@ -53,20 +54,21 @@ class Outcome(Enum):
 class Waiting:
     """Something that the server with this history has answered, and replicas are to have."""
 
-    __slots__ = ("_concluded", "_timer", "history", "until")
+    __slots__ = ("_concluded", "_kept", "_timer", "history", "until")
 
     def __init__(self, history: str, within: float, concluded: Concluded) -> None:
         loop = asyncio.get_running_loop()
         self.history = history
+        self._kept: dict[Waiting, None] = {}
         self.until = loop.time() + within
         self._concluded: Concluded | None = concluded
         late = within + min(_GRACE, within)
         self._timer = loop.call_later(late, self.conclude, Outcome.MISSED)
 
-    @property
-    def over(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self._concluded is None
+    def wait_in(self, kept: dict[Waiting, None]) -> None:
+        """Stand there, last, as long as somebody waits for it."""
+        self._kept = kept
+        kept[self] = None
 
     def conclude(self, outcome: Outcome) -> None:
         """Tell whoever waits, once."""
@@ -79,6 +81,7 @@ class Waiting:
         """Nobody waits for it any more. Idempotent."""
         self._concluded = None
         self._timer.cancel()
+        self._kept.pop(self, None)
 
 
 Concluded = Callable[[Outcome], None]
@@ -93,9 +96,9 @@ class Barrier:
         self._forget = command("PEXPIRE", key, 1)
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
-        self._arrived = list[Waiting]()
+        self._arrived: dict[Waiting, None] = {}
         """Those that the next barrier is to cover."""
-        self._covered: list[Waiting] | None = None
+        self._covered: dict[Waiting, None] | None = None
         """Those that the one under way covers; None where there is none."""
         self._master: Master | None = None
         """What the one under way has said already."""
@@ -133,7 +136,7 @@ class Barrier:
         if self._closed:
             self._loop.call_soon(waiting.conclude, Outcome.MISSED)
             return waiting
-        self._arrived.append(waiting)
+        waiting.wait_in(self._arrived)
         if self._covered is None:
             self._begin()
         return waiting
@@ -144,13 +147,14 @@ class Barrier:
             self._begin(even_for_nobody=True)
 
     def _begin(self, *, even_for_nobody: bool = False) -> None:
-        wire = self._link.wire
-        covered = self._arrived = [each for each in self._arrived if not each.over]
+        wire, covered = self._link.wire, self._arrived
         if wire is None or not (covered or even_for_nobody):
             return
-        self._covered, self._arrived = covered, []
+        self._covered, self._arrived = covered, {}
         self._master, self.confirmed = None, 0
-        left = min([each.until for each in covered], default=self._loop.time() + PATIENCE)
+        # As long as any of them: one that began anew for each that is in a hurry would never be
+        # confirmed where replicas are somewhat behind. Those see to their own time.
+        left = max([each.until for each in covered], default=self._loop.time() + PATIENCE)
         wait = max(_SHORTEST, int((left - self._loop.time()) * 1000))
         wire.write(self._request + command("WAIT", self.wanted, wait), at_once=True)
         self._overdue = self._loop.call_later(wait / 1000 + _ANSWER, self._no_answer)
@@ -184,7 +188,6 @@ class Barrier:
     def _give_up(self) -> None:
         for waiting in (*(self._covered or ()), *self._arrived):
             waiting.conclude(Outcome.MISSED)
-        self._arrived.clear()
 
     def _see_who_follows(self, master: Master) -> None:
         """Where all are waited for, and there are fewer by now, ask again for those."""
@@ -193,7 +196,7 @@ class Barrier:
             self._link.proved()
             self.drop(ConnectionError("a replica has left"))  # nothing else ends a WAIT
 
-    def _passed(self, covered: list[Waiting], master: Master, confirmed: int) -> None:
+    def _passed(self, covered: dict[Waiting, None], master: Master, confirmed: int) -> None:
         """So many replicas have what this server had done when the barrier began."""
         self._end()
         self.error = None
@@ -201,7 +204,7 @@ class Barrier:
         if self._replicas == "all":
             self.wanted = max(1, master.following)
         now, left = self._loop.time(), list[Waiting]()
-        for waiting in covered:
+        for waiting in list(covered):
             if waiting.history != master.history:
                 waiting.conclude(Outcome.ELSEWHERE)
             elif confirmed >= self.wanted:
@@ -211,9 +214,15 @@ class Barrier:
                 waiting.conclude(Outcome.MISSED)
             else:
                 left.append(waiting)
-        self._arrived[:0] = left
+        self._go_before(left)
         if self._arrived and self._covered is None:
             self._begin()
+
+    def _go_before(self, older: Iterable[Waiting]) -> None:
+        """The next barrier is to cover these as well."""
+        both, self._arrived = [*older, *self._arrived], {}
+        for waiting in both:
+            waiting.wait_in(self._arrived)
 
     def _end(self) -> None:
         self._covered = None
@@ -225,7 +234,7 @@ class Barrier:
     def _down(self, reason: Exception) -> None:
         self.error, self.confirmed, self.history = reason, 0, ""
         if self._covered is not None:
-            self._arrived[:0] = self._covered
+            self._go_before(self._covered)
             self._end()
 
     async def aclose(self) -> None:

@@ -6,10 +6,38 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._scripts import LIST, PRESENCE, SLOTS, Script
 from aiolock.stores.redis._slots import slot_of_key
+
+
+class Called(asyncio.Future[Any]):
+    """A future by which somebody is called in the very call that resolves it, and nobody else."""
+
+    def __init__(
+        self, heard: Callable[[Any, Exception | None], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(loop=loop)
+        self._heard = heard
+
+    def set_result(self, result: Any, /) -> None:
+        super().set_result(result)
+        self._heard(result, None)
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        super().set_exception(exception)
+        error = self.exception()
+        self._heard(None, error if isinstance(error, Exception) else StoreError(str(error)))
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled:
+            error = StoreError("it was released before it was sent")
+            error.refused = True
+            self._heard(None, error)
+        return cancelled
 
 
 class Command:
@@ -30,6 +58,8 @@ class Command:
     """Whether it goes to the master that its slot is being moved to, which takes it as asked."""
     hops = 0
     """How often a node has sent it on."""
+    opens_for: Command | None = None
+    """This is ASKING, for that one, which is written directly after it."""
     refusal: Refusal | None = None
     """Why it is to be written again in a moment."""
 

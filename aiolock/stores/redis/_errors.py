@@ -57,6 +57,10 @@ class DeafError(redis.exceptions.ConnectionError):
     """What is published through the one connection does not arrive on the other."""
 
 
+class MismatchError(redis.exceptions.RedisError):
+    """Clients of a version that ours does not work beside use these locks."""
+
+
 class ClusterNodeError(redis.exceptions.ConnectionError):
     """A server alone is asked for, and it is one of a cluster."""
 
@@ -262,7 +266,12 @@ _SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (
 
 
 def _unanswered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
-    """What is wrong, and what to do, where there was no connection or no answer."""
+    """What is wrong, and what to do, where there was no connection or no answer, or none for us."""
+    if isinstance(error, MismatchError):
+        return (
+            f"has clients of another version of aiolock under the prefix {place.prefix!r}",
+            _ONE_AFTER_THE_OTHER,
+        )
     causes = list(_causes(error))
     other = _NOT_TLS if place.tls else _TLS
     for kinds, word, what, to_do in _CAUSES:
@@ -271,6 +280,10 @@ def _unanswered(error: Exception, said: str, place: Place) -> tuple[str, str] | 
     return None
 
 
+_ONE_AFTER_THE_OTHER: Final = (
+    "upgrade them one protocol after the other, or take another prefix; ten minutes after the last"
+    " of them has ended they do not count any more"
+)
 _TLS: Final = "if it is a port for TLS, use rediss://"
 _NOT_TLS: Final = "if it is a plain port, use redis://"
 

@@ -52,7 +52,7 @@ class Link:
 
     async def open(self) -> None:
         """Connect for the first time; raises what redis-py raises."""
-        wire = await self._dial()
+        wire = await self._dial(self._round)
         if self._closed:  # meanwhile
             wire.reset()
             raise ConnectionError("closed while it was being connected")
@@ -94,14 +94,18 @@ class Link:
         self._dialling.add(redialling)
         redialling.add_done_callback(self._dialling.discard)
 
-    async def _dial(self) -> Wire:
+    async def _dial(self, number: int) -> Wire:
         self._address = None
         told, self._told = self._told, None
-        self._address = address = told or await locate(self._pool)
+        address = told or await locate(self._pool)
+        if number == self._round:
+            self._address = address
         try:
             return await dial(self._pool, self._received, self.drop, address)
         except BaseException:
-            self._address = None
+            # One that was told to end may take its time, and another has begun since.
+            if number == self._round:
+                self._address = None
             raise
 
     async def _redial(self, number: int) -> None:
@@ -112,7 +116,7 @@ class Link:
                 await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
                 self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
                 try:
-                    wire = await self._dial()
+                    wire = await self._dial(number)
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again
                     self.error = error
         finally:

@@ -51,6 +51,11 @@ class Names:
         """Where a client writes its host and process, for `status` to show."""
         return f"{self._prefix}:client:{client}"
 
+    @property
+    def protocols(self) -> str:
+        """Where clients write which protocol they speak (see `_protocol`)."""
+        return f"{self._prefix}:protocols"
+
     def shard_channel(self, tag: str, client: str) -> str:
         """The client's channel of a slot, which the tag is of."""
         return f"{self.channels}{{{tag}}}:{client}"

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
 import anyio
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.errors import StoreError
 from aiolock.store import Form, Inbox, Waiter
-from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._parked import Parked
-from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._slots import SLOTS, Address, slot_of_key, tag_in
-from aiolock.stores.redis._store import RedisStore, ignore
+from aiolock.stores.redis._store import RedisStore
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
 ALL: Final = range(SLOTS)
 
 
-_Asked = Parked | tuple[list[Command], bool]
-"""An operation; or commands of another node's, and whether they come by its ASK."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _SentOn:
+    """Commands of another node's, of one slot, and whether they come by its ASK."""
+
+    commands: list[Command]
+    asking: bool
 
 
 class Neighbours(Protocol):
@@ -91,9 +92,11 @@ class NodeInbox:
         """As the inbox's."""
         self._inbox.void(name, waiter)
 
-    def unconfirmed(self, name: str, waiter: Waiter, fence: int, error: Exception) -> None:
+    def unconfirmed(
+        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+    ) -> None:
         """As the inbox's."""
-        self._inbox.unconfirmed(name, waiter, fence, error)
+        self._inbox.unconfirmed(name, waiter, form, fence, error)
 
     def reconnected(self) -> None:
         """As the inbox's, for whatever name: which of them are here is not known for certain."""
@@ -125,8 +128,10 @@ class Node(RedisStore):
         self._redirected = partial(cluster.redirected, self)
         self._is_new = partial(cluster.is_new, self)
         self._queued = cluster.waits
-        self._waiting = deque[_Asked]()
+        self._waiting: dict[Parked | _SentOn, None] = {}
         """What was asked of it, and of others, in order, until it serves us."""
+        self._inherits = False
+        """It has slots that were another node's when it was not connected to."""
         self._tag = ""
         """Whose slot is one of its own."""
         self._wanted = False
@@ -148,7 +153,7 @@ class Node(RedisStore):
         while not self.gone:
             try:
                 await self.open_now(client, inbox)
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, try again
                 self.error = error
                 self._cluster.is_missing()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
@@ -163,8 +168,10 @@ class Node(RedisStore):
         self.error = None
         if not self.gone:
             self.ready = True
+            if self._inherits:
+                self._pipe.copies.elsewhere()
+            self._go_on()  # first: what is asked now, and of whom, was asked after it
             self._cluster.is_ready(self)
-            self._go_on()
 
     def _link_changed(self, error: Exception | None) -> None:
         self.down = error is not None
@@ -197,16 +204,25 @@ class Node(RedisStore):
         """The operations that wait until it serves us."""
         return [each for each in self._waiting if isinstance(each, Parked)]
 
+    def inherit(self) -> None:
+        """It has slots now of another node, and they may go back to that one.
+
+        There a copy may come late of what was given up here meanwhile.
+        """
+        self._inherits = True
+        if self.ready:
+            self._pipe.copies.elsewhere()
+
     def park(self, parked: Parked) -> None:
         """Start it as soon as this node serves us."""
-        self._waiting.append(parked)
+        parked.wait_in(self._waiting)
 
     def take_over(self, commands: list[Command], *, asking: bool = False) -> None:
         """Carry out what was asked of another node, in order."""
         if self.ready:
             self._pipe.again(commands, asking=asking)
         else:
-            self._waiting.append((commands, asking))
+            self._waiting[_SentOn(commands, asking)] = None
 
     def hold(self, commands: list[Command]) -> None:
         """Carry these out in a moment, and what is asked about their slot meanwhile after them."""
@@ -216,23 +232,23 @@ class Node(RedisStore):
         """What of these slots has no answer: it is another node's now."""
         commands: list[Command] = self._pipe.take(slots) if self.ready else []
         parked = list[Parked]()
-        waiting, self._waiting = self._waiting, deque[_Asked]()
-        for each in waiting:
+        for each in list(self._waiting):
             if isinstance(each, Parked):
-                (parked if each.slot in slots else self._waiting).append(each)
-            elif each[0][0].slot in slots:
-                commands += each[0]
-            else:
-                self._waiting.append(each)
+                if each.slot in slots:
+                    del self._waiting[each]
+                    parked.append(each)
+            elif each.commands[0].slot in slots:
+                del self._waiting[each]
+                commands += each.commands
         return commands, parked
 
     def _go_on(self) -> None:
-        waiting, self._waiting = self._waiting, deque[_Asked]()
-        for each in waiting:
+        for each in list(self._waiting):
             if isinstance(each, Parked):
                 each.go(self)
             else:
-                self._pipe.again(each[0], asking=each[1])
+                del self._waiting[each]
+                self._pipe.again(each.commands, asking=each.asking)
 
     # How it differs from one server
 
@@ -247,7 +263,9 @@ class Node(RedisStore):
         return self._tag
 
     def _own_keys(self) -> list[str]:
-        return [f"{self._prefix}:{{{self.tag}}}:client"] if self.tag else []
+        # The first of all, however the slots came here: who comes later is to find the same key.
+        slots = self._cluster.slots_of(self)
+        return [f"{self._names.protocols}:{{{tag_in(slots)}}}"] if slots else []
 
     def slots_changed(self) -> None:
         """Which slots it has is known anew."""
@@ -272,7 +290,4 @@ class Node(RedisStore):
 
     def _forget_us(self) -> None:
         if self._is_home:
-            key = self._names.client(self._client)
-            values = (1, key, self._names.channels, "p", 1)
-            arguments = b"".join(map(bulk, values))
-            self._pipe.call(scripts.PRESENCE, len(values), arguments).add_done_callback(ignore)
+            super()._forget_us()

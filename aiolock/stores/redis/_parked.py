@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from aiolock.stores.redis._pipe import COMMAND_TIMEOUT
+from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
 from aiolock.stores.redis._store import RedisStore
 
 _LONGER: Final = 0.25
@@ -18,7 +18,8 @@ class Parked:
     """One operation that is started as soon as its node serves us.
 
     Its future fails when it has not been answered in the time that a command has, whether or not it
-    was started. One that is not ``sure`` is not started any more once its future is done.
+    was started. One that is not ``sure`` is not started any more once its future is done, and none
+    after its time: wherever it was kept until then, it is no more.
     """
 
     def __init__(
@@ -36,28 +37,47 @@ class Parked:
         self._start = start
         self._error = error
         self._sure = sure
+        self._kept: dict[Any, None] = {}
+        """Where it waits."""
         self._started: asyncio.Future[Any] | None = None
         self._timer = loop.call_later(COMMAND_TIMEOUT + _LONGER, self.give_up)
         self.future.add_done_callback(self._over)
 
     @property
-    def is_over(self) -> bool:
-        """Whether it is not to be started any more."""
-        return self.future.done() and (not self._sure or not self.future.cancelled())
+    def started(self) -> bool:
+        """Whether it was ever started."""
+        return self._started is not None
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether it is carried out though nobody waits for its answer."""
+        return self._sure and self.future.cancelled()
+
+    def wait_in(self, kept: dict[Any, None]) -> None:
+        """Stand there, last, for as long as it is to be started."""
+        self._kept = kept
+        kept[self] = None
 
     def go(self, node: RedisStore) -> None:
-        """Start it there."""
-        if not self.is_over:
-            self._started = started = self._start(node)
-            started.add_done_callback(partial(copied, self.future))
+        """Start it there, if that is still wanted."""
+        self._kept.pop(self, None)
+        if self.future.done() and not self._goes_on:
+            return
+        self._started = started = self._start(node)
+        started.add_done_callback(partial(copied, self.future))
 
     def give_up(self) -> None:
-        """Fail it."""
+        """Its time is over."""
+        self._timer.cancel()
+        self._kept.pop(self, None)
         if not self.future.done():
             self.future.set_exception(self._error(self._started is None))
 
     def _over(self, _: asyncio.Future[Any]) -> None:
+        if self._goes_on and self._started is None:
+            return  # if that can be in its time
         self._timer.cancel()
+        self._kept.pop(self, None)
         if self._started is not None and not self._sure:
             self._started.cancel()
 

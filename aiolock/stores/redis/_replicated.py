@@ -28,9 +28,12 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._barrier import KEPT, PATIENCE, Barrier, Outcome, Replicas, Waiting
 from aiolock.stores.redis._errors import Place, Refusal, store_error
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._scripts import Master, bulk, command
+from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
+from aiolock.stores.redis._replies import Master
+from aiolock.stores.redis._scripts import bulk, command
 from aiolock.stores.redis._sentinel import Address
-from aiolock.stores.redis._store import HEARTBEAT, RedisStore
+from aiolock.stores.redis._session import HEARTBEAT, ignore
+from aiolock.stores.redis._store import RedisStore
 from aiolock.stores.redis._subscription import Granting, Subscription
 
 OPENING: Final = 3.0
@@ -98,6 +101,12 @@ class ReplicatedStore(RedisStore):
         await super()._disconnect()
         await self._barrier.aclose()
 
+    def _forget_us(self) -> None:
+        super()._forget_us()
+        # By this connection: its own may be blocked until replicas come.
+        arguments = b"".join(map(bulk, (1, self._names.barrier(self._client), 1)))
+        self._pipe.call(scripts.BARRIER, 3, arguments).add_done_callback(ignore)
+
     # What is confirmed before it is told
 
     def acquire(
@@ -120,11 +129,11 @@ class ReplicatedStore(RedisStore):
         )
 
         def failed(granted: Granted, error: StoreError) -> None:
-            self._inbox.unconfirmed(name, waiter, granted.fence, error)
+            self._inbox.unconfirmed(name, waiter, form, granted.fence, error)
 
         return _Confirmed(self, ask, _is_granted, _within(form), failed)
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         ask = partial(super().renew, renewals)
         if not any(renewal.ttl for renewal in renewals):
             return ask()
@@ -161,15 +170,18 @@ class ReplicatedStore(RedisStore):
         """A grant was pushed, on either connection."""
         pushed = self._subscription
         history, within = pushed.history if pushed.speaks else self.history, _within(form)
+        losses = self.losses
 
         def concluded(outcome: Outcome) -> None:
             if outcome is Outcome.CONFIRMED:
                 self._inbox.granted(name, waiter, form, fence, lease, now)
-            elif outcome is Outcome.ELSEWHERE:
-                self.differ()
+            elif outcome is Outcome.ELSEWHERE or losses != self.losses:
+                if outcome is Outcome.ELSEWHERE:
+                    self.differ()
                 self._have_all_ask_again()
             else:
-                self._inbox.unconfirmed(name, waiter, fence, self.unconfirmed(outcome, within))
+                error = self.unconfirmed(outcome, within)
+                self._inbox.unconfirmed(name, waiter, form, fence, error)
 
         self._barrier.wait(history, within, concluded)
 
@@ -289,6 +301,8 @@ class _Confirmed(Prompt):
     _waiting: Waiting | None = None
     _losses = -1
     _until = 0.0
+    _limit: asyncio.TimerHandle | None = None
+    """Once it was asked for again: until when."""
 
     def __init__(
         self,
@@ -301,9 +315,11 @@ class _Confirmed(Prompt):
         """``matters`` says of an answer whether it is to be confirmed.
 
         With ``failed``, which is told of an answer that is not, it is asked for again where the
-        master is another by then. Without, that is an error, and whoever gets it asks again.
+        master is another by then, or has broken the connection: in the time that a command has.
+        Without, that is an error, and whoever gets it asks again.
         """
         self._time = asyncio.get_running_loop().time
+        self._began = self._time()
         super().__init__()
         self._store = store
         self._ask = ask
@@ -311,6 +327,24 @@ class _Confirmed(Prompt):
         self._within = within
         self._failed = failed
         self._start()
+
+    def _start_again(self) -> None:
+        if self._limit is None:
+            limit = self._began + COMMAND_TIMEOUT
+            self._limit = asyncio.get_running_loop().call_at(limit, self._give_up)
+            self.add_done_callback(self._limitless)
+        self._start()
+
+    def _limitless(self, _: asyncio.Future[Any]) -> None:
+        assert self._limit is not None
+        self._limit.cancel()
+
+    def _give_up(self) -> None:
+        self._answer.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if not self.done():
+            self.set_exception(self._store.unconfirmed(Outcome.MISSED, self._within))
 
     def _start(self) -> None:
         self._answer = self._ask()
@@ -341,12 +375,13 @@ class _Confirmed(Prompt):
         if outcome is Outcome.CONFIRMED:
             self.resolve(self._answer.result())
             return
-        if outcome is Outcome.ELSEWHERE:
+        lost = self._losses != self._store.losses
+        elsewhere = outcome is Outcome.ELSEWHERE
+        if elsewhere:
             self._store.differ()
-            late = self._time() >= self._until and self._losses == self._store.losses
-            if self._failed is not None and not late:
-                self._start()
-                return
+        if self._failed is not None and (lost or (elsewhere and self._time() < self._until)):
+            self._start_again()
+            return
         error = self._store.unconfirmed(outcome, self._within)
         if self._failed is not None:
             self._failed(self._answer.result(), error)

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from functools import cache
 from importlib import resources
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final
 
-from aiolock.store import (
-    PRIORITY,
-    WAS_HOLDER,
-    WAS_UNKNOWN,
-    Answer,
-    Before,
-    Busy,
-    Differs,
-    Done,
-    Form,
-    Full,
-    Granted,
-    Party,
-    Posted,
-    Queued,
-    Status,
-    Waiter,
+from aiolock.stores.redis._replies import (
+    answer,
+    as_is,
+    flags,
+    listed,
+    master,
+    opened,
+    posted,
+    present,
+    ranges,
+    was,
+    was_before,
 )
-from aiolock.stores.redis._codec import NOBODY, decode_any, waiter_of
 
-_INCLUDE: Final = re.compile(r"^--@include (\w+)\n", re.MULTILINE)
+_INCLUDE: Final = re.compile(r"^--@include ([\w/]+)\n", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^local function .*\n", re.MULTILINE)
 _CONSTANT: Final = re.compile(
     r"^local ([A-Z_]+) = (KEYS\[\d\]|ARGV\[\d\]|'[^']*'|[\d.e]+)(?: --.*)?\n", re.MULTILINE
 )
+_NAMED: Final = re.compile(r"\b[A-Z_]+\b")
 _COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
 
 
@@ -46,10 +40,8 @@ def _source(name: str) -> str:
     """
     text = _included(name, set())
     constants = dict(_CONSTANT.findall(text))
-    if constants:
-        named = re.compile(rf"\b({'|'.join(constants)})\b")
-        text = named.sub(lambda found: constants[found[1]], _CONSTANT.sub("", text))
-    return _COMMENT.sub("", text)
+    text = _COMMENT.sub("", _CONSTANT.sub("", text))
+    return _NAMED.sub(lambda found: constants.get(found[0], found[0]), text)
 
 
 def _included(name: str, known: set[str]) -> str:
@@ -58,7 +50,7 @@ def _included(name: str, known: set[str]) -> str:
     What a script includes stands where it is named. What a function includes stands inside that
     function: nobody else sees it, and it costs nothing until the function is called.
     """
-    text = resources.files("aiolock.stores.redis").joinpath("lua", f"{name}.lua").read_text("utf-8")
+    text = _read(name)
     known = known | {name}
 
     def put_in(include: re.Match[str]) -> str:
@@ -74,6 +66,11 @@ def _included(name: str, known: set[str]) -> str:
         return _INCLUDE.sub(put_in, text)
     inner = "".join(map(put_in, _INCLUDE.finditer(text)))
     return _INCLUDE.sub("", text[: function.end()]) + inner + text[function.end() :]
+
+
+@cache
+def _read(name: str) -> str:
+    return resources.files("aiolock.stores.redis").joinpath("lua", f"{name}.lua").read_text("utf-8")
 
 
 def bulk(text: object) -> bytes:
@@ -95,12 +92,16 @@ class Script:
         name: str,
         decode: Callable[[Any], Any],
         decode_again: Callable[[Any], Any] | None = None,
+        *,
+        pushes: bool = False,
     ) -> None:
         """``decode_again`` is for the reply to a call that was sent more than once.
 
-        Its own first copy may have done what the second finds done.
+        Its own first copy may have done what the second finds done. ``pushes``: a reply that is a
+        text is a push, which goes with it.
         """
         self.name = name
+        self.pushes = pushes
         self.decode = decode
         self.decode_again = decode_again or decode
         self.source = _source(name)
@@ -123,244 +124,23 @@ class Script:
         return b"*%d\r\n%b" % (count + 2, self._in_full)
 
 
-def _answer(reply: Any) -> Answer:
-    if isinstance(reply, bytes):
-        fence, lease, displaced = reply.split()
-        return Granted(int(fence), int(lease), displaced == b"1")
-    kind, *rest = cast(list[int], reply)
-    return _ANSWERS[kind](*rest)
-
-
-def _busy(until: int, grant: bytes | None = None, says: bytes = b"") -> Busy:
-    if grant is None:
-        return Busy(until)
-    text, _, minted = grant.decode().rpartition(":")
-    waiter, form, _ = decode_any(text)
-    return Busy(
-        until, _party(waiter, form, says, int(minted), fence=int(minted), remaining=until / 1000)
-    )
-
-
-def _queued(  # noqa: PLR0917  # in the order of the reply
-    ticket: int, place: int, until: int, now: int, displaced: int, before: bytes | None = None
-) -> Queued:
-    if before is None:
-        return Queued(ticket, place, until, now, bool(displaced))
-    text, fence = before.decode(), 0
-    if place == 1:
-        text, _, minted = text.rpartition(":")
-        fence = int(minted)
-    return Queued(ticket, place, until, now, bool(displaced), Before(waiter_of(text), fence))
-
-
-def several(reply: Any, waiters: Sequence[Waiter]) -> list[Answer]:
-    """What the acquire_several script says to each of these waiters."""
-    if not isinstance(reply[1], int):
-        if len(reply) != len(waiters):
-            raise ValueError("not as many answers as waiters")
-        return [_answer(each) for each in reply]
-    first = _answer(reply[0])
-    if isinstance(first, Granted):
-        until, now, place, fence = first.lease, reply[1] - 1, 1, first.fence
-    elif isinstance(first, Queued):
-        until, now, place, fence = first.until, first.now, 2, 0
-    else:
-        raise ValueError("nobody can stand behind one that does not")  # noqa: TRY004  # no bug of ours
-    answers: list[Answer] = [first]
-    for ticket, before in enumerate(waiters[:-1], start=reply[1]):
-        behind = Before(before, fence)
-        answers.append(Queued(ticket, place, until, now, displaced=False, before=behind))
-        place, fence = 2, 0
-    return answers
-
-
-_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, _queued, Full, Done, Differs)
-"""By the first number of the acquire script's reply."""
-
-
-def _flags(reply: Any) -> list[bool]:
-    return [flag == 1 for flag in reply]
-
-
-def _was(reply: Any) -> int:
-    return WAS_HOLDER if isinstance(reply, bytes) else int(reply)
-
-
-def _posted(reply: Any) -> Posted:
-    count, value = reply
-    return Posted(count, value.decode())
-
-
-def status(name: str, reply: Any) -> Status:
-    """What the status script says of this name."""
-    now, held, queued, limit, clients = reply
-    # What each client says of itself, and how many listen for it.
-    known = {
-        client.decode(): (says, heard > 0)
-        for client, says, heard in zip(*[iter(clients)] * 3, strict=True)
-    }
-
-    def seen(text: str, since: int, *, place: int = 0, fence: int = 0, left: float = 0.0) -> Party:
-        waiter, form, blind = decode_any(text)
-        says, alive = known.get(waiter.client, (b"", False))
-        found = _party(waiter, form, says, since, place=place, fence=fence, remaining=left)
-        return found if alive or blind else replace(found, alive=False)
-
-    holders, closed = list[Party](), 0.0
-    for grant, end in _pairs(held):
-        text, _, minted = grant.decode().rpartition(":")
-        # Less the half by which a claim is marked.
-        left = (int(float(end)) - now / 1000) / 1000
-        if decode_any(text)[0].client == NOBODY:
-            closed = max(closed, left)
-        else:
-            holders.append(seen(text, int(minted), fence=int(minted), left=left))
-    waiters = tuple(
-        seen(waiter.decode(), _since(waiter.decode(), int(ticket)), place=place)
-        for place, (waiter, ticket) in enumerate(_pairs(queued), start=1)
-    )
-    holders.sort(key=lambda party: party.fence)
-    known_limit = None if limit < 0 else limit
-    return Status(name, tuple(holders), waiters, closed, known_limit, now=now / 1e6)
-
-
-def _party(
-    waiter: Waiter,
-    form: Form,
-    says: bytes,
-    since: int,
-    *,
-    place: int = 0,
-    fence: int = 0,
-    remaining: float = 0.0,
-) -> Party:
-    """A holder since so many µs, or a waiter; ``says`` is what its client says of itself."""
-    host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
-    return Party(
-        client=waiter.client,
-        host=host,
-        pid=int(pid) if pid.isdecimal() else 0,
-        since=since / 1e6,
-        place=place,
-        fence=fence,
-        remaining=remaining,
-        shared=form.shared,
-        permits=form.permits,
-        seq=waiter.seq,
-    )
-
-
-def said_of(party: Party, says: bytes) -> Party:
-    """A party of a status, with what its client says of itself."""
-    host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
-    return replace(party, host=host, pid=int(pid) if pid.isdecimal() else 0)
-
-
-def _since(text: str, ticket: int) -> int:
-    """When a waiter with this ticket came, in µs."""
-    return ticket - decode_any(text)[1].priority * PRIORITY
-
-
-def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
-
-
-class Listed(NamedTuple):
-    """Where a page of keys ends, ``0`` if it is the last, and the keys."""
-
-    cursor: str
-    keys: list[str]
-
-
-def _listed(reply: Any) -> Listed:
-    cursor, keys = reply
-    texts = list[str]()
-    for key in keys:
-        with contextlib.suppress(UnicodeDecodeError):  # no key of ours
-            texts.append(key.decode())
-    return Listed(cursor.decode(), texts)
-
-
-def _as_is(reply: Any) -> Any:
-    return reply
-
-
-class Opened(NamedTuple):
-    """The eviction policy, where it matters and may be known, and the server's clock (µs)."""
-
-    policy: str
-    now: int
-
-
-class Present(NamedTuple):
-    """How many heard the client's word to itself, and the server's clock (µs)."""
-
-    heard: int
-    now: int
-
-
-class Master(NamedTuple):
-    """Of whom the barrier script speaks."""
-
-    history: str
-    """What this server has as long as it is the master, and no other server ever has as one."""
-    following: int
-    """How many replicas follow it now."""
-
-
-def _master(reply: Any) -> Master:
-    history, following = reply
-    return Master(history.decode(), int(following))
-
-
-def _opened(reply: Any) -> Opened:
-    policy, now = reply
-    return Opened(policy.decode(), int(now))
-
-
-class Range(NamedTuple):
-    """Slots of a cluster, from the first to the last, and where their master is.
-
-    The host is empty where that is the one that has said so.
-    """
-
-    first: int
-    last: int
-    host: str
-    port: int
-
-
-def ranges(reply: Any) -> list[Range]:
-    """What CLUSTER SLOTS says."""
-    found = list[Range]()
-    for first, last, master, *_ in reply:
-        host = "" if master[0] in (None, b"?") else master[0].decode()
-        found.append(Range(int(first), int(last), host, int(master[1])))
-    return found
-
-
-def _present(reply: Any) -> Present:
-    heard, now = reply
-    return Present(int(heard), int(now))
-
-
-OPEN: Final = Script("open", _opened)
-ACQUIRE: Final = Script("acquire", _answer)
-ACQUIRE_SEVERAL: Final = Script("acquire_several", _as_is)
-BEAT: Final = Script("beat", _answer)
-RELEASE: Final = Script("release", _was, lambda was: _was(was) or WAS_UNKNOWN)
-PASS: Final = Script("pass", _was, lambda was: _was(was) or WAS_UNKNOWN)
-RENEW: Final = Script("renew", _flags)
+OPEN: Final = Script("open", opened)
+ACQUIRE: Final = Script("acquire", answer)
+ACQUIRE_SEVERAL: Final = Script("acquire_several", as_is)
+BEAT: Final = Script("beat", answer)
+RELEASE: Final = Script("release", was, was_before, pushes=True)
+PASS: Final = Script("pass", was, was_before)
+RENEW: Final = Script("renew", flags)
 BREAK: Final = Script("break", int)
-FINISH: Final = Script("finish", _was, lambda was: _was(was) or WAS_UNKNOWN)
+FINISH: Final = Script("finish", was, was_before)
 REQUEST: Final = Script("request", int)
 DOWNGRADE: Final = Script("downgrade", int)
 RESIZE: Final = Script("resize", int)
 POST: Final = Script("post", int)
-READ: Final = Script("read", _posted)
-STATUS: Final = Script("status", _as_is)
-LIST: Final = Script("list", _listed)
-PRESENCE: Final = Script("presence", _present)
-BARRIER: Final = Script("barrier", _master)
-WHO: Final = Script("who", _as_is)
+READ: Final = Script("read", posted)
+STATUS: Final = Script("status", as_is)
+LIST: Final = Script("list", listed)
+PRESENCE: Final = Script("presence", present)
+BARRIER: Final = Script("barrier", master)
+WHO: Final = Script("who", as_is)
 SLOTS: Final = Script("slots", ranges)

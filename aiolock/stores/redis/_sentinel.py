@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool
@@ -20,6 +21,10 @@ _ANSWER: Final = 1.0
 """Seconds for an answer."""
 _OTHERS: Final = 0.1
 """Seconds more for those of the others, once there is one: of a fail-over that it missed."""
+_BEHIND: Final = 10.0
+"""Seconds since a fail-over was heard of, for which nobody is believed who knows of earlier ones
+only: Sentinels that reach each other have told each other by then. (Those that were set up anew
+count from 0 again.)"""
 
 
 _QUESTIONS: Final = (("SENTINEL", "MASTER"), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME"))
@@ -34,6 +39,9 @@ class _Master(NamedTuple):
 
 
 Address = tuple[str, int]
+
+_known: Final = WeakKeyDictionary[ConnectionPool, tuple[int, float]]()
+"""The latest fail-over that a Sentinel of each pool knew of, and until when that counts."""
 
 
 async def locate(pool: ConnectionPool) -> Address | None:
@@ -87,6 +95,13 @@ async def _locate(pool: Any) -> Address:
             f"no Sentinel has a master for {pool.service_name!r}: {'; '.join(errors)}"
         )
     latest = max(known)
+    epoch, until = _known.get(pool, (0, 0.0))
+    if latest.epoch < epoch and clock() < until:
+        raise MasterNotFoundError(
+            f"the Sentinels that answer do not know yet of the last fail-over of"
+            f" {pool.service_name!r} (epoch {latest.epoch}, and not {epoch})"
+        )
+    _known[pool] = latest.epoch, clock() + _BEHIND
     return getattr(manager, "_force_master_ip", None) or latest.host, latest.port
 
 

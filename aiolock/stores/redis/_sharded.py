@@ -25,7 +25,6 @@ from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Neighbours, Node
 from aiolock.stores.redis._scripts import bulk, command
 from aiolock.stores.redis._slots import Address, slot_of
-from aiolock.stores.redis._store import FORGET_CLIENT
 from aiolock.stores.redis._subscription import Subscription
 
 
@@ -144,9 +143,7 @@ class ShardedNode(Node):
         tag = self._tags.tag(slot_of(name), waiter.seq, self.tag)
         return tagged(super()._text(name, waiter, form), tag)
 
-    def _presence_arguments(
-        self, *, forget_in: int = FORGET_CLIENT, to: str | None = None
-    ) -> tuple[int, bytes]:
-        count, arguments = super()._presence_arguments(forget_in=forget_in, to=to)
+    def _presence_arguments(self) -> tuple[int, bytes]:
+        count, arguments = super()._presence_arguments()
         channel = self._channel()
         return (count + 1, arguments + bulk(channel)) if channel else (count, arguments)

@@ -12,6 +12,8 @@ from aiolock.stores.redis._errors import Refusal, code_of
 from aiolock.stores.redis._names import escape
 
 SLOTS: Final = 16384
+UNNAMED: Final = "?"
+"""What a node is called that has no name, where nodes are known by their names."""
 
 Address = tuple[str, int]
 
@@ -35,7 +37,10 @@ def tag_in(slots: Container[int]) -> str:
 
 
 class Redirect(NamedTuple):
-    """Where a node sends a command on to; the host is empty where that is the node's own."""
+    """Where a node sends a command on to; the host is empty where that is the node's own.
+
+    It is `UNNAMED` where that node has no name.
+    """
 
     code: str
     slot: int
@@ -50,4 +55,4 @@ class Redirect(NamedTuple):
             return None
         _, slot, where = str(refusal).split(" ")[:3]
         host, _, port = where.rpartition(":")
-        return cls(code, int(slot), "" if host == "?" else host, int(port))
+        return cls(code, int(slot), host, int(port))

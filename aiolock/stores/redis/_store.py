@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import os
-import socket
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
 
 from redis.asyncio.connection import ConnectionPool
-from redis.exceptions import RedisError
 
-from aiolock.errors import StoreError
 from aiolock.store import (
     WAS_ABSENT,
     Answer,
     Form,
-    Inbox,
     Page,
     Pass,
     Posted,
@@ -27,43 +21,10 @@ from aiolock.store import (
     Status,
     Waiter,
 )
-from aiolock.stores._links import Links
-from aiolock.stores._opening import Opening
+from aiolock.stores.redis import _replies
 from aiolock.stores.redis import _scripts as scripts
-from aiolock.stores.redis._codec import stem
-from aiolock.stores.redis._errors import (
-    ClusterNodeError,
-    DeafError,
-    Place,
-    Refusal,
-    address_of,
-    code_of,
-    store_error,
-)
-from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._pipe import Pipe, Redirected
-from aiolock.stores.redis._scripts import Present, bulk
-from aiolock.stores.redis._sentinel import Address, is_managed
-from aiolock.stores.redis._subscription import Subscription
-from aiolock.stores.redis._switches import Switches
-
-log = logging.getLogger("aiolock")
-
-HEARTBEAT: Final = 10.0
-"""Seconds of silence on either connection, after which both are tried."""
-HEARTBEAT_TIMEOUT: Final = 4.0
-"""Seconds for the heartbeat's push to arrive."""
-PUSH_TIMEOUT: Final = 1.5
-"""Seconds for the first push to arrive, when a client opens: so long for each of `_TRIES`."""
-_TRIES: Final = 3
-CLOCK: Final = 60.0
-"""Seconds after which the server's clock is read again, however busy the connections are."""
-FORGET_CLIENT: Final = 3_600_000
-"""Milliseconds for which host and process of a client are kept; written again twice as often."""
-
-
-_MOST_STEMS: Final = 1024
-"""Locks whose form is kept encoded."""
+from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._session import Session
 
 KEPT: Final = 60_000
 """Milliseconds for which the holders are kept behind the end of a lease: `KEPT` of the scripts."""
@@ -77,155 +38,15 @@ _GIVEN_BACK: Final = bulk(0) + bulk(0)
 """How a release goes on: whether it may close the lock, and until when copies may come."""
 
 
-class RedisStore:
+class RedisStore(Session):
     """Locks on one Redis (or Valkey), through two connections: commands, and pushes."""
 
     _resizes = itertools.count(1)
     """One for all, since a name of a cluster may move from one of its nodes to another."""
 
     def __init__(self, pool: ConnectionPool, prefix: str) -> None:
-        self._pool = pool
-        self._prefix = prefix
-        self._names = Names(prefix)
-        self._channels = bulk(self._names.channels)
+        super().__init__(pool, prefix)
         self._heads = lru_cache(maxsize=4096)(self._encode_head)
-        self._stems: dict[int, tuple[Form, str]] = {}
-        """By the identity of a form, which is kept for as long, as hashing it takes longer."""
-        self._closing = True
-        self._beating = False
-        """The next question is the heartbeat, too."""
-        self._opening = Opening()
-        self._timer: asyncio.TimerHandle | None = None
-        self._switches: Switches | None = None
-        """Only where Sentinel says who the master is."""
-        self._slots_apart = False
-        """Whether the server is one of a cluster, where a script has keys of one slot only."""
-        self._redirected: Redirected | None = None
-        self._queued: Callable[[], None] | None = None
-        self._is_new: Callable[[bytes], bool] | None = None
-        """For a node of a cluster of several."""
-
-    def __repr__(self) -> str:
-        where = self._pool.connection_kwargs
-        server = where.get("path") or f"{where.get('host', '?')}:{where.get('port', '?')}"
-        if is_managed(self._pool):
-            server = address_of(self._pool)
-        return f"<RedisStore {server} db={where.get('db', 0)} prefix={self._prefix!r}>"
-
-    async def open(self, client: str, inbox: Inbox) -> None:
-        self._closing = False
-        self._stems.clear()
-        self._counted: bool | None = None
-        self._client = client
-        self._loop = asyncio.get_running_loop()
-        self._inbox = inbox
-        self._links = Links(inbox)
-        self._subscription = self._make_subscription()
-        self._pipe = Pipe(
-            self._pool,
-            self._prefix,
-            probe=self._presence_arguments,
-            told=self._subscription.deliver,
-            lost=self._lost,
-            back=self._back,
-            again=self._again,
-            redirected=self._redirected,
-            queued=self._queued,
-        )
-        self._introduced = self._loop.time()
-        await self._opening.run(self._open(), self.aclose)
-
-    async def _open(self) -> None:
-        try:
-            await self._pipe.open()
-            await self._check_server()
-            await self._subscription.open()
-            await self._introduce()
-            await self._see_whether_cluster()
-            counted = await self._hear_ourselves()
-            self._check_opening()
-        except BaseException as error:
-            self._closing = True
-            await self._disconnect()
-            if isinstance(error, RedisError | OSError) and not isinstance(error, StoreError):
-                raise store_error(error, Place.of(self._pool, self._prefix)) from error
-            raise
-        self._counted = counted
-        self._links.observed = True
-        self._pipe.patient = True
-        self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        if is_managed(self._pool):
-            self._switches = Switches(self._pool, self._moved)
-        if not counted:
-            log.warning(
-                "aiolock: the server does not count subscribers: a dead waiter costs a claim"
-            )
-
-    def _check_opening(self) -> None:
-        if self._closing:  # and our cancellation was lost in a driver
-            raise StoreError("the client was closed while it was opening")
-
-    def _make_subscription(self) -> Subscription:
-        return Subscription(
-            *(self._pool, self._names, self._client, self._inbox, self._links),
-            again=self._ask_whether_heard,
-            is_new=self._is_new,
-        )
-
-    async def _check_server(self) -> None:
-        """The commands have a connection, for the first time; nothing else has."""
-
-    def _lost(self, reason: Exception) -> None:
-        """The commands have no connection any more."""
-        self._links.down("commands", reason)
-
-    def _again(self) -> None:
-        """The commands are about to go on, on another connection."""
-
-    def _back(self, heard: int | None) -> None:
-        """The commands have a connection again: what came with a lost reply must be asked for.
-
-        And see whether it is to where we are subscribed: after a fail-over it is not, and there
-        our waiters would pass for dead.
-        """
-        self._links.up("commands")
-        if self._counted is not None and not self._closing:
-            if heard == 0:
-                self._ask_whether_heard()  # it may have been subscribed meanwhile
-            self._inbox.reconnected()
-
-    def _moved(self, address: Address) -> None:
-        """Sentinel has said where the master is.
-
-        The subscription first: where nobody listens for them, our waiters pass for dead.
-        """
-        self._subscription.follow(address)
-        self._pipe.follow(address)
-
-    async def aclose(self) -> None:
-        if self._opening.under_way:
-            self._closing = True
-            await self._opening.end()  # which disconnects
-        if self._closing:
-            return
-        self._closing = True
-        self._links.observed = False
-        self._forget_us()
-        if self._timer is not None:
-            self._timer.cancel()
-        await self._disconnect()
-
-    def _forget_us(self) -> None:
-        # To nobody: a word to us would lie unread when the subscription ends.
-        last = self._presence_arguments(forget_in=1, to="")
-        self._pipe.call(scripts.PRESENCE, *last).add_done_callback(ignore)
-
-    async def _disconnect(self) -> None:
-        if self._switches is not None:
-            await self._switches.aclose()
-            self._switches = None
-        await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
-        await self._subscription.aclose()
 
     # The operations
 
@@ -285,26 +106,12 @@ class RedisStore:
         arguments = self._names.three(name) + encoded
         return self._pipe.call(scripts.PASS, 8 + len(through), arguments, late=True)
 
-    def _text(self, name: str, waiter: Waiter, form: Form) -> str:
-        """The waiter of this name as it is written down (see `_codec`)."""
-        known = self._stems.get(id(form))
-        if known is None:
-            if len(self._stems) >= _MOST_STEMS:
-                self._stems.clear()
-            known = self._stems[id(form)] = form, stem(form, self._client, blind=self._blind)
-        return f"{known[1]}{waiter.seq}"
-
-    @property
-    def _blind(self) -> bool:
-        """Whether nobody may take this client's waiters for dead: who listens is not counted."""
-        return not self._counted
-
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         if self._slots_apart and len(renewals) > 1:
             return asyncio.ensure_future(together([self._renew([each]) for each in renewals]))
         return self._renew(renewals)
 
-    def _renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool]]:
+    def _renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         keys = [self._names.holders(renewal.name) for renewal in renewals]
         values = [
             bulk(f"{self._text(each.name, each.waiter, each.form)}:{each.fence}") + bulk(each.ttl)
@@ -366,7 +173,7 @@ class RedisStore:
     async def _status(self, name: str, *, waiters: bool) -> Status:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
         arguments = keys + self._channels + bulk(int(waiters))
-        return scripts.status(name, await self._pipe.call(scripts.STATUS, 5, arguments))
+        return _replies.status(name, await self._pipe.call(scripts.STATUS, 5, arguments))
 
     async def _snapshot(self, start: str) -> Page:
         own = self._own_keys()
@@ -377,151 +184,7 @@ class RedisStore:
         statuses = await asyncio.gather(*[self._status(name, waiters=True) for name in names])
         return Page(statuses, "" if cursor == "0" else cursor)
 
-    # Opening, and keeping both connections alive
 
-    def who(self, client: str) -> asyncio.Future[bytes]:
-        """What a client says of itself; empty where it says nothing."""
-        arguments = bulk(1) + bulk(self._names.client(client))
-        return self._pipe.call(scripts.WHO, 2, arguments)
-
-    def _presence(self) -> asyncio.Future[Present]:
-        return self._pipe.call(scripts.PRESENCE, *self._presence_arguments())
-
-    def _presence_arguments(
-        self, *, forget_in: int = FORGET_CLIENT, to: str | None = None
-    ) -> tuple[int, bytes]:
-        keys = self._own_keys()
-        channel = self._names.channels + (self._client if to is None else to)
-        values = (len(keys), *keys, channel, "p", forget_in)
-        return len(values), b"".join(map(bulk, values))
-
-    def _own_keys(self) -> list[str]:
-        """A key of the client's own on this server, by which to speak to it."""
-        return [self._names.client(self._client)]
-
-    def _say_who_we_are(self) -> asyncio.Future[scripts.Opened]:
-        keys = [*self._names.tried(self._client), self._names.client(self._client)]
-        who = (f"{socket.gethostname()} {os.getpid()}", FORGET_CLIENT)
-        arguments = b"".join(map(bulk, (4, *keys, *who)))
-        # In full, so that a user who may not EVAL learns it now and not after a SCRIPT FLUSH.
-        return self._pipe.call(scripts.OPEN, 7, arguments, in_full=True)
-
-    async def _introduce(self) -> None:
-        self._introduced = self._loop.time()
-        try:
-            policy, _ = await self._say_who_we_are()
-        except StoreError as error:
-            # What is held elsewhere can still be released, so a full server is no reason to fail.
-            if not isinstance(error.__cause__, Exception) or code_of(error.__cause__) != "OOM":
-                raise
-            log.warning("aiolock: %s", error)
-        else:
-            if policy not in ("", "noeviction"):
-                log.warning(
-                    "aiolock: maxmemory-policy is %s: a full server may evict locks that are held."
-                    " Use noeviction, or a server of their own for locks.",
-                    policy,
-                )
-
-    async def _see_whether_cluster(self) -> None:
-        """Whether keys of two slots are refused; `StoreError` for one of a cluster's many masters.
-
-        A cluster of one master serves as any server does: so do those that are one for us, of as
-        many servers as may be.
-        """
-        keys = b"".join(map(bulk, (2, *self._names.apart())))
-        nothing = b"".join(map(bulk, ("-", 0, "-", 0)))
-        try:
-            await self._pipe.call(scripts.RENEW, 7, keys + nothing, late=True)
-        except StoreError as error:
-            if not isinstance(error.__cause__, Refusal) or code_of(error.__cause__) != "CROSSSLOT":
-                raise
-        else:
-            return
-        self._slots_apart = True
-        masters = {(each.host, each.port) for each in await self.slots()}
-        if len(masters) > 1:
-            raise store_error(
-                ClusterNodeError(f"it is one of {len(masters)} masters"),
-                Place.of(self._pool, self._prefix),
-            )
-
-    def slots(self) -> asyncio.Future[list[scripts.Range]]:
-        """Which master has which slots; none where there is no cluster, or we may not ask."""
-        values = (len(own := self._own_keys()), *own)
-        return self._pipe.call(scripts.SLOTS, len(values), b"".join(map(bulk, values)))
-
-    async def _hear_ourselves(self) -> bool:
-        """See that what is published where our commands go reaches us; whether it is counted.
-
-        More than once: a subscription that breaks just now is there again in a moment, and else
-        our waiters could never be told from dead ones, or a dead one from them.
-        """
-        # First in full, and then by its digest, which is another right.
-        counted = (await self._presence()).heard > 0
-        for _ in range(_TRIES):
-            self._subscription.word.clear()
-            counted = (await self._presence()).heard > 0
-            try:
-                async with asyncio.timeout(PUSH_TIMEOUT):
-                    await self._subscription.word.wait()
-            except TimeoutError:
-                continue
-            if counted:
-                return True
-        if not self._subscription.word.is_set():
-            raise store_error(
-                DeafError("what is published there does not come to us"),
-                Place.of(self._pool, self._prefix),
-            )
-        return False
-
-    def _beat(self) -> None:
-        """Try both connections when either has been silent: the reply proves one, the push both."""
-        now = self._loop.time()
-        if now - self._introduced > FORGET_CLIENT / 2000:
-            self._introduce_again(now)
-        silent = min(self._pipe.quiet_since, self._subscription.heard)
-        due = min(silent + HEARTBEAT, self._pipe.copies.clock_read + CLOCK)
-        if now < due:
-            self._timer = self._loop.call_at(due, self._beat)
-            return
-        self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        self._beating = True
-        self._inbox.beat()
-        if self._beating:  # nobody has asked
-            self._beating = False
-            self._ask_whether_heard()
-        # From now, not from the reply: both links may be dead, and each is seen to by itself.
-        self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
-
-    def _introduce_again(self, now: float) -> None:
-        self._introduced = now
-        self._say_who_we_are().add_done_callback(ignore)
-
-    def _ask_whether_heard(self) -> None:
-        if not self._closing:
-            self._presence().add_done_callback(partial(self._beaten, self._subscription.since))
-
-    def _beaten(self, since: float | None, present: asyncio.Future[Present]) -> None:
-        if present.cancelled() or present.exception() is not None or self._closing:
-            return  # the pipe sees to its own connection
-        # Where it was not subscribed yet, or has been since, nobody could have been counted.
-        stayed = since is not None and since == self._subscription.since
-        if present.result().heard == 0 and self._counted and stayed:
-            self._subscription.drop(ConnectionError("the server has lost our subscription"))
-
-    def _check_heard(self, sent: float) -> None:
-        if not self._closing and self._subscription.heard < sent:
-            self._subscription.drop(TimeoutError("no push for a heartbeat"))
-
-
-async def together(parts: Sequence[asyncio.Future[list[bool]]]) -> list[bool]:
+async def together(parts: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
     """The answers of several renewals as that of one."""
     return [each for part in await asyncio.gather(*parts) for each in part]
-
-
-def ignore(done: asyncio.Future[Any]) -> None:
-    """A heartbeat that failed is no news: the connection is seen to where it failed."""
-    if not done.cancelled():
-        done.exception()

@@ -32,7 +32,7 @@ _ANSWER: Final = 2.0
 _SILENCE: Final = 5.0
 """Seconds of silence after which the Sentinel is tried; and for its answer, before it is left."""
 _PAUSE: Final = 1.0
-"""Seconds between two attempts to subscribe at a Sentinel."""
+"""Seconds between two attempts to subscribe at a Sentinel, or to ask them where the master is."""
 
 
 class Switches:
@@ -65,11 +65,17 @@ class Switches:
             self._news.clear()
             try:
                 address = await locate(self._pool)
-            except (RedisError, OSError) as error:
-                log.debug("aiolock: %s", error)  # who needs a connection asks, too, and says so
-            else:
                 if address is not None and not self._closed:
                     self._moved(address)
+            except (RedisError, OSError) as error:
+                log.debug("aiolock: %s", error)  # who needs a connection asks, too, and says so
+            except Exception:
+                log.exception("aiolock: could not follow Sentinel, and tries again")
+            else:
+                continue
+            # What was said must not be lost with the answer: nobody says it twice.
+            self._news.set()
+            await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
 
     async def _follow(self, sentinel: ConnectionPool) -> None:
         while not self._closed:
@@ -77,7 +83,8 @@ class Switches:
             try:
                 await subscribed.begin(sentinel)
                 self._news.set()
-                await subscribed.broken()
+                if not self._closed:  # else the cancellation was lost
+                    await subscribed.broken()
             except Exception as error:  # noqa: BLE001  # whatever it is, subscribe again
                 self._warn_of(error)
             finally:

@@ -13,9 +13,10 @@ from aiolock.errors import StoreError
 from aiolock.stores.redis import _wire
 from aiolock.stores.redis._errors import Place, Refusal, address_of, store_error
 from aiolock.stores.redis._node import Node
-from aiolock.stores.redis._scripts import Range, command, ranges
+from aiolock.stores.redis._replies import Range, ranges
+from aiolock.stores.redis._scripts import command
 from aiolock.stores.redis._seeds import Seeds
-from aiolock.stores.redis._slots import SLOTS, Address
+from aiolock.stores.redis._slots import SLOTS, UNNAMED, Address, Redirect
 
 _ANSWER: Final = 2.0
 """Seconds for a node to say which slots there are."""
@@ -125,7 +126,7 @@ class Topology:
             found = ranges(reply)
         except (RedisError, OSError) as error:
             raise store_error(error, Place.of(pool, self._prefix, cluster=True)) from error
-        except (TypeError, ValueError, IndexError) as error:
+        except (AttributeError, TypeError, ValueError, IndexError) as error:
             text = f"Redis at {address_of(pool)} does not say which slots its cluster has"
             raise StoreError(text) from error
         if not found:
@@ -141,6 +142,15 @@ class Topology:
         for first, last, host, port in found:
             placed.append(Range(first, last, *self.reached((host or said_by[0], port))))
         return placed
+
+    def named(self, redirect: Redirect, by: Node) -> Address | None:
+        """Where a node sends us on to; None where that is not said, and cannot be told."""
+        host, port = redirect.host, redirect.port
+        if host == UNNAMED:
+            # It has no name, and others are known by theirs: by its port, if no other has that.
+            hosts = {known for known, at in self.nodes if at == port}
+            return (hosts.pop(), port) if len(hosts) == 1 else None
+        return self.reached((host or by.address[0], port))
 
     def reached(self, address: Address) -> Address:
         """Where a node is reached that says to be there."""

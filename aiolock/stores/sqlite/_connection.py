@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiolock.errors import StoreError
+from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._failures import name
 from aiolock.stores.sqlite._files import Files, Identity
@@ -15,7 +16,7 @@ from aiolock.stores.sqlite._presence import Presence
 from aiolock.stores.sqlite._transaction import Transaction
 
 VERSION: Final = 1
-"""Of the schema, and of what is written in it."""
+"""The protocol of this version: of the schema, and of what is written in it."""
 BUSY: Final = 4.0
 """Seconds to wait for the transactions of other processes."""
 _LOG: Final = 4 << 20
@@ -57,6 +58,8 @@ class Connection:
         self._identity: Identity | None = None
         """Of the files that are open; None if others are to be opened."""
         self._patience = BUSY
+        self.protocol = VERSION
+        """The newest of those who have used the file."""
 
     def open(self) -> None:
         """Open what is there now; make it where there is nothing."""
@@ -102,10 +105,13 @@ class Connection:
         database.execute(f"PRAGMA journal_size_limit = {_LOG}")
         database.execute("BEGIN IMMEDIATE")
         try:
-            if self._check(database) == 0:
+            found = self._check(database)
+            if found == 0:
                 for statement in _SCHEMA.split(";\n"):
                     database.execute(statement)
+            if found < VERSION:
                 database.execute(f"PRAGMA user_version = {VERSION}")
+            self.protocol = max(found, VERSION)
             self._set_clock(database)
             database.execute("COMMIT")
         except BaseException:
@@ -114,15 +120,20 @@ class Connection:
             raise
 
     def _check(self, database: sqlite3.Connection) -> int:
-        """The version of what is in it, 0 for nothing. `StoreError` if it is not ours."""
+        """The protocol of what is in it, 0 for nothing. `StoreError` if it is not for us."""
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if version == VERSION or not (version or tables):
-            return int(version)
-        what = f"version {version} of aiolock's locks" if version else "something else"
-        raise StoreError(
-            f"{self._name} holds {what}, not version {VERSION}: give the locks a file of their own"
-        )
+        if not version and tables:
+            raise StoreError(
+                f"{self._name} holds something else: give the locks a file of their own"
+            )
+        if version and not works_beside(VERSION, version):
+            raise StoreError(
+                f"{self._name} holds locks of another version of aiolock: upgrade those who use it"
+                " one protocol after the other; or stop them all and remove it, or take another"
+                f" file (protocol {version} is spoken there; {spoken(VERSION)})"
+            )
+        return int(version)
 
     def _set_clock(self, database: sqlite3.Connection) -> None:
         """Have the clock that all processes have, since this start of the machine."""
@@ -188,6 +199,8 @@ class Connection:
         assert self._database is not None
         self.execute("BEGIN IMMEDIATE")
         try:
+            if self.execute("PRAGMA user_version").fetchone() != (self.protocol,):
+                self.protocol = self._check(self._database)  # of a later version than was here
             fence, *clock = self.execute("SELECT last, boot, began FROM fence, clock").fetchone()
             if tuple(clock) != self._began:
                 # Somebody who has taken all of us for dead has begun anew.

@@ -50,7 +50,13 @@ class Database:
         self._connection = Connection(path, prefix, presence)
         self._mutex = threading.Lock()
         """Held while the thread is at work here, so that a fork finds nothing half done."""
-        _all.add(self)
+        with _one_fork:  # which goes through all of them, in whichever thread it is
+            _all.add(self)
+
+    @property
+    def protocol(self) -> int:
+        """The newest of those who have used the file."""
+        return self._connection.protocol
 
     def open(self) -> None:
         """Make the file where there is none. `StoreError` where it cannot be used."""

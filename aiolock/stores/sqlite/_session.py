@@ -55,6 +55,11 @@ class Session:
         self._pause = _FETCH_AGAIN
         self._is_open = False
 
+    @property
+    def protocol(self) -> int:
+        """The newest of those who have used the locks."""
+        return self._database.protocol
+
     # In the event loop
 
     async def open(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from aiolock.store import Inbox, Page
 from aiolock.stores._operations import Operation, Operations, Steps
 from aiolock.stores._outcomes import refusal
+from aiolock.stores._protocols import both
+from aiolock.stores.sqlite._connection import VERSION
 from aiolock.stores.sqlite._session import Session
 from aiolock.stores.sqlite._transaction import Transaction
 
@@ -20,6 +22,10 @@ class SQLiteStore(Operations):
         self._path = path
         self._prefix = prefix
         self._session: Session | None = None
+
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        return both(VERSION, self._session.protocol if self._session is not None else VERSION)
 
     def __repr__(self) -> str:
         return f"<SQLiteStore {self._path} prefix={self._prefix!r}>"

@@ -78,6 +78,6 @@ class Target(Protocol):
 
 def target(name: str) -> Target:
     """The target of that name: one of `tests.chaos.faults.ATTACKS`."""
-    module = importlib.import_module(f"tests.chaos.targets.{name}")
+    module = importlib.import_module(f"tests.chaos.targets.{name.replace('-', '_')}")
     made: Target = module.make()
     return made

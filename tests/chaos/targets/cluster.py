@@ -75,6 +75,8 @@ class ClusterTarget(RedisTarget):
     async def _crash(self, number: int, seconds: float) -> None:
         """Kill a master; it comes back as the replica of what was its own."""
         old, new = self._pairs[number]
+        ranges = await asyncio.to_thread(old.call, "CLUSTER", "SLOTS")
+        slots = [[first, last] for first, last, master, *_ in ranges if master[1] == old.port]
         since = time.monotonic_ns()
         old.kill()
         await self._cluster.promoted(new, within=_PROMOTED_WITHIN)
@@ -82,7 +84,8 @@ class ClusterTarget(RedisTarget):
         await asyncio.sleep(seconds)
         await asyncio.to_thread(old.start)
         now, micros = await self._admins[new].time()
-        self._history.note("failed_over", since=since, fence=now * 1_000_000 + micros)
+        fence = now * 1_000_000 + micros
+        self._history.note("failed_over", since=since, fence=fence, slots=slots)
         await self._until_linked(old)
 
     async def _fail_over(self, number: int) -> None:

@@ -50,12 +50,20 @@ class SentinelTarget(RedisTarget):
     async def strike(self, fault: Fault) -> None:
         first, watched = self._watched.sentinels[0], self._watched
         match fault.kind:
-            case "fail_over" | "crash_master" | "freeze_master":
+            case "fail_over" | "crash_master" | "crash_unwatched" | "freeze_master":
                 await self._replace(fault)
             case "hang_sentinel":
                 first.pause()
                 await asyncio.sleep(fault.seconds)
                 first.resume()
+            case "hang_sentinels":
+                await self._hang_all(fault.seconds)
+            case "kill_sentinels":
+                for sentinel in watched.sentinels:
+                    sentinel.kill()
+                await asyncio.sleep(fault.seconds)
+                for sentinel in watched.sentinels:
+                    sentinel.restart()
             case "kill_sentinel":
                 first.kill()
                 await asyncio.sleep(fault.seconds)
@@ -68,12 +76,21 @@ class SentinelTarget(RedisTarget):
             case _:
                 await super().strike(fault)
 
+    async def _hang_all(self, seconds: float) -> None:
+        """Nobody says where the master is, or replaces it."""
+        for sentinel in self._watched.sentinels:
+            sentinel.pause()
+        await asyncio.sleep(seconds)
+        for sentinel in self._watched.sentinels:
+            sentinel.resume()
+
     async def _replace(self, fault: Fault) -> None:
         """Another master; return when nobody is at the old one, and both replicas have all."""
         watched, old = self._watched, self._watched.master
         since = time.monotonic_ns()
         # One Sentinel, which is asked as the others are, may hang meanwhile.
-        hung = watched.sentinels[: fault.dice % 2 if fault.kind != "fail_over" else 0]
+        some = fault.kind in {"crash_master", "freeze_master"}
+        hung = watched.sentinels[: fault.dice % 2 if some else 0]
         for sentinel in hung:
             sentinel.pause()
         async with asyncio.timeout(_REPLACED_WITHIN):
@@ -82,6 +99,9 @@ class SentinelTarget(RedisTarget):
                     await watched.fail_over()
                 case "crash_master":
                     old.kill()
+                case "crash_unwatched":
+                    old.kill()
+                    await self._hang_all(fault.seconds)
                 case _:
                     old.pause()
             new = await watched.promoted()
@@ -91,7 +111,7 @@ class SentinelTarget(RedisTarget):
         watched.now_master(new)
         if fault.kind == "freeze_master":
             old.resume()
-        if fault.kind == "crash_master":
+        if fault.kind.startswith("crash"):
             await self._come_back(old)
         else:
             await self._left(old)

@@ -1,4 +1,5 @@
--- list: keys of some names of which there are holders or a queue. Writes nothing.
+-- list: keys of some names of which there are holders or a queue, or votes, where it is asked for those.
+-- Writes nothing.
 --
 -- KEYS  1 any of a slot that this server has: some servers want one
 -- ARGV  1 where the last page ended, 0 at first  2 a pattern for all keys of a prefix
@@ -10,7 +11,7 @@ if page.err then
 end
 local found = {}
 for _, key in ipairs(page[2]) do
-  if key:match('}:holders$') or key:match('}:queue$') then
+  if key:match('}:holders$') or key:match('}:queue$') or ARGV[2]:match(':votes$') then
     found[#found + 1] = key
   end
 end

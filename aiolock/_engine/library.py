@@ -1,0 +1,27 @@
+"""Which async library runs: aiolock needs asyncio, and says so under another one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+
+def check_asyncio() -> None:
+    """`RuntimeError` where there is no asyncio, as under trio."""
+    if asyncio._get_running_loop() is None:
+        raise RuntimeError(
+            "aiolock runs on asyncio, and no asyncio event loop is running here. Under trio it does"
+            ' not work; with anyio, run on backend="asyncio"'
+        )
+
+
+def check_not_trio() -> None:
+    """`check_asyncio` for what is also called where nothing runs, and has an error for that."""
+    if in_trio():
+        check_asyncio()
+
+
+def in_trio() -> bool:
+    """Whether trio runs in this thread."""
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())

@@ -1,0 +1,306 @@
+"""A request that turns out to be one that is carried out once, in ASGI.
+
+The application runs in a task of its own. Where it says that it is under a key (`begin`), it goes
+on once it is the first with that, and its response is kept before it is sent. Else it is ended
+there, and the request is answered with what was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from typing import Any, Final
+
+from aiolock import Lease, Once, StoreError
+from aiolock.integrations._asgi import App, Message, Receive, Scope, Send
+from aiolock.integrations._kept import (
+    HEADER,
+    LONGEST_BODY,
+    LONGEST_RESPONSE,
+    REPLAYED,
+    BodyTooLong,
+    NotToBeKept,
+    Recorded,
+    digest,
+    is_to_be_tried_again,
+    kept,
+)
+from aiolock.integrations._problems import ERRORS
+from aiolock.integrations._waiting import GONE, Disconnected
+
+_PLACE: Final = "aiolock.exchange"
+_log = logging.getLogger("aiolock.web")
+
+
+def keys_in(scope: Scope) -> list[str]:
+    """The keys that a request has."""
+    name = HEADER.lower().encode()
+    return [value.decode("latin-1") for header, value in scope["headers"] if header == name]
+
+
+class Exchanges:
+    """Middleware, which stands directly round the routes: they may say that they have a key."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As any ASGI application."""
+        outer = scope.get(_PLACE)
+        if isinstance(outer, Exchange) and outer.asked:
+            await self._app(scope, receive, send)  # it is done once already
+        elif scope["type"] == "http" and keys_in(scope):
+            await Exchange(self._app, scope, receive, send).run()
+        else:
+            await self._app(scope, receive, send)
+
+
+async def begin(scope: Scope, once: Once) -> Lease:
+    """Go on as the first with this key, or not at all; `RuntimeError` where nobody is prepared."""
+    exchange = scope.get(_PLACE)
+    if isinstance(exchange, Exchange):
+        return await exchange.begin(once)
+    raise RuntimeError("this application has not been set up: call setup(app, client)")
+
+
+class Exchange:
+    """One request, and its response."""
+
+    def __init__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app = app
+        self._scope = scope
+        # No other way to send a response than those which are gathered.
+        extensions: dict[str, Any] = scope.get("extensions") or {}
+        scope["extensions"] = {
+            name: value
+            for name, value in extensions.items()
+            if not name.startswith("http.response.")
+        }
+        scope[_PLACE] = self
+        self._request = _Request(receive)
+        self._response = _Response(send)
+        loop = asyncio.get_running_loop()
+        self._asked: asyncio.Future[tuple[Once, str]] = loop.create_future()
+        self._entered: asyncio.Future[Lease] = loop.create_future()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the application has said that it is under a key."""
+        return self._asked.done()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a response has begun to be sent."""
+        return self._response.begun
+
+    async def run(self) -> None:
+        """Have the application answer it. Raises what that raises, and what `kept` does."""
+        task = asyncio.create_task(self._call())
+        await _wait(task, self._asked)
+        if not self._asked.done() or await self._once(task, *self._asked.result()):
+            await _wait(task)  # also for what it does in the background
+            task.result()
+
+    async def _call(self) -> None:
+        await self._app(self._scope, self._receive, self._response.take)
+
+    async def begin(self, once: Once) -> Lease:
+        """Wait until it is the first; called by the application."""
+        if self._asked.done():
+            raise RuntimeError(
+                "this request is done once already: there is another idempotent(), or the"
+                " middleware Idempotency, round it"
+            )
+        if self.begun:
+            raise RuntimeError("it is to be done once, but its response has begun already")
+        await self._request.read()
+        scope = self._scope
+        parts = scope["method"].encode(), scope["path"].encode(), scope["query_string"]
+        self._response.gathers = True
+        self._asked.set_result((once, digest(*parts, self._request.digest)))
+        return await self._entered
+
+    async def _once(self, task: asyncio.Task[None], once: Once, asked: str) -> bool:
+        """Whether it was carried out now."""
+        response = self._response
+
+        async def work(lease: Lease) -> str | None:
+            if not self._entered.done():
+                self._entered.set_result(lease)
+            await _wait(task, response.done)
+            if task.done():
+                task.result()
+            return response.recorded()
+
+        try:
+            came, first = await kept(once, asked, work)
+        except NotToBeKept:
+            came, first = "", True
+        except ERRORS as error:
+            if not self._entered.done():
+                await self._unwind(task)
+                raise
+            if not isinstance(error, StoreError) or not response.done.done():
+                raise
+            _log.warning("%s", error)  # it was done: the response is true all the same
+            came, first = "", True
+        except BaseException:
+            await response.send_on()  # what the framework says to that, if anything
+            raise
+        if first:
+            await response.send_on()
+            return True
+        await self._unwind(task)
+        await response.replay(Recorded.of(came))
+        return False
+
+    async def _unwind(self, task: asyncio.Task[None]) -> None:
+        """End an application that is not to go on."""
+        self._response.ignored = True
+        await _end(task)
+        if not task.cancelled():
+            task.exception()  # seen
+
+    async def _receive(self) -> Message:
+        if not self._asked.done() or self._request.kept:
+            return await self._request.receive()
+        # As a server says it: when the response is whole. Not before: the request goes on, whether
+        # or not its client does. The server would say nothing as long as we keep the response.
+        await asyncio.wait([self._response.done])
+        return {"type": "http.disconnect"}
+
+
+async def _wait(task: asyncio.Task[None], *ends: asyncio.Future[Any]) -> None:
+    """Until one of them is done. Cancelled, the task is ended first."""
+    try:
+        await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await _end(task)
+        raise
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel it, and come back when it has ended.
+
+    Also where this is cancelled meanwhile, which is raised then. At a server's end that happens
+    twice: by the server, and by the lease, which is lost when the client closes.
+    """
+    task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+class _Request:
+    """What a client sends: read to tell it from others, and still there for the application."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._whole = False
+        self.kept = deque[Message]()
+
+    @property
+    def digest(self) -> bytes:
+        """One for this body, and no other."""
+        return self._hash.digest()
+
+    async def receive(self) -> Message:
+        """As `receive` of ASGI."""
+        return self.kept.popleft() if self.kept else await self._next()
+
+    async def read(self) -> None:
+        """See all of it; `BodyTooLong`, and `Disconnected` where the rest will not come."""
+        while not self._whole:
+            message = await self._next()
+            if message["type"] == "http.disconnect":
+                raise Disconnected(GONE)
+            self.kept.append(message)
+            if self._size > LONGEST_BODY:
+                break
+        if self._size > LONGEST_BODY:
+            raise BodyTooLong(f"a request under a key has more than {LONGEST_BODY} bytes")
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            body = message.get("body", b"")
+            self._hash.update(body)
+            self._size += len(body)
+            self._whole = not message.get("more_body", False)
+        return message
+
+
+class _Response:
+    """What an application sends: gathered, as long as it can be kept, once it is to be."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self._body = bytearray()
+        self.gathers = self.ignored = False
+        self.begun = False
+        """It is being sent on."""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set when it is whole."""
+
+    async def take(self, message: Message) -> None:
+        """As `send` of ASGI."""
+        if self.ignored:
+            return
+        if not self.gathers:
+            self.begun = True
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body":
+            whole = not message.get("more_body", False)
+            if self.begun:
+                await self._send(message)
+            else:
+                self._body += message.get("body", b"")
+                if len(self._body) > LONGEST_RESPONSE:
+                    await self._begin(whole=whole)
+            if whole and not self.done.done():
+                self.done.set_result(None)
+
+    async def send_on(self) -> None:
+        """Send what was gathered, if there is anything: a whole response, or one that broke off."""
+        if not self.begun:
+            await self._begin(whole=self.done.done())
+
+    async def replay(self, recorded: Recorded) -> None:
+        """Send what the first was answered."""
+        pairs = [*recorded.headers, (REPLAYED.lower(), "true")]
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        start = {"type": "http.response.start", "status": recorded.status, "headers": headers}
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": recorded.body})
+
+    def recorded(self) -> str | None:
+        """As it is kept: None where it is too long. `NotToBeKept` where it is none to keep."""
+        start = self._start
+        if start is None or not self.done.done():
+            raise NotToBeKept
+        headers = list(start.get("headers", ()))
+        if is_to_be_tried_again(start["status"], headers):
+            raise NotToBeKept
+        if self.begun:
+            return None
+        texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        return Recorded(start["status"], texts, bytes(self._body)).text
+
+    async def _begin(self, *, whole: bool) -> None:
+        if self._start is not None:
+            self.begun = True
+            body, self._body = bytes(self._body), bytearray()
+            await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": body, "more_body": not whole})

@@ -1,0 +1,147 @@
+"""What is done once under a key: what came of it is kept for those who ask the same again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+from aiolock import AcquireTimeout, Lease, LockClient, Once
+
+HEADER: Final = "Idempotency-Key"
+REPLAYED: Final = "Idempotent-Replayed"
+
+LONGEST_KEY: Final = 255
+LONGEST_BODY: Final = 1_048_576
+"""Bytes of a request that are read to compare it with the first."""
+LONGEST_KEPT: Final = 65_536 - 65
+"""Characters: what `Once.outcome` takes, after what was asked."""
+LONGEST_RESPONSE: Final = 49_152
+"""Bytes of a response that are gathered: in base64, as it is kept, more would be too long."""
+
+_SERVER_ERROR: Final = 500
+_TRY_AGAIN: Final = (408, 425, 429)
+"""Statuses that say that nothing was done; so does any with ``Retry-After``."""
+
+
+class UnderWay(AcquireTimeout):
+    """The first who came with this key is still at it."""
+
+
+class KeyReused(ValueError):
+    """Something else was done under this key."""
+
+
+class NotKept(LookupError):
+    """It was done under this key, and what came of it was too long to be kept."""
+
+
+class BadKey(Exception):
+    """A request has no such key as it should have."""
+
+
+class BodyTooLong(Exception):
+    """A request with a key is longer than what is read to compare it with others."""
+
+
+class NotToBeKept(Exception):
+    """It has failed: it may be tried again."""
+
+
+async def kept(
+    once: Once, asked: str, work: Callable[[Lease], Awaitable[str | None]]
+) -> tuple[str, bool]:
+    """What ``work`` gives, now or when it was done before, and whether it was done now.
+
+    ``asked`` tells what is done from what else may be done under the key. `UnderWay`, `KeyReused`,
+    `NotKept`, and what `Once.outcome` and ``work`` raise. What is too long to be kept is given to
+    the first alone; where that is None, it has told itself.
+    """
+    begun = False
+    came: str | None = None
+
+    async def keep(lease: Lease) -> str:
+        nonlocal begun, came
+        begun = True
+        came = await work(lease)
+        return asked if came is None or len(came) > LONGEST_KEPT else f"{asked}\n{came}"
+
+    try:
+        outcome = await once.outcome(keep)
+    except AcquireTimeout as error:
+        if begun:
+            raise
+        found = UnderWay(f"what is to be done once is still being done: {error}")
+        found.name, found.kind = error.name, error.kind
+        found.waited, found.holders = error.waited, error.holders
+        raise found from error
+    if outcome.first:
+        return came or "", True
+    before, separator, came = outcome.result.partition("\n")
+    if before != asked:
+        raise KeyReused(f"{once.name!r} was done for something else")
+    if not separator:
+        raise NotKept(f"{once.name!r} was done, and what came of it was too long to be kept")
+    return came, False
+
+
+def digest(*parts: bytes) -> str:
+    """One for these parts, and no others."""
+    made = hashlib.sha256()
+    for part in parts:
+        made.update(b"%d:" % len(part) + part)
+    return made.hexdigest()
+
+
+def key_of(values: Sequence[str], *, required: bool = False) -> str | None:
+    """The key of a request, by its headers of that name; `BadKey` where it cannot be one."""
+    if not values and not required:
+        return None
+    if len(values) != 1:
+        raise BadKey(f"a request must have one {HEADER}, and not {len(values)}")
+    (key,) = values
+    if not 1 <= len(key) <= LONGEST_KEY or not (key.isascii() and key.isprintable()):
+        raise BadKey(f"{HEADER} is not of 1 to {LONGEST_KEY} printable characters")
+    return key
+
+
+def once_of(client: LockClient, who: str, key: str, remember: float) -> Once:
+    """What is done once by this one under this key; neither of the two is told to the store."""
+    name = f"idempotency:{digest(who.encode(), key.encode())}"
+    return client.once(name, remember=remember, wait=False)
+
+
+def check_remember(client: LockClient, remember: float) -> None:
+    """Raise `ValueError` or `TypeError` for what is no duration."""
+    client.once("checked", remember=remember)
+
+
+class Recorded(NamedTuple):
+    """A whole response."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """As it is kept."""
+        body = base64.b64encode(self.body).decode()
+        return json.dumps([self.status, self.headers, body], separators=(",", ":"))
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """What was kept."""
+        status, headers, body = json.loads(text)
+        return cls(status, [(name, value) for name, value in headers], base64.b64decode(body))
+
+
+def is_to_be_tried_again(status: int, headers: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether a response says that it was not done."""
+    return (
+        status >= _SERVER_ERROR
+        or status in _TRY_AGAIN
+        or any(name.lower() in ("retry-after", b"retry-after") for name, _ in headers)
+    )

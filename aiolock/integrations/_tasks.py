@@ -1,0 +1,302 @@
+"""What task frameworks have in common: a task that runs under a lock, or is put back for later.
+
+A worker has so many places. A task that waits for a lock keeps one of them from the others, so it
+waits for a few seconds, in the lock's queue, and then goes back to where it came from: by the means
+of its framework, which is all that a framework's own module has to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
+from types import CoroutineType
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, Unpack
+
+from aiolock import (
+    AcquireTimeout,
+    ClientClosed,
+    Lease,
+    LeaseLost,
+    LockClient,
+    LockError,
+    QueueFull,
+    StoreError,
+)
+from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, Seconds, checked_name, seconds
+from aiolock._locks.naming import fields, naming
+from aiolock._locks.once import LONGEST_RESULT, ResultGone
+from aiolock._locks.options import LockOptions, SemaphoreOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+PATIENCE: Final = 5.0
+"""Seconds that a task waits for its turn, where nothing else is said."""
+RETRY_AFTER: Final = 5.0
+"""Seconds after which one that did not get it is tried again, where nothing else is said."""
+PUT_BACK: Final = (AcquireTimeout, QueueFull, LeaseLost, StoreError, ClientClosed)
+"""After which a task is tried again. The other errors of aiolock are mistakes of the program."""
+
+_log = logging.getLogger("aiolock.tasks")
+
+
+class TryAgain(Exception):
+    """A task did not get its lock, or lost it, and is put back: the lock's error is ``__cause__``.
+
+    Raised where its framework puts back what raises.
+    """
+
+
+class Held(Protocol):
+    """A lease, of a task or of a thread."""
+
+    @property
+    def name(self) -> str:
+        """The name of its lock."""
+        ...
+
+    @property
+    def fence(self) -> int:
+        """Its fencing token."""
+        ...
+
+
+class Current:
+    """What a task runs under."""
+
+    def __init__(self, name: str) -> None:
+        self._leases: ContextVar[tuple[Any, ...]] = ContextVar(name, default=())
+
+    @contextmanager
+    def of(self, lease: object) -> Generator[None, None, None]:
+        """A body runs under this one."""
+        token = self._leases.set((*self._leases.get(), lease))
+        try:
+            yield
+        finally:
+            self._leases.reset(token)
+
+    def lease(self) -> Any:
+        """The innermost; `RuntimeError` where there is none."""
+        leases = self._leases.get()
+        if not leases:
+            raise RuntimeError("there is no lease here: only in what one of the decorators runs")
+        return leases[-1]
+
+
+class Body:
+    """What a task does itself, whose errors are its own and no reason to put it back."""
+
+    def __init__(self, current: Current) -> None:
+        self._current = current
+        self._error: BaseException | None = None
+        self._lease = ("", 0)
+        self.begun = False
+
+    @contextmanager
+    def under(self, lease: Held) -> Generator[None, None, None]:
+        """It runs under this lease."""
+        self.begun = True
+        self._lease = (lease.name, lease.fence)
+        try:
+            with self._current.of(lease):
+                yield
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Whether this came out of it, and is not about its lease; to be asked once."""
+        mine, self._error = self._error, None  # or they would keep each other alive
+        if isinstance(error, LeaseLost) and (error.name, error.fence) == self._lease:
+            return False  # it has asked by itself whether it still has it
+        return error is mine
+
+
+class TaskLocks(ABC):
+    """Decorators for tasks; the way to put one back is the framework's."""
+
+    def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
+        if not isinstance(client, LockClient):
+            raise TypeError(f"Locks() takes what connect() gives, not {client!r}")
+        self.client = client
+        """The client, for all else."""
+        self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
+        """Seconds after which a task that was put back is tried again."""
+        self._current = Current("aiolock.task")
+
+    def current_lease(self) -> Lease:
+        """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
+        lease: Lease = self._current.lease()
+        return lease
+
+    def locked(
+        self, name: str, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
+        """Decorate an async task so that each run of it holds a lock.
+
+        It waits its turn for ``timeout`` seconds, 5 if nothing else is said. If that is not
+        enough, if too many wait already, or nobody knows who has the lock, the task is put back,
+        and tried again after ``retry_after`` seconds. So is one whose lock is lost: it is
+        cancelled. Its own errors are its framework's matter.
+
+        :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError`
+            where one is no parameter of it.
+        """
+        options.setdefault("timeout", PATIENCE)
+        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
+        describe = functools.partial(self.client.lock, **options)
+        fields(name)
+        describe(name)  # a bad argument is an error here, not at the first run
+        return self._holding("locked", name, describe)
+
+    def limited(
+        self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
+        """Decorate an async task of which ``limit`` run at a time, of all workers together.
+
+        They hold a permit of the semaphore ``name``, which may have fields as in `locked`; waiting
+        and putting back are as there. With ``min_hold=1`` no more than ``limit`` begin in any
+        second.
+        """
+        options.setdefault("timeout", PATIENCE)
+        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
+        describe = functools.partial(self.client.semaphore, limit=limit, **options)
+        fields(name)
+        describe(name)
+        return self._holding("limited", name, describe)
+
+    def _holding(
+        self,
+        decorator: str,
+        name: str,
+        describe: Callable[[str], AbstractAsyncContextManager[Lease]],
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
+        def decorate(
+            function: Callable[P, Awaitable[R]],
+        ) -> Callable[P, CoroutineType[Any, Any, R]]:
+            naming_of = naming(name, function, decorator)
+
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                async def hold(body: Body) -> R:
+                    async with describe(naming_of(*args, **kwargs)) as lease:
+                        with body.under(lease):
+                            return await function(*args, **kwargs)
+
+                return await self._or_put_back(hold, args)
+
+            return call  # type: ignore[return-value]  # mypy: no CoroutineType
+
+        return decorate
+
+    def once(
+        self,
+        name: str,
+        *,
+        remember: Seconds,
+        timeout: Seconds | None = PATIENCE,
+        ttl: Seconds | None = None,
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R | None]]]:
+        """Decorate an async task that is done once for each ``name``, however often it is sent.
+
+        When it has returned, that and what it returned are remembered. Further runs return the
+        same at once: as JSON gives it back, or None where JSON cannot hold it in 65,536 characters
+        (that is logged). One that comes while it is being done waits for ``timeout`` seconds, and
+        is put back then, as by `locked`. If it raises, loses its lease or its worker dies, nothing
+        is remembered: the next run does it.
+
+        :param name: formatted with the arguments of the task, as in `locked`: what is done once.
+        :param remember: seconds for which it is remembered; as long as the same may come again.
+        :param ttl: seconds after which somebody who died over it is noticed; the client's, if
+            None.
+        """
+        describe = functools.partial(
+            self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
+        )
+        fields(checked_name(name))
+        describe(name)
+
+        def decorate(
+            function: Callable[P, Awaitable[R]],
+        ) -> Callable[P, CoroutineType[Any, Any, R | None]]:
+            naming_of = naming(name, function, "once")
+
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+                async def do(body: Body) -> R | None:
+                    returned = list[R]()
+
+                    async def work(lease: Lease) -> str:
+                        with body.under(lease):
+                            returned.append(await function(*args, **kwargs))
+                        return kept(lease.name, returned[0])
+
+                    try:
+                        outcome = await describe(naming_of(*args, **kwargs)).outcome(work)
+                    except ResultGone:  # it was done by somebody who kept none
+                        return None
+                    return returned[0] if outcome.first else restored(outcome.result)
+
+                return await self._or_put_back(do, args)
+
+            return call  # type: ignore[return-value]  # mypy: no CoroutineType
+
+        return decorate
+
+    async def _or_put_back(self, run: Callable[[Body], Awaitable[T]], args: Sequence[Any]) -> T:
+        self._begin(args)
+        body = Body(self._current)
+        try:
+            return await run(body)
+        except PUT_BACK as error:
+            if body.has_raised(error):
+                raise
+            put_back = await self._put_back(error, args)
+            tell(error, put_back)
+            raise put_back from error
+        except asyncio.CancelledError:
+            if not body.begun:
+                await self._interrupted(args)
+            raise
+
+    def _begin(self, args: Sequence[Any]) -> None:  # noqa: B027  # few have anything to do then
+        """A run of a task begins, with these arguments."""
+
+    async def _interrupted(self, args: Sequence[Any]) -> None:  # noqa: B027  # as above
+        """It is cancelled before it has begun: at the end of its worker, for most."""
+
+    @abstractmethod
+    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+        """Have it run again; what is to be raised. The error itself, where nobody runs tasks."""
+
+
+def tell(error: LockError, put_back: BaseException) -> None:
+    """A line in the log for a task that is put back."""
+    if put_back is not error:
+        _log.info("a task is put back: %s", error)
+
+
+def kept(name: str, returned: object) -> str:
+    """What a task returned, as it is remembered: nothing, where that cannot be."""
+    try:
+        text = json.dumps(returned)
+    except (TypeError, ValueError, RecursionError) as error:
+        _log.warning("%r is done, and what it returned is not kept: %s", name, error)
+        return ""
+    if len(text) > LONGEST_RESULT:
+        _log.warning("%r is done, and what it returned is too long to be kept", name)
+        return ""
+    return text
+
+
+def restored(text: str) -> Any:
+    """What a task returned when it was done."""
+    return json.loads(text) if text else None

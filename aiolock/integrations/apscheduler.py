@@ -1,0 +1,120 @@
+"""Locks in APScheduler 3: an executor, by which each run time is begun by one of many schedulers.
+
+::
+
+    client = aiolock.connect("redis://localhost:6379/0")
+    scheduler = AsyncIOScheduler(executors={"default": SharedExecutor(client)})
+    scheduler.add_job(clean_up, "cron", hour=3, id="clean up")
+"""
+
+# APScheduler 3 has no types, and there are no stubs of it.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUntypedBaseClass=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from apscheduler.executors.asyncio import (  # type: ignore[import-untyped]  # has none
+    AsyncIOExecutor,
+)
+from apscheduler.executors.base import (  # type: ignore[import-untyped]  # has none
+    run_coroutine_job,
+    run_job,
+)
+from apscheduler.util import (  # type: ignore[import-untyped]  # has none
+    iscoroutinefunction_partial,
+)
+
+from aiolock import AcquireTimeout, LockClient
+from aiolock._engine.policy import Seconds
+
+__all__ = ["SharedExecutor"]
+
+_MADE_UP: Final = re.compile("[0-9a-f]{32}")
+"""An id that APScheduler has given: another one in each process."""
+
+_log = logging.getLogger("aiolock.tasks")
+
+
+class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
+    """An executor for schedulers that all have the same jobs: each run time is begun by one.
+
+    * Whoever comes first to a run time begins it; the others leave it out. It is not begun again,
+      not where the job raised, and not where its process died over it.
+    * A job has ``max_instances`` runs at a time, of all processes together. A run time for which
+      there is no room is left out.
+    * A run that loses its lock is cancelled, if the job is an async function. What else it may be
+      runs in a thread, which nothing can stop.
+    * Where the store cannot say whether somebody has begun it, nobody begins it: `StoreError`, in
+      APScheduler's log.
+
+    Open the client before the scheduler starts, and close it after that has been shut down.
+
+    The jobs need an ``id`` and run times that are the same everywhere: a ``cron`` or ``date``
+    trigger, or an ``interval`` with a fixed ``start_date``; no ``jitter``. A job without an id is
+    refused (`ValueError`, in APScheduler's log). Clocks may differ, by less than ``remember``.
+
+    :param remember: seconds for which it is remembered that a run time was begun.
+    """
+
+    def __init__(self, client: LockClient, *, remember: Seconds = 3600.0) -> None:
+        super().__init__()
+        if not isinstance(client, LockClient):
+            raise TypeError(f"SharedExecutor() takes what connect() gives, not {client!r}")
+        client.once("checked", remember=remember)
+        self._client = client
+        self._remember = remember
+
+    def _do_submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
+        if _MADE_UP.fullmatch(job.id):
+            raise ValueError(f"a job of a SharedExecutor needs an id, as id={job.name!r}")
+
+        def done(task: asyncio.Task[list[Any]]) -> None:
+            self._pending_futures.discard(task)
+            try:
+                events = task.result()
+            except BaseException:  # noqa: BLE001  # as AsyncIOExecutor has it
+                self._run_job_error(job.id, *sys.exc_info()[1:])
+            else:
+                self._run_job_success(job.id, events)
+
+        task = self._eventloop.create_task(self._begin(job, run_times), name=f"job {job.id}")
+        task.add_done_callback(done)
+        self._pending_futures.add(task)
+
+    async def _begin(self, job: Any, run_times: Sequence[datetime]) -> list[Any]:
+        events = list[Any]()
+        for run_time in run_times:
+            name = f"{job.id} {run_time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+            once = self._client.once(name, remember=self._remember, wait=False)
+            try:
+                async with self._room(job), once as first:
+                    if first is not None:
+                        events += await self._run(job, run_time)
+                    else:
+                        _log.debug("%s: begun elsewhere", name)
+            except AcquireTimeout as busy:  # whatever the job raises is in its event
+                _log.debug("%s: left out: %s", name, busy)
+        return events
+
+    def _room(self, job: Any) -> AbstractAsyncContextManager[object]:
+        if job.max_instances == 1:
+            return self._client.lock(job.id, timeout=0)
+        return self._client.semaphore(job.id, job.max_instances, timeout=0)
+
+    async def _run(self, job: Any, run_time: datetime) -> list[Any]:
+        about = (job, job._jobstore_alias, [run_time], self._logger.name)
+        if iscoroutinefunction_partial(job.func):
+            found: list[Any] = await run_coroutine_job(*about)
+        else:
+            found = await asyncio.to_thread(run_job, *about)
+        return found

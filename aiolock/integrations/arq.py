@@ -1,0 +1,56 @@
+"""Locks in arq: `Locks` has the decorators, and opens and closes the client with the worker.
+
+::
+
+    locks = Locks(aiolock.connect("redis://localhost:6379/0"))
+
+
+    @locks.locked("user:{user}")
+    async def welcome(ctx, user): ...
+
+
+    class WorkerSettings:
+        functions = [welcome]
+        on_startup = locks.startup
+        on_shutdown = locks.shutdown
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from arq import ArqRedis, Retry
+from arq.constants import retry_key_prefix
+
+from aiolock import LockError
+from aiolock.integrations._tasks import TaskLocks
+
+__all__ = ["Locks"]
+
+
+class Locks(TaskLocks):
+    """Decorators for arq's functions. One that is put back is a `Retry`, and costs no try.
+
+    arq counts each run, and after ``max_tries`` of them the job has failed. A run that did not get
+    its lock is taken off that count, also where its worker ended while it waited. A job that is
+    put back for longer than a day expires, as any.
+    """
+
+    async def startup(self, ctx: dict[Any, Any]) -> None:
+        """Open the client: arq's ``on_startup``. `StoreError` ends the worker."""
+        await self.client.open()
+
+    async def shutdown(self, ctx: dict[Any, Any]) -> None:
+        """Close the client: arq's ``on_shutdown``, when all jobs have ended."""
+        await self.client.aclose()
+
+    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+        await self._interrupted(args)
+        return Retry(defer=self.retry_after)
+
+    async def _interrupted(self, args: Sequence[Any]) -> None:
+        ctx: dict[Any, Any] = args[0] if args else {}
+        redis, job = ctx.get("redis"), ctx.get("job_id")
+        if isinstance(redis, ArqRedis) and job is not None:
+            await redis.decr(f"{retry_key_prefix}{job}")

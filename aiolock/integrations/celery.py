@@ -1,0 +1,200 @@
+"""Locks in Celery: `Locks` has the decorators, for tasks in processes or in threads.
+
+::
+
+    locks = Locks(aiolock.sync.connect("redis://localhost:6379/0"))
+
+
+    @app.task
+    @locks.locked("user:{user}")
+    def welcome(user: int) -> None: ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Any, ParamSpec, TypeVar, Unpack
+
+from celery import current_task
+from celery.exceptions import Retry
+
+from aiolock import LockError
+from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, Seconds, checked_name, seconds
+from aiolock._locks.naming import fields, naming
+from aiolock._locks.once import ResultGone
+from aiolock._locks.options import LockOptions, SemaphoreOptions
+from aiolock.integrations._tasks import (
+    PATIENCE,
+    PUT_BACK,
+    RETRY_AFTER,
+    Body,
+    Current,
+    kept,
+    restored,
+    tell,
+)
+from aiolock.sync import Lease, LockClient
+
+__all__ = ["Locks"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Locks:
+    """Decorators for Celery's tasks. One that is put back is sent again, and costs no retry.
+
+    It has the same id, and its state is ``RETRY`` meanwhile. Where a task is called as a function,
+    or eagerly, the lock's error is raised.
+
+    The client opens when a task first needs it, in each worker process for itself.
+    """
+
+    def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
+        if not isinstance(client, LockClient):
+            raise TypeError(f"Locks() takes what aiolock.sync.connect() gives, not {client!r}")
+        self.client = client
+        """The client, for all else."""
+        self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
+        """Seconds after which a task that was put back is tried again: Celery's countdown."""
+        self._current = Current("aiolock.celery")
+
+    def current_lease(self) -> Lease:
+        """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
+        lease: Lease = self._current.lease()
+        return lease
+
+    def locked(
+        self, name: str, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate a task so that each run of it holds a lock.
+
+        It waits its turn for ``timeout`` seconds, 5 if nothing else is said. If that is not
+        enough, if too many wait already, or nobody knows who has the lock, the task is put back,
+        and tried again after ``retry_after`` seconds. A task that loses its lock goes on, for
+        nothing stops a thread, unless it asks ``current_lease().check()``; it is put back when it
+        has returned. Its own errors are Celery's matter.
+
+        :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError`
+            where one is no parameter of it.
+        """
+        options.setdefault("timeout", PATIENCE)
+        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
+        describe = functools.partial(self.client.lock, **options)
+        fields(name)
+        describe(name)  # a bad argument is an error here, not at the first run
+        return self._holding("locked", name, describe)
+
+    def limited(
+        self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate a task of which ``limit`` run at a time, of all workers together.
+
+        They hold a permit of the semaphore ``name``, which may have fields as in `locked`; waiting
+        and putting back are as there. With ``min_hold=1`` no more than ``limit`` begin in any
+        second.
+        """
+        options.setdefault("timeout", PATIENCE)
+        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
+        describe = functools.partial(self.client.semaphore, limit=limit, **options)
+        fields(name)
+        describe(name)
+        return self._holding("limited", name, describe)
+
+    def _holding(
+        self, decorator: str, name: str, describe: Callable[[str], AbstractContextManager[Lease]]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            naming_of = naming(name, function, decorator, plain=True)
+
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                def hold(body: Body) -> R:
+                    with describe(naming_of(*args, **kwargs)) as lease, body.under(lease):
+                        return function(*args, **kwargs)
+
+                return self._or_put_back(hold)
+
+            return call
+
+        return decorate
+
+    def once(
+        self,
+        name: str,
+        *,
+        remember: Seconds,
+        timeout: Seconds | None = PATIENCE,
+        ttl: Seconds | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+        """Decorate a task that is done once for each ``name``, however often it is sent.
+
+        When it has returned, that and what it returned are remembered. Further runs return the
+        same at once: as JSON gives it back, or None where JSON cannot hold it in 65,536 characters
+        (that is logged). One that comes while it is being done waits for ``timeout`` seconds, and
+        is put back then, as by `locked`. If it raises, loses its lease or its worker dies, nothing
+        is remembered: the next run does it.
+
+        :param name: formatted with the arguments of the task, as in `locked`: what is done once.
+        :param remember: seconds for which it is remembered; as long as the same may come again.
+        :param ttl: seconds after which somebody who died over it is noticed; the client's, if
+            None.
+        """
+        describe = functools.partial(
+            self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
+        )
+        fields(checked_name(name))
+        describe(name)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+            naming_of = naming(name, function, "once", plain=True)
+
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+                def do(body: Body) -> R | None:
+                    returned = list[R]()
+
+                    def work(lease: Lease) -> str:
+                        with body.under(lease):
+                            returned.append(function(*args, **kwargs))
+                        return kept(lease.name, returned[0])
+
+                    try:
+                        outcome = describe(naming_of(*args, **kwargs)).outcome(work)
+                    except ResultGone:  # it was done by somebody who kept none
+                        return None
+                    return returned[0] if outcome.first else restored(outcome.result)
+
+                return self._or_put_back(do)
+
+            return call
+
+        return decorate
+
+    def _or_put_back(self, run: Callable[[Body], T]) -> T:
+        body = Body(self._current)
+        try:
+            return run(body)
+        except PUT_BACK as error:
+            if body.has_raised(error):
+                raise
+            put_back = self._put_back(error)
+            tell(error, put_back)
+            raise put_back from error
+
+    def _put_back(self, error: LockError) -> Exception:
+        task: Any = current_task
+        request = task.request if task else None
+        if request is None or request.called_directly or request.is_eager:
+            return error
+        # As Task.retry() does, which would count it.
+        again = task.signature_from_request(
+            request, countdown=self.retry_after, retries=request.retries
+        )
+        again.apply_async()
+        when = datetime.now(UTC) + timedelta(seconds=self.retry_after)
+        return Retry(exc=error, when=when, sig=again)

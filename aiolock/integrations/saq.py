@@ -1,0 +1,72 @@
+"""Locks in SAQ: `Locks` has the decorators, and opens and closes the client with the worker.
+
+::
+
+    locks = Locks(aiolock.connect("redis://localhost:6379/0"))
+
+
+    @locks.locked("user:{user}")
+    async def welcome(ctx, *, user): ...
+
+
+    settings = {
+        "queue": Queue.from_url("redis://localhost:6379/0"),
+        "functions": [welcome],
+        "startup": locks.startup,
+        "shutdown": locks.shutdown,
+    }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from saq import Job
+from saq.types import Context
+
+from aiolock import LockError
+from aiolock.integrations._tasks import TaskLocks, TryAgain
+
+__all__ = ["Locks"]
+
+_OWN: Final = "aiolock"
+"""In the meta data of a job: how long it waits after a failure of its own."""
+
+
+class Locks(TaskLocks):
+    """Decorators for SAQ's functions. One that is put back raises, and costs no attempt.
+
+    SAQ puts back what raises, as long as ``retries`` are left. A run that did not get its lock is
+    taken off the attempts, and waits ``retry_after`` seconds, whatever the job's ``retry_delay``
+    is.
+    """
+
+    async def startup(self, ctx: Context) -> None:
+        """Open the client: SAQ's ``startup``. `StoreError` ends the worker."""
+        await self.client.open()
+
+    async def shutdown(self, ctx: Context) -> None:
+        """Close the client: SAQ's ``shutdown``, when all jobs have ended."""
+        await self.client.aclose()
+
+    def _begin(self, args: Sequence[Any]) -> None:
+        job = _job(args)
+        own = None if job is None else job.meta.pop(_OWN, None)
+        if job is not None and own is not None:
+            job.retry_delay, job.retry_backoff = own
+
+    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+        job = _job(args)
+        if job is None:
+            return error
+        job.meta[_OWN] = [job.retry_delay, job.retry_backoff]
+        job.retry_delay, job.retry_backoff = self.retry_after, False
+        job.attempts = min(job.attempts, job.retries) - 1
+        return TryAgain(str(error))
+
+
+def _job(args: Sequence[Any]) -> Job | None:
+    ctx: Mapping[str, Any] = args[0] if args else {}
+    job = ctx.get("job")
+    return job if isinstance(job, Job) else None

@@ -1,0 +1,90 @@
+"""Locks in taskiq: `Locks` is a middleware, which also has the decorators.
+
+::
+
+    locks = Locks(aiolock.connect("redis://localhost:6379/0"))
+    broker = RedisStreamBroker("redis://localhost:6379/0").with_middlewares(locks)
+
+
+    @broker.task
+    @locks.locked("user:{user}")
+    async def welcome(user: int) -> None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from taskiq import AsyncBroker, ScheduleSource, TaskiqMessage, TaskiqMiddleware, TaskiqResult
+from taskiq.exceptions import NoResultError
+from taskiq.kicker import AsyncKicker
+
+from aiolock import LockClient, LockError
+from aiolock._engine.policy import Seconds
+from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks
+
+__all__ = ["Locks"]
+
+_messages: Final = ContextVar[tuple[TaskiqMessage, ...]]("aiolock.taskiq", default=())
+"""What this task of asyncio carries out; a broker in memory may do so within another."""
+
+
+class Locks(TaskLocks, TaskiqMiddleware):
+    """A middleware that opens the client with the broker and closes it with it; and decorators.
+
+    A task that is put back is sent again, with the same id, and its result is that of the run that
+    gets its lock. Its retries are not counted for that. It comes after ``retry_after`` seconds
+    where the broker knows the label ``delay``; others deliver it at once, unless there is a
+    ``schedule_source``, which taskiq's scheduler watches.
+    """
+
+    def __init__(
+        self,
+        client: LockClient,
+        *,
+        retry_after: Seconds = RETRY_AFTER,
+        schedule_source: ScheduleSource | None = None,
+    ) -> None:
+        TaskiqMiddleware.__init__(self)
+        TaskLocks.__init__(self, client, retry_after=retry_after)
+        if schedule_source is not None and not isinstance(schedule_source, ScheduleSource):
+            raise TypeError(f"schedule_source must be a ScheduleSource, not {schedule_source!r}")
+        self._schedule_source = schedule_source
+
+    async def startup(self) -> None:
+        """Open the client: with the broker. `StoreError` ends the start."""
+        await self.client.open()
+
+    async def shutdown(self) -> None:
+        """Close the client: with the broker. Tasks that still wait are put back."""
+        await self.client.aclose()
+
+    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Note what is carried out."""
+        _messages.set((*_messages.get(), message))
+        return message
+
+    def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
+        """It has been carried out."""
+        _messages.set(_messages.get()[:-1])
+
+    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+        messages = _messages.get()
+        if not messages:
+            return error
+        message = messages[-1]
+        broker: AsyncBroker = self.broker
+        kicker = AsyncKicker[..., Any](message.task_name, broker, dict(message.labels))
+        kicker = kicker.with_task_id(message.task_id)
+        if self._schedule_source is None:
+            kicker = kicker.with_labels(delay=self.retry_after)
+            await kicker.kiq(*message.args, **message.kwargs)
+        else:
+            when = datetime.now(UTC) + timedelta(seconds=self.retry_after)
+            await kicker.schedule_by_time(
+                self._schedule_source, when, *message.args, **message.kwargs
+            )
+        return NoResultError()

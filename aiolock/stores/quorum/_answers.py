@@ -1,0 +1,106 @@
+"""What a client is told of an acquisition, and for how long it waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from aiolock._prompt import Prompt
+from aiolock.errors import StoreError
+from aiolock.store import Busy, Done, Full, Granted, Party, Queued
+from aiolock.stores._member import Crowded, InLine, Marked, Silent
+from aiolock.stores.quorum._council import ANSWER_TIMEOUT, Council
+from aiolock.stores.quorum._standing import Standing, lease_until
+
+ASK_AGAIN: Final = 10_000
+"""Milliseconds after which a client is to see whether a majority can still be asked."""
+
+
+def granted(standing: Standing, deadline: float) -> Granted:
+    """It has entered, until then: a lease that is counted from when it was asked for."""
+    lease = lease_until(deadline, standing.called, standing.ttl)
+    # To be confirmed where the members are to know that it is inside: of a period only that one has
+    # a run, and the end of a lease says nothing of its client that is not to be renewed.
+    form = standing.stand.form
+    claim = form.period > 0 or (form.fixed and not form.counts)
+    return Granted(standing.ballot.fence, lease, claim=claim)
+
+
+def queued(standing: Standing) -> Queued:
+    """It waits; the clock is its client's own."""
+    said = [each.place for each in standing.said if isinstance(each, InLine) and each.place]
+    now = int(standing.called * 1e6)
+    return Queued(standing.stand.ticket, min(said, default=1), ASK_AGAIN, now)
+
+
+def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | StoreError | None:
+    """Why it cannot enter at once, where a majority says so; None where that is not known yet."""
+    votes = standing.ballot.votes
+    minority = len(votes) - quorum
+    if len(votes) - standing.said.count(None) <= minority:
+        return None
+    said = [each for each, vote in zip(standing.said, votes, strict=True) if vote is None]
+    marked = [each.left for each in said if isinstance(each, Marked)]
+    if len(marked) >= quorum:
+        return Done(sorted(marked)[-quorum])
+    full = [each.waiters for each in said if isinstance(each, Crowded)]
+    taken = [each for each in said if isinstance(each, InLine)]
+    no = len(full) + len(taken) + sum(isinstance(each, Silent) for each in said)
+    errors = [each for each in said if isinstance(each, Exception)]
+    if len(full) > minority:
+        return Full(min(full))
+    if no > minority:
+        return queued(standing) if standing.wait else _busy(taken)
+    if len(errors) > minority:
+        error = StoreError("; ".join(map(str, errors)))
+        error.__cause__ = errors[0].__cause__ or errors[0]
+        return error
+    return None
+
+
+def _busy(taken: list[InLine]) -> Busy:
+    """Somebody else has it: the one that most members say."""
+    until = max((each.until for each in taken), default=1)
+    holders = dict[tuple[str, int], list[Party]]()
+    for each in taken:
+        if each.holder is not None:
+            holders.setdefault((each.holder.client, each.holder.seq), []).append(each.holder)
+    most = max(holders.values(), key=len, default=list[Party]())
+    return Busy(max(1, until), max(most, key=lambda party: party.fence) if most else None)
+
+
+class Patience:
+    """Questions that are waited for, all for as long, with one timer for all of them."""
+
+    def __init__(self, council: Council) -> None:
+        self._council = council
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[float, Prompt]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait_for(self, answer: Prompt, now: float) -> None:
+        """Fail it in time, unless it is answered."""
+        waiting = self._waiting
+        while waiting and waiting[0][1].done():
+            waiting.popleft()
+        waiting.append((now + ANSWER_TIMEOUT, answer))
+        if self._timer is None:
+            self._timer = self._loop.call_later(ANSWER_TIMEOUT, self._look)
+
+    def _look(self) -> None:
+        self._timer, now, waiting = None, self._council.time(), self._waiting
+        while waiting and (waiting[0][1].done() or waiting[0][0] <= now):
+            _, answer = waiting.popleft()
+            if not answer.done():
+                answer.set_exception(self._council.too_few())
+        if waiting:
+            left = max(0.01, waiting[0][0] - now)
+            self._timer = self._loop.call_later(left, self._look)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, answer in self._waiting:
+            answer.cancel()

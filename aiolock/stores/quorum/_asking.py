@@ -1,0 +1,292 @@
+"""What a client asks of the members about its acquisitions, and what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from functools import partial
+from typing import Any, Final
+
+from aiolock.store import PRIORITY, Waiter
+from aiolock.stores._member import (
+    OUTSIDE,
+    Answer,
+    Crowded,
+    Heard,
+    InLine,
+    Marked,
+    Memory,
+    Refused,
+    Silent,
+    Voted,
+)
+from aiolock.stores.quorum._council import Council
+from aiolock.stores.quorum._counts import unheard
+from aiolock.stores.quorum._standing import (
+    JUST_AFTER,
+    KEEP_ALIVE,
+    Line,
+    Standing,
+    lasts,
+)
+from aiolock.stores.quorum._votes import GiveWay, Phase
+
+_RETRY: Final = 0.5
+"""Seconds until a member is asked again that has refused an answer."""
+SOON: Final = 0.02
+"""… or says that a vote does not stand any more that was to be given back."""
+
+
+class Asking:
+    """The acquisitions of one client, of all names; what follows from the votes is not here."""
+
+    def __init__(self, council: Council) -> None:
+        self._council = council
+        self._seats = council.seats
+        self._clocks = council.clocks
+        self._time = council.time
+        self._loop = asyncio.get_running_loop()
+        self.standings: dict[Waiter, Standing] = {}
+        self._lines: dict[str, Line] = {}
+        self._seen = 0
+        """The highest number that any vote had."""
+
+    def _look(self, standing: Standing, reason: str = "expired") -> None:
+        """Do what the votes say; one was taken away for that reason."""
+        raise NotImplementedError
+
+    def _answer(self, standing: Standing) -> None:
+        """Tell its client what is known, once that is enough."""
+        raise NotImplementedError
+
+    def _ask(self, standing: Standing, server: int, now: float) -> None:
+        """Ask for a vote there, unless there is one, or that is asked already."""
+        ballot, seat = standing.ballot, self._seats[server]
+        if standing.asking[server] or ballot.votes[server] is not None or ballot.aside:
+            return
+        if standing.idle or standing.over or not seat.in_reach:
+            return
+        wait = standing.wait or standing.inside
+        if not wait and standing.asked[server]:
+            return  # once: it does not stand in line
+        if seat.silent_until > now:
+            standing.said[server] = Silent(1, 0)
+            ballot.forgotten(server)
+            self._ask_by(standing, server, seat.silent_until)
+            self._loop.call_soon(self._answer, standing)
+            return
+        new = not standing.asked[server]
+        if isinstance(standing.said[server], Crowded) and not any(standing.asking):
+            # All have answered, and too few say so: then it is to have a place there as well.
+            standing.admitted = True
+        standing.asking[server] = standing.asked[server] = True
+        standing.sent[server], standing.said[server] = now, None
+        standing.ask_at[server] = math.inf
+        own = standing.stand.ticket - standing.stand.form.priority * PRIORITY
+        proposal = ballot.least(server) if standing.inside else max(own, self._seen + 1)
+        seat.asked()
+        seat.member.vote(
+            *(standing.stand, standing.ttl, proposal),
+            wait=wait,
+            most=0 if standing.inside or standing.admitted else standing.most,
+            new=new,
+            heard=partial(self._heard, standing, server, now),
+        )
+
+    def _ask_all(self, standing: Standing, now: float) -> None:
+        """A newcomer asks for all votes: what `_ask` does where nothing was asked before."""
+        stand = standing.stand
+        proposal = max(stand.ticket - stand.form.priority * PRIORITY, self._seen + 1)
+        asking, asked, sent = standing.asking, standing.asked, standing.sent
+        for server, seat in enumerate(self._seats):
+            if not seat.in_reach or seat.silent_until > now:
+                self._ask(standing, server, now)
+                continue
+            asking[server] = asked[server] = True
+            sent[server] = now
+            seat.asked()
+            seat.member.vote(
+                *(stand, standing.ttl, proposal),
+                wait=standing.wait,
+                most=standing.most,
+                new=True,
+                heard=partial(self._heard, standing, server, now),
+            )
+
+    def _heard(  # which question, and its answer
+        self,
+        standing: Standing,
+        server: int,
+        sent: float,
+        answer: Answer | None,
+        error: Exception | None,
+    ) -> None:
+        """A member has answered a question, or will not."""
+        standing.asking[server] = False
+        if answer is None:
+            if not standing.over:
+                standing.said[server] = error
+                self._ask_by(standing, server, self._time() + _RETRY)
+                self._look(standing)
+            return
+        seat = self._seats[server]
+        now = seat.answered(sent)
+        self._clocks.heard(server, answer.now, now)
+        ballot = standing.ballot
+        if ballot.phase is Phase.OVER:
+            return  # what releases it goes behind what had asked
+        if isinstance(answer, Voted):
+            self._voted(standing, server, answer.number, sent + lasts(answer.lease))
+            if ballot.phase is Phase.ENTERED:
+                return  # one more changes nothing
+        elif isinstance(answer, InLine):
+            when = standing.stands_in_line(server, answer, sent, now)
+            self._lines[standing.stand.name].look_by(when, now)
+            if not ballot.has_votes and not standing.stand.form.once:
+                self._answer(standing)
+                return
+        else:
+            self._not_now(standing, server, sent, answer)
+        self._look(standing)
+
+    def _not_now(
+        self,
+        standing: Standing,
+        server: int,
+        sent: float,
+        answer: Silent | Crowded | Refused | Marked,
+    ) -> None:
+        """A member does not vote, nor let it stand in line: it is asked again in a while."""
+        now = self._time()
+        standing.said[server] = answer
+        when = now + (SOON if isinstance(answer, Refused) else _RETRY)
+        if isinstance(answer, Silent):
+            standing.ballot.forgotten(server)
+            seat = self._seats[server]
+            when = seat.silent(answer.left) or when
+            if answer.left < 0:
+                seat.enrol(Memory.UNSAID)
+        elif isinstance(answer, Marked):
+            standing.knows(answer.number, sent + answer.left / 1000)
+            when = now + answer.left / 1000 + JUST_AFTER
+        self._ask_by(standing, server, when)
+
+    def _ask_by(self, standing: Standing, server: int, when: float) -> None:
+        if isinstance(standing.said[server], InLine):
+            standing.said[server] = None  # it may have no place there, so it asks for itself
+        standing.ask_at[server] = when
+        line = self._lines.get(standing.stand.name)
+        if line is not None:
+            line.look_by(when, self._time())
+
+    def _voted(self, standing: Standing, server: int, number: int, deadline: float) -> None:
+        if standing.stand.form.counts:
+            standing.ballot.counted(server, number, deadline)
+            return
+        self._seen = max(self._seen, number)
+        standing.ballot.expire(self._time())
+        leave = standing.ballot.voted(server, number, deadline)
+        if leave is not None:
+            self._release_at(standing, server, leave.upto, unheard)
+
+    def _give_way(self, standing: Standing, step: GiveWay) -> None:
+        server = step.server
+        if not standing.wait:
+            self._release_at(standing, server, step.vote, unheard)
+            return
+        sent = self._time()
+        standing.sent[server], standing.heard[server] = sent, None
+        seat = self._seats[server]
+        seat.asked()
+        heard = partial(self._heard, standing, server, sent)
+        standing.asking[server] = True
+        seat.member.give_way(standing.stand, step.vote, heard)
+
+    # Votes that there are
+
+    def _renew(
+        self,
+        standing: Standing,
+        server: int,
+        ttl: int,
+        fence: int,
+        heard: Heard,
+    ) -> None:
+        """Renew one vote, and have the member know this fence."""
+        vote, seat, sent = standing.ballot.votes[server], self._seats[server], self._time()
+        assert vote is not None
+        number, inside = vote.number, standing.inside
+        standing.renewing[server] = True
+
+        def renewed(still: Any, error: Exception | None) -> None:
+            standing.renewing[server] = False
+            if error is not None:
+                standing.ballot.unanswered(server, number)
+            else:
+                now = seat.answered(sent)
+                if still:
+                    until = sent + lasts(ttl) if ttl else 0.0
+                    standing.ballot.renewed(server, number, until, fence)
+                else:
+                    standing.ballot.gone(server, number, now)
+                    if not standing.over:
+                        self._ask_by(standing, server, now)
+            heard(still, error)
+            if not standing.over:
+                self._look(standing)
+
+        seat.asked()
+        seat.member.renew(standing.stand, number, ttl, fence, entered=inside, heard=renewed)
+
+    def _release_at(
+        self,
+        standing: Standing,
+        server: int,
+        upto: int,
+        heard: Heard,
+    ) -> None:
+        member = self._seats[server].member
+        highest = standing.ballot.highest
+        member.release(standing.stand, highest, upto, entered=OUTSIDE, heard=heard)
+
+    # What is to be done in time
+
+    def _look_after(self, line: Line) -> None:
+        """Renew votes that are not enough yet, and ask again where a push may be lost."""
+        now, following = self._time(), math.inf
+        for server, seat in enumerate(self._seats):
+            first = True
+            for standing in list(line.standings.values()):
+                if standing.idle or standing.ballot.aside:
+                    continue
+                vote = standing.ballot.votes[server]
+                if vote is not None:
+                    if standing.waits:
+                        following = min(following, self._keep(standing, server, now))
+                    continue
+                for_all = not first and isinstance(standing.said[server], InLine)
+                due = standing.ask_at[server] + (KEEP_ALIVE if for_all else 0.0)
+                first = False
+                if due > now:
+                    following = min(following, due)
+                elif seat.in_reach:  # else it is asked as soon as it is
+                    self._ask(standing, server, now)
+                    following = min(following, now + _RETRY)
+        if following < math.inf:
+            line.look_by(following, now)
+
+    def _keep(self, standing: Standing, server: int, now: float) -> float:
+        """Renew a vote of one that has no majority yet, in time; when to look again."""
+        vote, third = standing.ballot.votes[server], standing.claim / 3000
+        assert vote is not None
+        renew_at = vote.deadline - 2 * third
+        if vote.deadline <= now:
+            self._look(standing)  # it is given back
+        elif (
+            renew_at <= now
+            and not standing.renewing[server]
+            and self._council.able
+            and self._seats[server].in_reach
+        ):
+            self._renew(standing, server, standing.claim, 0, unheard)
+        return max(renew_at, now + third)

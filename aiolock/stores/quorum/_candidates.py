@@ -1,0 +1,375 @@
+"""All acquisitions of one client: what follows from the votes, and what it is told of that."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Final
+
+from aiolock._prompt import Prompt
+from aiolock.store import (
+    PRIORITY,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Busy,
+    Done,
+    Form,
+    Full,
+    Inbox,
+    Queued,
+    Waiter,
+)
+from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, Crowded, Stand
+from aiolock.stores.quorum._answers import Patience, denied, granted
+from aiolock.stores.quorum._council import Council
+from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
+from aiolock.stores.quorum._marks import Marking
+from aiolock.stores.quorum._standing import Line, Standing, lasts, lease_until
+from aiolock.stores.quorum._votes import Enter, Raise, Recall
+
+_LATELY: Final = 1.0
+"""Seconds for which a push about a waiter that was released is older than that."""
+_FEW: Final = 2
+"""Up to so many acquisitions at a time, each goes on in the very call that brings its votes."""
+
+
+class Candidates(Marking):
+    """The open acquisitions, of all names."""
+
+    def __init__(self, council: Council, inbox: Inbox) -> None:
+        super().__init__(council)
+        self._inbox = inbox
+        self._last_tickets: dict[int, int] = {}
+        """By priority."""
+        self._patience = Patience(council)
+        self._left: set[Waiter] = set()
+        """Those that were released lately."""
+        self._left_at: deque[tuple[float, Waiter]] = deque()
+        """… and when, in order."""
+
+    # What a client asks
+
+    def acquire(
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        most: int,
+    ) -> Prompt:
+        """See `Store.acquire`."""
+        now = self._time()
+        standing = self.standings.get(waiter)
+        newcomer = standing is None
+        if standing is None:
+            stand = Stand(name, waiter, form, ticket or self._ticket(form, now))
+            most = 0 if ticket else most
+            standing = Standing(stand, ttl, self._council.size, wait=wait, most=most)
+            self.standings[waiter] = standing
+            line = self._lines.get(name)
+            if line is None:
+                line = self._lines[name] = Line(self._look_after)
+            line.standings[waiter] = standing
+            standing.ballot.aside = not self._council.able
+        elif standing.idle:
+            standing.idle = standing.queued = False
+            if self._council.able:
+                standing.ballot.come_back()
+        answer = Prompt(loop=self._loop)
+        if not standing.is_waited_for:
+            standing.called = now  # of several questions the first counts
+            standing.answers.clear()
+        standing.answers.append(answer)
+        self._patience.wait_for(answer, now)
+        if newcomer and not standing.ballot.aside:
+            self._ask_all(standing, now)
+            return answer
+        if standing.inside:
+            self._loop.call_soon(self._answer, standing)
+        standing.said = [None] * self._council.size  # what was said before may not hold any more
+        for server in range(self._council.size):
+            self._ask(standing, server, now)
+        return answer
+
+    def _ticket(self, form: Form, now: float) -> int:
+        """Of a newcomer: behind all that have come before it, of its priority."""
+        last = self._last_tickets.get(form.priority, 0)
+        ticket = max(self._council.clocks.now(now) + form.priority * PRIORITY, last + 1)
+        self._last_tickets[form.priority] = ticket
+        return ticket
+
+    # What the members push
+
+    def granted(self, server: int, waiter: Waiter, number: int, lease: int, now: int) -> None:
+        """A member has voted for one that stood in line."""
+        standing = self.standings[waiter]
+        began = standing.began(server, now, self._time())
+        self._voted(standing, server, number, began + lasts(lease))
+        if not standing.inside:
+            self._look(standing)
+
+    def foreign(self, server: int, name: str, waiter: Waiter, form: Form) -> None:
+        """A member has voted for one that is over: it has not heard that, or has forgotten."""
+        if waiter in self._left:
+            return  # its release was not there yet, and is by now, or will be
+        member = self._seats[server].member
+        stand = Stand(name, waiter, form, 0)
+        member.release(stand, 0, UNBOUNDED, entered=OUTSIDE, heard=unheard)
+
+    def inquired(self, server: int, waiter: Waiter, number: int) -> None:
+        """Somebody who is before it wants this vote."""
+        standing = self.standings.get(waiter)
+        if standing is not None:
+            standing.ballot.inquired(server, number)
+            self._look(standing)
+
+    def vote_lost(self, server: int, name: str, waiter: Waiter, number: int, reason: str) -> None:
+        """A vote was taken away."""
+        now = self._time()
+        standing = self.standings.get(waiter)
+        if standing is not None:
+            standing.ballot.gone(server, number, now)
+            self._ask_by(standing, server, now)
+            self._look(standing, reason)
+        line = self._lines.get(name)
+        if line is not None and reason == "expired":
+            # We were taken for stuck, so all of ours have left the line.
+            for other in list(line.standings.values()):
+                self._ask(other, server, now)
+
+    def closed(self, name: str) -> None:
+        """A member votes for nobody for a while: who is first asks for how long."""
+        if name in self._lines:
+            self._inbox.done(name)
+
+    def requested(self, waiter: Waiter) -> None:
+        """Somebody asks this one to let go; several members say so."""
+        standing = self.standings.get(waiter)
+        if standing is not None and standing.inside:
+            self._inbox.requested(standing.stand.name, waiter, standing.ballot.fence)
+
+    # Who can be asked
+
+    def forget_clock(self, server: int) -> None:
+        """It is another run of the server, or another server: its clock may be another."""
+        for standing in self.standings.values():
+            standing.heard[server] = None
+
+    def ask_there(self, server: int) -> None:
+        """All that have no vote there ask: pushes may be lost, or it was not asked before."""
+        now = self._time()
+        for standing in list(self.standings.values()):
+            self._ask(standing, server, now)
+
+    def step_aside(self) -> None:
+        """No majority is in reach: be in nobody's way."""
+        for standing in list(self.standings.values()):
+            if standing.waits and not standing.idle and not standing.ballot.aside:
+                for leave in standing.ballot.step_aside():
+                    if standing.asked[leave.server]:
+                        self._release_at(standing, leave.server, leave.upto, unheard)
+
+    def come_back(self) -> None:
+        """A majority is in reach again."""
+        now = self._time()
+        for standing in list(self.standings.values()):
+            if standing.waits and not standing.idle:
+                standing.ballot.come_back()
+                for server in range(self._council.size):
+                    self._ask(standing, server, now)
+                self._answer(standing)
+
+    # What follows from the votes
+
+    def _look(self, standing: Standing, reason: str = "expired") -> None:
+        if standing.waits:
+            if standing.mark is not None:
+                self._mark_votes(standing)
+            steps = standing.ballot.look(self._time())
+            if standing.stand.form.once and Recall() not in steps:
+                standing.recalled_at = -math.inf  # what is heard now was asked too soon
+            for step in steps:
+                if isinstance(step, Enter):
+                    self._enter(standing, step.fence)
+                    return
+                if isinstance(step, Recall):
+                    self._recall(standing)
+                    continue
+                if isinstance(step, Raise):
+                    self._renew(standing, step.server, standing.claim, step.fence, unheard)
+                else:
+                    self._give_way(standing, step)
+            self._answer(standing)
+        elif standing.inside and standing.ballot.deadline is None:
+            # What is left of it is no majority, and no other vote will be what was counted.
+            name, waiter, fence = standing.stand.name, standing.stand.waiter, standing.ballot.fence
+            self._abandon(standing, entered=True)
+            self._inbox.lost(name, waiter, fence, reason)
+
+    def _enter(self, standing: Standing, fence: int) -> None:
+        """It has entered: its client is told, by the answer it waits for or by a push."""
+        now, deadline = self._time(), standing.ballot.deadline
+        assert deadline is not None
+        standing.entered_at = now
+        if standing.is_waited_for:
+            standing.tell(granted(standing, deadline), at_once=len(self.standings) <= _FEW)
+            if not standing.queued or standing.over:
+                return
+        stand = standing.stand
+        lease, since = lease_until(deadline, now, standing.ttl), now
+        if lease < standing.claim:  # as of any grant that is pushed
+            lease, since = standing.claim, deadline - lasts(standing.claim)
+        # Two µs earlier, for rounding: it must not seem to be ours for longer.
+        when = int(since * 1e6) - 2
+        self._inbox.granted(stand.name, stand.waiter, stand.form, fence, lease, when)
+
+    def _answer(self, standing: Standing) -> None:
+        if standing.over or standing.idle:
+            return
+        if not standing.is_waited_for:
+            once = standing.stand.form.once
+            if once and isinstance(denied(standing, self._council.quorum), Done):
+                self._inbox.done(standing.stand.name)  # its client asks, and is told
+            return
+        if standing.inside:
+            standing.tell(granted(standing, standing.ballot.deadline or 0.0))
+        elif (answer := denied(standing, self._council.quorum)) is not None:
+            if isinstance(answer, Queued):
+                standing.queued = standing.admitted = True
+                self._ask_the_crowded(standing)
+            standing.tell(answer)
+            if isinstance(answer, Done):
+                self._write_back(standing)
+            if isinstance(answer, Busy | Full | Done):
+                self._abandon(standing, entered=False)
+
+    def _ask_the_crowded(self, standing: Standing) -> None:
+        """Of those for which too many wait: others have let it stand in line."""
+        for server, said in enumerate(standing.said):
+            if isinstance(said, Crowded):
+                self._ask(standing, server, self._time())
+
+    # Renewing
+
+    def renew(self, waiter: Waiter, fence: int, ttl: int, concluded: Concluded) -> None:
+        """One line of `Store.renew`: True, False, or None where nobody knows."""
+        standing = self.standings.get(waiter)
+        if standing is None or not standing.inside or standing.ballot.fence != fence:
+            concluded(False)  # noqa: FBT003  # what is known
+            return
+        if standing.stand.form.counts:
+            concluded(True)  # noqa: FBT003  # it was counted, and stays so
+            return
+        votes = enumerate(standing.ballot.votes)
+        held = [server for server, vote in votes if vote is not None]
+        servers = [server for server in held if self._seats[server].in_reach]
+        renewing = Renewing(standing, len(servers), concluded)
+        for server in servers:
+            self._renew(standing, server, ttl, fence, renewing.heard)
+        renewing.look()
+
+    # The end
+
+    def release(
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool
+    ) -> asyncio.Future[int]:
+        """See `Store.release`."""
+        standing = self.standings.get(waiter)
+        mine = standing is not None and standing.inside and standing.ballot.fence == fence
+        if fence and not mine:
+            return self._at_once(WAS_ABSENT)
+        if standing is None:
+            stand = Stand(name, waiter, form, 0)
+            standing = Standing(stand, form.claim, self._council.size, wait=False, most=0)
+            standing.asked = [seat.is_joined for seat in self._seats]
+            return self.leave(standing, entered=False)
+        if fence and not entered:
+            return self._give_back(standing)
+        return self.leave(standing, entered=entered)
+
+    def _give_back(self, standing: Standing) -> asyncio.Future[int]:
+        """It was entered too late; its client asks again, for the same ticket."""
+        tally = Tally(self._council.quorum, WAS_HOLDER, self._council.size)
+        standing.idle = True
+        leaves = [each for each in standing.ballot.give_back() if standing.asked[each.server]]
+        tally.expect(len(leaves))
+        for each in leaves:
+            self._release_at(standing, each.server, each.upto, tally.heard)
+        return tally.future
+
+    def leave(self, standing: Standing, *, entered: bool) -> asyncio.Future[int]:
+        """It is over: released wherever it was asked for, whatever it is there."""
+        ballot, inside = standing.ballot, standing.inside
+        if inside:
+            was = WAS_HOLDER
+        else:
+            was = WAS_QUEUED if any(standing.said) or ballot.has_votes else WAS_ABSENT
+        self._end(standing)
+        stand, now = standing.stand, self._time()
+        servers = standing.asked.count(True)  # so many were asked
+        if not servers:
+            return self._at_once(WAS_ABSENT)
+        deadline = ballot.deadline
+        lost = deadline is None or deadline <= now
+        held = len(ballot.votes) - ballot.votes.count(None)
+        at_once = len(self.standings) <= _FEW
+        tally = Tally(self._council.quorum, was, held, lost=lost, at_once=at_once)
+        tally.expect(servers)
+        since = OUTSIDE
+        if inside and entered:
+            since = LOST if lost else max(0, int((now - standing.entered_at) * 1000))
+        highest = ballot.highest
+        for seat, asked, vote in zip(self._seats, standing.asked, ballot.votes, strict=True):
+            if asked:
+                seat.asked()
+                counts = vote is not None and not stand.form.counts
+                heard = tally.heard_of if counts else tally.heard
+                seat.member.release(stand, highest, UNBOUNDED, entered=since, heard=heard)
+        return tally.future
+
+    def _end(self, standing: Standing) -> None:
+        standing.ballot.leave()
+        stand = standing.stand
+        self._remember(stand.waiter, self._time())
+        self.standings.pop(stand.waiter, None)
+        line = self._lines.get(stand.name)
+        if line is not None and line.leave(standing):
+            del self._lines[stand.name]
+        if standing.answers:
+            standing.tell(Busy(0))  # where it was released before it was answered
+
+    def _remember(self, waiter: Waiter, now: float) -> None:
+        """It was released; those of which that is long ago are forgotten."""
+        self._left.add(waiter)
+        left_at = self._left_at
+        left_at.append((now, waiter))
+        while left_at[0][0] < now - _LATELY:
+            self._left.discard(left_at.popleft()[1])
+
+    def _abandon(self, standing: Standing, *, entered: bool) -> None:
+        """It is over, and nobody waits for what the members say to that."""
+        self.leave(standing, entered=entered).add_done_callback(_retrieve)
+
+    def _at_once(self, was: int) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._loop.call_soon(_resolve, future, was)
+        return future
+
+    def close(self) -> None:
+        """Nobody waits for anything any more."""
+        self._patience.close()
+
+
+def _retrieve(future: asyncio.Future[int]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _resolve(future: asyncio.Future[int], was: int) -> None:
+    if not future.done():
+        future.set_result(was)

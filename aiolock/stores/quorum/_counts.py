@@ -1,0 +1,115 @@
+"""The answers of several members to one command, until a majority has said enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiolock._prompt import Prompt
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
+from aiolock.stores.quorum._standing import Standing
+
+Concluded = Callable[[bool | None], None]
+"""Gets what a majority says to a renewal; None where nobody knows."""
+
+
+class Tally:
+    """The answers to a release."""
+
+    def __init__(
+        self, quorum: int, was: int, held: int, *, lost: bool = False, at_once: bool = False
+    ) -> None:
+        """``held`` votes were counted; ``lost``: for all that its client knows they have ended.
+
+        ``at_once``: who waits for it goes on in the very call that brings the last answer.
+        """
+        self.future = Prompt(loop=asyncio.get_running_loop())
+        self._at_once = at_once
+        self._majority = self._quorum = quorum
+        self._was = was
+        self._held, self._lost = held, lost
+        self._asked = self._heard = self._failed = 0
+        self._present = self._absent = self._unsure = 0
+
+    def expect(self, asked: int) -> None:
+        """So many answers are to come; a majority is enough, or all where fewer were asked."""
+        self._asked = asked
+        self._quorum = min(self._quorum, asked)
+        if not asked:
+            self._conclude(self._was)
+
+    def heard_of(self, was: int | None, error: Exception | None) -> None:
+        """One has answered of which there was a vote."""
+        if error is None:
+            self._present += was == WAS_HOLDER
+            self._absent += was == WAS_ABSENT
+            self._unsure += was == WAS_UNKNOWN
+        self.heard(was, error)
+
+    def heard(self, was: int | None, error: Exception | None) -> None:
+        """One has answered."""
+        if error is None:
+            self._heard += 1
+            if self._heard == self._quorum:
+                self._conclude(self._verdict())
+        else:
+            self._failed += 1
+            if self._failed > self._asked - self._quorum and not self.future.done():
+                self.future.set_exception(error)
+
+    def _verdict(self) -> int:
+        """What it was, unless it may have lost a majority of its votes.
+
+        Until the deadline they stand that no server misses; after it, only those that are found.
+        """
+        if self._was != WAS_HOLDER:
+            return self._was
+        stood = self._present if self._lost else self._held - self._absent - self._unsure
+        if stood >= self._majority:
+            return self._was
+        return WAS_ABSENT if self._held - self._absent < self._majority else WAS_UNKNOWN
+
+    def _conclude(self, was: int) -> None:
+        if self.future.done():
+            return
+        if self._at_once:
+            self.future.resolve(was)
+        else:
+            self.future.set_result(was)
+
+
+class Renewing:
+    """The answers to a renewal of all votes of one that has entered."""
+
+    def __init__(self, standing: Standing, asked: int, concluded: Concluded) -> None:
+        self._standing = standing
+        self._pending = asked
+        self._renewed = 0
+        self._concluded: Concluded | None = concluded
+
+    def heard(self, still: Any, error: Exception | None) -> None:
+        """One has answered; what became of its vote is known to the standing."""
+        self._pending -= 1
+        if error is None and still:
+            self._renewed += 1
+        self.look()
+
+    def look(self) -> None:
+        """Conclude, where a majority has said the same, or no more is to come."""
+        votes, quorum = self._standing.ballot.votes, self._standing.ballot.quorum
+        if self._renewed >= quorum:
+            self._conclude(True)  # noqa: FBT003  # what is known
+        elif self._standing.over or sum(vote is None for vote in votes) > len(votes) - quorum:
+            self._conclude(False)  # noqa: FBT003
+        elif not self._pending:
+            self._conclude(None)
+
+    def _conclude(self, still: bool | None) -> None:  # noqa: FBT001
+        concluded, self._concluded = self._concluded, None
+        if concluded is not None:
+            concluded(still)
+
+
+def unheard(_: Any, __: Exception | None) -> None:
+    """Nobody waits for this answer."""

@@ -1,0 +1,235 @@
+"""What is done once: how a majority comes to know that, and how nobody does it again.
+
+Whoever has done it leaves a *mark* with its fence at every server, in place of its vote. A server
+has a mark or a vote out, never both, until the mark ends: by the server's clock, ``remember`` after
+it was left. From that follows, whichever servers answer:
+
+* **A majority knows before anybody is told.** `finish` answers once a majority is marked, and a
+  candidate is told *done* once it has found that a majority is. Who is to enter after that needs a
+  vote of one of these, which has none. So nobody begins once anybody was told that it is done.
+* **A mark of a minority is written back.** Where the one who did it died half way, or a server was
+  not there, a candidate that learns of a mark turns each vote that it gets into that mark, and is
+  told once a majority has it (the write-back of Attiya, Bar-Noy and Dolev). Who is told leaves it
+  at all others as well. A candidate that has entered without having met the mark does it again,
+  which `finish` has told the first one: nobody knows. The marks of both are true.
+* **A copy ends no later than what it is a copy of**, by the clock of the server where it is left.
+  So marks that end unevenly do not keep each other alive. Until then a mark of a minority keeps the
+  others from their votes as long as somebody asks; without a mark at some majority it is over.
+* **Who has lost its memory does not say that it is not done.** A server that lost it does not vote
+  for the longest lease, which is much less than ``remember``. So a candidate that has a majority
+  asks all servers once more, before it enters, and counts those that have not lost their memory in
+  all that time: it needs the word of a majority of these, or of all that there are, where they are
+  fewer. Then it has heard one that was marked, if any of them has not lost its memory: of N servers
+  q were marked, and f have lost it; it has not heard q - 1 - f of the others at most, and at least
+  q - f of these were marked.
+
+Where all that were marked have lost their memory, it is forgotten. So it is where a majority was
+emptied at once, for a quorum of which a majority knows nothing is a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+from aiolock.errors import StoreError
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, Form, Waiter
+from aiolock.stores._member import OUTSIDE, UNBOUNDED, Marked, Recalled, Stand
+from aiolock.stores.quorum._asking import SOON, Asking
+from aiolock.stores.quorum._counts import unheard
+from aiolock.stores.quorum._seat import Seat
+from aiolock.stores.quorum._standing import JUST_AFTER, Standing
+
+_AGAIN: Final = 0.5
+"""Seconds after which the members are asked again whether it is done."""
+_PATIENCE: Final = 5.0
+"""Seconds after which whoever asked is told that too few of them know."""
+
+
+class Marking(Asking):
+    """The acquisitions of one client, as far as they are about what is done once."""
+
+    # A mark is known of
+
+    def _mark_votes(self, standing: Standing) -> None:
+        """Turn its votes into the mark that it knows of."""
+        now = self._time()
+        for server, vote in enumerate(standing.ballot.votes):
+            if vote is not None and (copy := self._copy(standing, server, now)) is not None:
+                standing.ballot.turned(server)
+                standing.asking[server] = True
+                self._mark(standing, server, copy, now)
+
+    def _copy(self, standing: Standing, server: int, now: float) -> tuple[int, int, int] | None:
+        """The mark that it knows of, as this member is to keep it; None where that has ended."""
+        if standing.mark is None:
+            return None
+        fence, until = standing.mark
+        keep, end = int((until - now) * 1000), self._council.clocks.at(server, until)
+        return None if keep <= 0 or end is None else (fence, keep, end)
+
+    def _mark(
+        self, standing: Standing, server: int, copy: tuple[int, int, int], sent: float
+    ) -> None:
+        seat, (fence, keep, end) = self._seats[server], copy
+
+        def marked(known: Any, error: Exception | None) -> None:
+            standing.asking[server] = False
+            now = self._time() if error is not None else seat.answered(sent)
+            if standing.over:
+                return
+            if known:
+                standing.said[server] = Marked(fence, keep, 0)
+                self._ask_by(standing, server, now + keep / 1000 + JUST_AFTER)
+            else:
+                standing.said[server] = error
+                self._ask_by(standing, server, now + (SOON if error is None else _AGAIN))
+            self._look(standing)
+
+        seat.asked()
+        seat.member.finish(standing.stand, fence, keep, end, marked)
+
+    def _write_back(self, standing: Standing) -> None:
+        """It is told that it is done: whoever does not know that yet is to."""
+        now = self._time()
+        for server, seat in enumerate(self._seats):
+            copy = self._copy(standing, server, now)
+            if not seat.in_reach or isinstance(standing.said[server], Marked):
+                continue
+            if copy is not None:
+                seat.member.finish(standing.stand, *copy, unheard)
+
+    # It has a majority, and is to enter
+
+    def _recall(self, standing: Standing) -> None:
+        """Ask all of them whether it is done, and whether they would know."""
+        now = self._time()
+        if now < standing.recalled_at + _AGAIN:
+            return  # that is under way
+        standing.recalled_at = now
+        said = dict[int, Recalled]()
+        for seat in self._seats:
+            if seat.in_reach:
+                seat.asked()
+                heard = partial(self._recalled, standing, seat, said, now)
+                seat.member.recall(standing.stand.name, heard)
+        self._loop.call_later(_AGAIN, self._recall_again, standing, said)
+
+    def _recalled(  # noqa: PLR0917  # which question, and its answer
+        self,
+        standing: Standing,
+        seat: Seat,
+        said: dict[int, Recalled],
+        sent: float,
+        answer: Recalled | None,
+        error: Exception | None,
+    ) -> None:
+        if answer is None:
+            return
+        now = seat.answered(sent)
+        self._council.clocks.heard(seat.number, answer.now, now)
+        if not standing.waits or standing.recalled_at != sent:
+            return
+        said[seat.number] = answer
+        if answer.number:
+            standing.knows(answer.number, sent + answer.left / 1000)
+            standing.said[seat.number] = Marked(answer.number, answer.left, answer.now)
+        standing.ballot.unsure = not self._is_not_done(standing, said)
+        self._look(standing)
+
+    def _is_not_done(self, standing: Standing, said: dict[int, Recalled]) -> bool:
+        """Whether enough of those say so that have not lost their memory since it may be done."""
+        if any(each.number for each in said.values()):
+            return False
+        size, quorum = self._council.size, self._council.quorum
+        lost = self._lost(standing, said)
+        return len(said) - lost >= min(quorum, size - lost)
+
+    @staticmethod
+    def _lost(standing: Standing, said: dict[int, Recalled]) -> int:
+        """How many have lost their memory in all the time for which that is remembered."""
+        ever = standing.stand.form.remember
+        return sum(each.forgot >= 0 and (not ever or each.forgot < ever) for each in said.values())
+
+    def _recall_again(self, standing: Standing, said: dict[int, Recalled]) -> None:
+        if self._council.closed or not standing.waits or not standing.ballot.unsure:
+            return
+        if standing.is_waited_for and self._time() >= standing.called + _PATIENCE:
+            lost, name = self._lost(standing, said), standing.stand.name.partition(":")[2]
+            standing.tell(
+                StoreError(
+                    f"nobody knows whether {name!r} is done: {len(said)} of {self._council.size}"
+                    f" servers answer, of which {lost} have forgotten what they knew"
+                )
+            )
+        self._look(standing)
+
+    # It is done
+
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
+        """See `Store.finish`."""
+        standing = self.standings.get(waiter)
+        if standing is not None and not (standing.inside and standing.ballot.fence == fence):
+            standing = None
+        if standing is not None:
+            self._end(standing)
+        else:
+            keep = 0  # it was lost, or is done: then they know
+        stand = Stand(name, waiter, form, 0)
+        marks = _Marks(self._council.size, self._council.quorum)
+        for seat in self._seats:
+            heard = partial(self._finished, standing, seat, marks)
+            if seat.is_joined:
+                seat.asked()
+                seat.member.finish(stand, fence, keep, 0, heard)
+            else:
+                self._loop.call_soon(heard, None, self._council.too_few())
+        return marks.future
+
+    def _finished(
+        self,
+        standing: Standing | None,
+        seat: Seat,
+        marks: _Marks,
+        known: int | None,
+        error: Exception | None,
+    ) -> None:
+        if standing is not None and standing.asked[seat.number]:
+            # No sooner: where it came first, another might have the vote.
+            highest = standing.ballot.highest
+            seat.member.release(standing.stand, highest, UNBOUNDED, entered=OUTSIDE, heard=unheard)
+        marks.heard(known, error)
+
+    def _end(self, standing: Standing) -> None:
+        """It is over: nothing is counted or waited for any more."""
+        raise NotImplementedError
+
+
+class _Marks:
+    """What the members answer who are told that it is done."""
+
+    def __init__(self, size: int, quorum: int) -> None:
+        self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._left = size
+        self._quorum = quorum
+        self._marked = self._refused = 0
+        self._error: Exception | None = None
+
+    def heard(self, known: int | None, error: Exception | None) -> None:
+        """One of them has answered, or will not."""
+        self._left -= 1
+        self._marked += bool(known)
+        self._refused += known == 0
+        self._error = self._error or error
+        if self.future.done():
+            return
+        if self._marked >= self._quorum:
+            self.future.set_result(WAS_HOLDER)
+        elif self._refused >= self._quorum:
+            self.future.set_result(WAS_ABSENT)
+        elif not self._left:
+            assert self._error is not None, "an odd number is never halved"
+            self.future.set_exception(self._error)

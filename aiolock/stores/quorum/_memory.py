@@ -1,0 +1,282 @@
+"""Members in this process: a `MemoryServer` as one server that votes. For tests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from aiolock.errors import QuorumMismatch, StoreError
+from aiolock.store import PRIORITY, Form, Party, Status, Waiter
+from aiolock.stores._member import (
+    Charter,
+    Enrolled,
+    Heard,
+    MemberInbox,
+    Memory,
+    Stand,
+)
+from aiolock.stores.memory import MemoryServer, server_finder
+from aiolock.stores.quorum._voter import VoterState, VoterStep
+
+_SWEEP_AT: Final = 1024
+
+
+class MemoryVoter:
+    """What a server keeps that votes: state, and what becomes of it when it is restarted."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+        self.run = secrets.token_hex(20)
+        self.began: int | None = None
+        """When it was started, in ms, if that is known."""
+        self.states: dict[str, VoterState] = {}
+        self.listeners: dict[str, MemberInbox] = {}
+        self.charter: Charter | None = None
+        self._votes_from = 0
+        self._its_run = ""
+        self._sweep_at = _SWEEP_AT
+
+    def now(self) -> int:
+        """Its clock, in µs."""
+        return self._server.now()
+
+    def forget(self) -> None:
+        """Forget everything, as after a FLUSHALL."""
+        self.states.clear()
+        self.charter = None
+
+    def restart(self, *, empty: bool) -> None:
+        """Be another run of the same server; what was open is to be closed by who calls this."""
+        self.run, self.began = secrets.token_hex(20), self.now() // 1000
+        self.listeners.clear()
+        if empty:
+            self.forget()
+
+    @property
+    def left_behind(self) -> list[str]:
+        """The names of which there is a vote, or a line."""
+        return [name for name, state in self.states.items() if state.vote or state.line]
+
+    def enrol(self, charter: Charter, memory: Memory) -> Enrolled:
+        """See ``lua/quorum/enrol.lua``."""
+        now = self.now()
+        ms = now // 1000
+        if self.charter is not None:
+            if charter != self.charter:
+                raise mismatch("this server", str(self.charter), charter)
+            if self._its_run != self.run and not charter.durable:
+                self._votes_from = max(self._votes_from, ms + charter.longest)
+        elif self.began is not None and ms - self.began < charter.longest:
+            self._votes_from = self.began + charter.longest + 1000
+        elif memory is Memory.UNSAID:
+            return Enrolled(-1, self.run, now)
+        else:
+            self._votes_from = ms + charter.longest if memory is Memory.LOST else 0
+        self.charter, self._its_run = charter, self.run
+        return Enrolled(max(0, self._votes_from - ms), self.run, now)
+
+    def step(self, name: str, operation: Callable[[VoterStep], Any]) -> Any:
+        """Carry out one operation."""
+        if len(self.states) >= self._sweep_at:
+            self._sweep()
+        state = self.states.setdefault(name, VoterState())
+        now = self.now()
+        silent = -1 if self.charter is None else max(0, self._votes_from - now // 1000)
+        step = VoterStep(state, now, self.listeners.__contains__, silent)
+        answer = operation(step)
+        loop = asyncio.get_running_loop()
+        for push in step.pushes:
+            inbox = self.listeners.get(push.waiter.client)
+            if inbox is not None:
+                loop.call_soon(push.deliver, name, inbox)
+        return answer
+
+    def status(self, name: str) -> Status:
+        """Who has the vote of this name, and who stands in line."""
+        state, now = self.states.get(name) or VoterState(), self.now()
+        vote, holders, closed = state.vote, tuple[Party, ...](), 0.0
+        if vote is not None and (left := vote.end / 1000 - now / 1e6) > 0:
+            if vote.nobodys:
+                closed = left
+            else:
+                holder = self._party(vote.waiter, vote.form, vote.granted / 1000, 0)
+                holders = (replace(holder, fence=vote.number, remaining=left),)
+        waiters = tuple(
+            self._party(waiter, form, (ticket - form.priority * PRIORITY) / 1e6, place)
+            for place, (ticket, waiter) in enumerate(state.line, start=1)
+            for form in (state.waiting[waiter][1],)
+        )
+        return Status(name, holders, waiters, closed, now=now / 1e6)
+
+    def _party(self, waiter: Waiter, form: Form, since: float, place: int) -> Party:
+        return Party(
+            client=waiter.client,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since=since,
+            place=place,
+            shared=form.shared,
+            seq=waiter.seq,
+            alive=waiter.client in self.listeners,
+        )
+
+    @property
+    def forgot(self) -> int:
+        """See `Recalled`."""
+        if self.charter is None:
+            return 0
+        return max(0, self.now() // 1000 - self._votes_from) if self._votes_from else -1
+
+    def _sweep(self) -> None:
+        """Forget the names of which nothing is to be known any more."""
+        ms = self.now() // 1000
+        self.states = {name: state for name, state in self.states.items() if not state.idle(ms)}
+        self._sweep_at = max(_SWEEP_AT, 2 * len(self.states))
+
+
+def mismatch(server: str, its: str, ours: object) -> QuorumMismatch:
+    """The error that a server is a member of another quorum."""
+    return QuorumMismatch(
+        f"{server} is a member of another quorum, of {its}, and this client says {ours}: all who"
+        " use it must say the same"
+    )
+
+
+_voters: WeakKeyDictionary[MemoryServer, MemoryVoter] = WeakKeyDictionary()
+
+
+def voter_of(server: MemoryServer) -> MemoryVoter:
+    """What this server keeps as one that votes."""
+    if server not in _voters:
+        _voters[server] = MemoryVoter(server)
+    return _voters[server]
+
+
+class MemoryMember:
+    """One client's link to a `MemoryVoter`; answers come in the next turn of the event loop."""
+
+    kind = "memory"
+
+    def __init__(self, find: Callable[[], MemoryServer], address: str) -> None:
+        """``find`` is called when it is opened, in the event loop."""
+        self._find = find
+        self.address = address
+        self._client: str | None = None
+
+    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
+        self.voter = voter_of(self._find())
+        self._client, self._charter, self._inbox = client, charter, inbox
+        self._loop = asyncio.get_running_loop()
+        inbox.enrolled(self.voter.enrol(charter, Memory.UNSAID))
+        self.voter.listeners[client] = inbox
+
+    async def leave(self, patience: float) -> None:
+        if self._client is not None:
+            self.voter.listeners.pop(self._client, None)
+            self._client = None
+
+    def waits_for(self) -> float:
+        return 0.0
+
+    def enrol(self, memory: Memory) -> None:
+        def enrolled(answer: Any, error: Exception | None) -> None:
+            if error is None:
+                self._inbox.enrolled(answer)
+
+        self._start(lambda: self.voter.enrol(self._charter, memory), enrolled)
+
+    def vote(
+        self,
+        stand: Stand,
+        ttl: int,
+        proposal: int,
+        *,
+        wait: bool,
+        most: int,
+        new: bool,
+        heard: Heard,
+    ) -> None:
+        self._step(
+            stand.name, lambda step: step.vote(stand, ttl, proposal, wait=wait, most=most), heard
+        )
+
+    def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
+        waiter = stand.waiter
+        self._step(
+            stand.name, lambda step: step.release(waiter, highest, upto, entered=entered), heard
+        )
+
+    def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
+        self._step(stand.name, lambda step: step.give_way(stand, number), heard)
+
+    def renew(
+        self, stand: Stand, number: int, ttl: int, fence: int, *, entered: bool, heard: Heard
+    ) -> None:
+        waiter = stand.waiter
+        self._step(
+            stand.name, lambda step: step.renew(waiter, number, ttl, fence, entered=entered), heard
+        )
+
+    def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
+        waiter = stand.waiter
+        self._step(stand.name, lambda step: step.finish(waiter, fence, keep, until), heard)
+
+    def recall(self, name: str, heard: Heard) -> None:
+        self._step(name, lambda step: step.recall(self.voter.forgot), heard)
+
+    def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
+        self._step(name, lambda step: step.take_away(waiter), heard)
+
+    def request(self, name: str, heard: Heard) -> None:
+        self._step(name, VoterStep.request, heard)
+
+    def status(self, name: str, heard: Heard) -> None:
+        self._start(lambda: self.voter.status(name), heard)
+
+    def names(self, start: str, heard: Heard) -> None:
+        self._start(lambda: (tuple(self.voter.left_behind), ""), heard)
+
+    def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
+        self._step(name, lambda step: step.post(count, value, keep), heard)
+
+    def read(self, name: str, heard: Heard) -> None:
+        self._step(name, VoterStep.read, heard)
+
+    def _step(self, name: str, operation: Callable[[VoterStep], Any], heard: Heard) -> None:
+        self._start(lambda: self.voter.step(name, operation), heard)
+
+    def _start(self, operation: Callable[[], Any], heard: Heard) -> None:
+        if self._client is None:
+            error = StoreError("the store is closed")
+            error.refused = True
+            self._loop.call_soon(heard, None, error)
+            return
+        try:
+            answer = operation()
+        except StoreError as error:
+            self._loop.call_soon(heard, None, error)
+        else:
+            self._loop.call_soon(heard, answer, None)
+
+
+def member_at(url: str, prefix: str) -> MemoryMember:
+    """The server that a ``memory://`` URL names: the event loop's own, found on opening."""
+    return MemoryMember(server_finder(url, prefix), url)
+
+
+_numbers = itertools.count(1)
+_addresses: WeakKeyDictionary[MemoryServer, str] = WeakKeyDictionary()
+
+
+def member_of(server: MemoryServer, prefix: str) -> MemoryMember:  # noqa: ARG001  # needs none
+    """``server``, which is a namespace of its own: no prefix is needed."""
+    if server not in _addresses:
+        _addresses[server] = f"MemoryServer {next(_numbers)}"
+    return MemoryMember(lambda: server, _addresses[server])

@@ -1,0 +1,401 @@
+"""`QuorumStore`: several independent servers as one store, of which a majority decides.
+
+It has no clock of its own. So it answers in its client's, µs of the clock by which that reckons
+deadlines: what a client makes of a grant is then exactly until when a majority of the votes stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from aiolock.errors import StoreError, Unsupported
+from aiolock.store import (
+    Answer,
+    Form,
+    Inbox,
+    Page,
+    Pass,
+    Posted,
+    Renewal,
+    ServerStatus,
+    Status,
+    Waiter,
+)
+from aiolock.stores._member import Charter, Enrolled, Heard, Kept, Member
+from aiolock.stores._opening import Opening
+from aiolock.stores.quorum._candidates import Candidates
+from aiolock.stores.quorum._council import Council
+from aiolock.stores.quorum._seat import Seat
+from aiolock.stores.quorum._statuses import merged, numbered
+
+OFFERS: Final = frozenset({"lock", "once", "election", "periodic"})
+"""The kinds that a majority can decide."""
+_NOT_COUNTED: Final = (
+    "what different servers count does not add up, where each knows of some only: use one server"
+)
+_WHY_NOT: Final = {
+    "rwlock": (
+        "a writer and readers that have some votes each would have to give way to one another,"
+        " which is not offered on several servers yet: use one server, or a lock"
+    ),
+    "latch": _NOT_COUNTED,
+    "event": _NOT_COUNTED,
+    "barrier": _NOT_COUNTED,
+}
+_RENEWAL_TIMEOUT: Final = 1.0
+"""Seconds for the members to answer a renewal; nobody knows of what is not answered then."""
+_A_MOMENT: Final = 1_000
+"""Milliseconds: what is put up for less than that is not written back."""
+
+
+class QuorumStore:
+    """Locks on several servers: whoever has the votes of a majority holds one."""
+
+    def __init__(self, members: Sequence[Member], longest_ttl: float, *, durable: bool) -> None:
+        self._members = members
+        self._size = len(members)
+        self._longest_ttl = longest_ttl
+        addresses = tuple(sorted(member.address for member in members))
+        self._charter = Charter(addresses, round(longest_ttl * 1000), durable)
+        self._council: Council | None = None
+        self._opening = Opening()
+        self._able = True
+
+    def __repr__(self) -> str:
+        return f"<QuorumStore of {', '.join(member.address for member in self._members)}>"
+
+    @property
+    def longest_ttl(self) -> float:
+        """See `Limited`."""
+        return self._longest_ttl
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """See `Limited`."""
+        return OFFERS
+
+    def why_not(self, kind: str) -> str:
+        """See `Limited`."""
+        if kind == "semaphore":
+            n, most = self._size, self._size // 2 + 1
+            return (
+                f"of {n} servers, 3 holders of 2 permits may each have a majority, which is {most}:"
+                " use one server, or locks"
+            )
+        return _WHY_NOT.get(kind, "it is not offered on several servers yet: use one server")
+
+    def servers(self) -> list[ServerStatus]:
+        """See `Several`."""
+        if self._council is None:
+            return [ServerStatus(member.address, "out") for member in self._members]
+        standings = list(self._candidates.standings.values())
+        return self._council.servers(
+            lambda server: sum(each.ballot.votes[server] is not None for each in standings)
+        )
+
+    async def open(self, client: str, inbox: Inbox) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._inbox = inbox
+        self._able = False
+        council = Council(self._members, self._charter, self)
+        self._candidates = Candidates(council, inbox)
+        self._council = council
+        await self._opening.run(self._open(council, client), self.aclose)
+
+    async def _open(self, council: Council, client: str) -> None:
+        try:
+            await council.join(client)
+        except BaseException:
+            self._council = None
+            self._candidates.close()
+            await council.leave()
+            raise
+        self._able = True
+
+    async def aclose(self) -> None:
+        if self._opening.under_way:
+            await self._opening.end()
+        council, self._council = self._council, None
+        if council is not None:
+            self._candidates.close()
+            await council.leave()
+
+    # What the seats tell
+
+    def joined(self, seat: Seat) -> None:
+        """See `Host`."""
+        if self._council is not None:
+            self._council.joined()
+            if seat.is_joined:
+                self.reach_changed(seat)
+
+    def enrolled(self, seat: Seat, enrolled: Enrolled) -> None:
+        """See `Host`."""
+        if self._council is not None:
+            if seat.run != enrolled.run:
+                self._candidates.forget_clock(seat.number)
+            self._council.enrolled(seat, enrolled)
+            if seat.in_reach:
+                self._loop.call_soon(self.ask_there, seat.number)
+
+    def reach_changed(self, seat: Seat) -> None:
+        """See `Host`."""
+        council = self._council
+        if council is None:
+            return
+        able, before = council.able, self._able
+        if self._opening.under_way:
+            return
+        self._able = able
+        if before and not able:
+            self._candidates.step_aside()
+            self._inbox.link(council.too_few())
+        elif able and not before:
+            self._candidates.come_back()
+            self._inbox.link(None)
+            self._inbox.reconnected()
+        elif seat.in_reach:
+            self._candidates.ask_there(seat.number)
+
+    def ask_there(self, server: int) -> None:
+        """See `Host`."""
+        if self._council is not None:
+            self._candidates.ask_there(server)
+
+    def knows(self, waiter: Waiter) -> bool:
+        """See `Host`."""
+        return waiter in self._candidates.standings
+
+    def granted(self, server: int, waiter: Waiter, number: int, lease: int, now: int) -> None:
+        """See `Host`."""
+        self._candidates.granted(server, waiter, number, lease, now)
+
+    def foreign(self, server: int, name: str, waiter: Waiter, form: Form) -> None:
+        """See `Host`."""
+        self._candidates.foreign(server, name, waiter, form)
+
+    def inquired(self, server: int, waiter: Waiter, number: int) -> None:
+        """See `Host`."""
+        self._candidates.inquired(server, waiter, number)
+
+    def vote_lost(self, server: int, name: str, waiter: Waiter, number: int, reason: str) -> None:
+        """See `Host`."""
+        self._candidates.vote_lost(server, name, waiter, number, reason)
+
+    def closed(self, name: str) -> None:
+        """See `Host`."""
+        self._candidates.closed(name)
+
+    def requested(self, waiter: Waiter) -> None:
+        """See `Host`."""
+        self._candidates.requested(waiter)
+
+    # The operations
+
+    def acquire(
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
+    ) -> asyncio.Future[Answer]:
+        if self._council is None:
+            return self._failed(_closed())
+        if form.shared and not form.counts:
+            return self._failed(Unsupported(f"{name!r} is of a kind that a quorum does not offer"))
+        return self._candidates.acquire(
+            *(name, waiter, form, ttl), ticket=ticket, wait=wait, most=max_waiters
+        )
+
+    def release(
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+    ) -> asyncio.Future[int]:
+        if self._council is None:
+            return self._failed(_closed())
+        return self._candidates.release(name, waiter, form, fence, entered=entered)
+
+    def finish(
+        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+    ) -> asyncio.Future[int]:
+        if self._council is None:
+            return self._failed(_closed())
+        return self._candidates.finish(name, waiter, form, fence, keep)
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
+        if self._council is None:
+            return self._failed(_closed())
+        future: asyncio.Future[list[bool | None]] = self._loop.create_future()
+        answers: list[bool | None] = [None] * len(renewals)
+        left = len(renewals)
+
+        def concluded(number: int, still: bool | None) -> None:  # noqa: FBT001
+            nonlocal left
+            answers[number] = still
+            left -= 1
+            if left == 0 and not future.done():
+                timer.cancel()
+                future.set_result(answers)
+
+        def over() -> None:
+            if not future.done():
+                future.set_result(list(answers))
+
+        timer = self._loop.call_later(_RENEWAL_TIMEOUT, over)
+        for number, (_, waiter, _, fence, ttl) in enumerate(renewals):
+            self._candidates.renew(waiter, fence, ttl, partial(concluded, number))
+        return future
+
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        council = self._council
+        if council is None:
+            return self._failed(_closed())
+
+        def conclude(said: dict[int, Status]) -> Status:
+            found = merged(name, said, council.size, council.clocks.now(council.time()) / 1e6)
+            return found if waiters else replace(found, waiters=())
+
+        return council.ask(lambda member, heard: member.status(name, heard), conclude)
+
+    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        return asyncio.ensure_future(self._snapshot(start))
+
+    async def _snapshot(self, start: str) -> Page:
+        """All members are asked for a page, each for its own next."""
+        if self._council is None:
+            raise _closed()
+        where = start.split(" ") if start else [""] * self._size
+        after = ["-"] * self._size
+
+        def conclude(said: dict[int, Any]) -> list[str]:
+            for server, (_, more) in said.items():
+                after[server] = more or "-"
+            return list(dict.fromkeys(name for names, _ in said.values() for name in names))
+
+        numbers = {id(seat.member): seat.number for seat in self._council.seats}
+
+        def ask(member: Member, heard: Any) -> None:
+            begin = where[numbers[id(member)]]
+            if begin == "-":
+                heard(((), ""), None)
+            else:
+                member.names(begin, heard)
+
+        names = await self._council.ask(ask, conclude)
+        statuses = await asyncio.gather(*[self.status(name) for name in names])
+        more = " ".join(after) if any(each != "-" for each in after) else ""
+        return Page(statuses, more)
+
+    def request(self, name: str) -> asyncio.Future[int]:
+        if self._council is None:
+            return self._failed(_closed())
+        return self._council.ask(
+            lambda member, heard: member.request(name, heard),
+            lambda said: max(said.values(), default=0),
+        )
+
+    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
+        return asyncio.ensure_future(self._break(name, fences))
+
+    async def _break(self, name: str, fences: Sequence[int]) -> int:
+        """By waiter: the members know a grant by their own numbers, of which one is its fence."""
+        if self._council is None:
+            raise _closed()
+        council = self._council
+        found = await council.ask(
+            lambda member, heard: member.status(name, heard),
+            lambda said: (merged(name, said, council.size, 0.0), numbered(said)),
+        )
+        status, numbers = found
+        holders = {Waiter(party.client, party.seq): party.fence for party in status.holders}
+        broken = 0
+        for waiter in {numbers[fence] for fence in fences if fence in numbers}:
+            taken = await council.ask(partial(_take_away, name, waiter), _sum)
+            broken += waiter in holders and taken > 0
+        return broken
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+    ) -> asyncio.Future[int]:
+        if self._council is None:
+            return self._failed(_closed())
+        if token or declared:
+            return self._failed(Unsupported(f"{name!r}: {_NOT_COUNTED}"))
+        return self._council.ask(
+            lambda member, heard: member.post(name, count, value, keep, heard),
+            lambda said: max(said.values()),
+        )
+
+    def read(self, name: str) -> asyncio.Future[Posted]:
+        if self._council is None:
+            return self._failed(_closed())
+        said: asyncio.Future[dict[int, Kept]] = self._council.ask(
+            lambda member, heard: member.read(name, heard), dict
+        )
+        return asyncio.ensure_future(self._read(name, self._council, said))
+
+    async def _read(
+        self, name: str, council: Council, asked: asyncio.Future[dict[int, Kept]]
+    ) -> Posted:
+        """The highest of a majority; before anybody is told of it a majority has to have it.
+
+        Those that have less are told in any case: they may have lost their memory. Not what ends in
+        a moment, which copies of copies would keep alive.
+        """
+        said = await asked
+        best = max(said.values(), key=lambda kept: kept.count)
+        behind = sum(each.count < best.count for each in said.values())
+        if behind and best.left > _A_MOMENT:
+            value = best.value
+            told = self.post(name, best.count, token="", declared=0, value=value, keep=best.left)
+            if len(said) - behind < council.quorum:
+                await told
+            else:
+                told.add_done_callback(_retrieve)
+        return Posted(best.count, best.value)
+
+    # What is not offered
+
+    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+        """Never called: no waiter is told who stands directly before it."""
+        return self._unsupported()
+
+    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+        return self._unsupported()
+
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        return self._unsupported()
+
+    def _unsupported(self) -> asyncio.Future[Any]:
+        return self._failed(Unsupported("a quorum of servers does not offer this: use one server"))
+
+    def _failed(self, error: Exception) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.set_exception(error)
+        return future
+
+
+def _take_away(name: str, waiter: Waiter, member: Member, heard: Heard) -> None:
+    member.take_away(name, waiter, heard)
+
+
+def _retrieve(future: asyncio.Future[int]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _sum(said: dict[int, int]) -> int:
+    return sum(said.values())
+
+
+def _closed() -> StoreError:
+    error = StoreError("the store is closed")
+    error.refused = True
+    return error

@@ -1,0 +1,448 @@
+"""One server that votes, as a pure state machine: no I/O, no clock, no event loop.
+
+Members in this process run this very code, and the Redis scripts are tested against it: read it
+beside ``redis/lua/quorum/*.lua``, each method of `VoterStep` is the script of the same name.
+
+A server is a fair queue whose grants are votes: see `aiolock.stores.quorum._votes` for what follows
+from the votes of several. What is different from `aiolock.stores.machine` is what that needs. Who
+waits brings its ticket, so that all lines have one order. A vote has a number that only grows, and
+every word about one names it. Whoever is asked to give way stands in line again, and gets a new
+number even if it is first. And a server that may have forgotten its votes gives none for a while.
+
+What is done once leaves a *mark* where its vote was: as long as it is remembered, that is a vote of
+nobody's, so a server has a mark or a vote out, and never both. What follows from that is in
+`aiolock.stores.quorum._marks`. What is counted is in nobody's way, and needs no vote: whoever waits
+for a count is told when it is there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from aiolock.store import PRIORITY, WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN, Form, Waiter
+from aiolock.stores._member import (
+    LOST,
+    OUTSIDE,
+    UNBOUNDED,
+    Answer,
+    Crowded,
+    InLine,
+    Kept,
+    Marked,
+    MemberInbox,
+    Recalled,
+    Refused,
+    Silent,
+    Stand,
+    Voted,
+)
+from aiolock.stores.machine import (
+    KEEP_ALIVE,
+    PushDone,
+    PushGranted,
+    PushLost,
+    PushRequested,
+)
+
+REMEMBERED: Final = 600_000
+"""Milliseconds for which the last number of a name is known, after the last vote has ended."""
+NOBODY: Final = "-"
+"""The client that has the vote where a name stays closed for a while."""
+_CLOSED: Final = Waiter(NOBODY, 0)
+_DONE: Final = Waiter(NOBODY, 1)
+"""Has the vote where it is known that what was to be done once is done."""
+COUNTED: Final = 31_536_000_000
+"""Milliseconds, a year: what was counted is, for whoever waits for that."""
+
+
+class PushInquired(NamedTuple):
+    """See `MemberInbox.inquired`."""
+
+    waiter: Waiter
+    number: int
+
+    def deliver(self, name: str, inbox: MemberInbox) -> None:
+        inbox.inquired(name, self.waiter, self.number)
+
+
+Push = PushGranted | PushLost | PushRequested | PushDone | PushInquired
+
+
+@dataclass(slots=True)
+class Vote:
+    """The vote of one name that is out."""
+
+    waiter: Waiter
+    form: Form
+    number: int
+    ticket: int
+    end: int
+    """When its lease ends, in ms."""
+    granted: int
+    """When it was given, in ms."""
+    unsure: bool = True
+    """Nobody has said that its waiter is inside."""
+
+    @property
+    def nobodys(self) -> bool:
+        return self.waiter.client == NOBODY
+
+    @property
+    def marks(self) -> bool:
+        """It is the mark of what is done."""
+        return self.waiter == _DONE
+
+    @property
+    def place(self) -> tuple[int, Waiter]:
+        """Where its waiter would stand in line."""
+        return self.ticket, self.waiter
+
+
+class VoterState:
+    """What is kept of one name."""
+
+    __slots__ = (
+        "count",
+        "given_up",
+        "last",
+        "last_until",
+        "line",
+        "posted_until",
+        "value",
+        "vote",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.vote: Vote | None = None
+        self.line: list[tuple[int, Waiter]] = []
+        """Tickets and waiters, in order."""
+        self.waiting: dict[Waiter, tuple[int, Form]] = {}
+        """The same, by waiter."""
+        self.last = 0
+        """The highest number that is known here, until `last_until` (ms)."""
+        self.last_until = 0
+        self.given_up: dict[Waiter, int] = {}
+        """What was given up, and until when, in ms, copies of its question may come."""
+        self.count = 0
+        self.value = ""
+        """What is put up, until `posted_until` (ms)."""
+        self.posted_until = 0
+
+    def idle(self, ms: int) -> bool:
+        """Whether nothing is to be kept of it."""
+        if (self.vote is not None and self.vote.end > ms) or self.line:
+            return False
+        if self.posted_until > ms:
+            return False
+        return self.last_until <= ms and all(end <= ms for end in self.given_up.values())
+
+    def line_up(self, stand: tuple[int, Waiter], form: Form) -> None:
+        ticket, waiter = stand
+        if waiter not in self.waiting:
+            self.waiting[waiter] = ticket, form
+            insort(self.line, stand)
+
+    def leave(self, waiter: Waiter) -> bool:
+        if waiter not in self.waiting:
+            return False
+        ticket, _ = self.waiting.pop(waiter)
+        del self.line[bisect_left(self.line, (ticket, waiter))]
+        return True
+
+
+class VoterStep:
+    """One operation on the state of one name, at one moment.
+
+    ``now`` is the server's clock, in µs; ``silent`` for how many ms it does not vote, if not 0
+    (see `Silent`). ``listens`` says of a client whether it is there. Afterwards `pushes` are to be
+    sent, in their order.
+    """
+
+    def __init__(
+        self, state: VoterState, now: int, listens: Callable[[str], bool], silent: int = 0
+    ) -> None:
+        self._state = state
+        self._now = now
+        self._ms = now // 1000
+        self._listens = listens
+        self._silent = silent
+        self.pushes: list[Push] = []
+        self._asker = ""
+        if state.last_until <= self._ms:
+            state.last = 0
+        if state.posted_until <= self._ms:
+            state.count, state.value = 0, ""
+
+    # The operations
+
+    def vote(self, stand: Stand, ttl: int, proposal: int, *, wait: bool, most: int) -> Answer:
+        """See `Member.vote`."""
+        state, waiter, form = self._state, stand.waiter, stand.form
+        self._asker = waiter.client
+        said = self._without_a_vote(stand, wait=wait)
+        if said is not None:
+            return said
+        vote, place = state.vote, (stand.ticket, waiter)
+        if vote is None:
+            head = self._head()
+            if head is None or place <= head:
+                state.leave(waiter)
+                return self._cast(place, form, ttl, proposal)
+        if wait:
+            crowd = self._line_up(place, form, most)
+            if crowd is not None:
+                return crowd
+            if vote is not None and not vote.nobodys and place < vote.place:
+                self.pushes.append(PushInquired(vote.waiter, vote.number))
+        if vote is None:
+            self._advance()
+        return self._in_line(waiter, wait=wait)
+
+    def release(
+        self, waiter: Waiter, highest: int, upto: int, *, entered: int, bury: int = 0
+    ) -> int:
+        """See `Member.release`; ``bury``: until when, in µs, copies of its questions may come."""
+        state = self._state
+        self._asker = waiter.client
+        was_in_line = state.leave(waiter)
+        self._learn(highest)
+        if bury:
+            alive = {each: end for each, end in state.given_up.items() if end > self._ms}
+            state.given_up = alive | {waiter: -(-bury // 1000)}
+        vote = state.vote
+        if vote is None or vote.waiter != waiter:
+            missing = WAS_UNKNOWN if self._silent else WAS_ABSENT
+            return WAS_QUEUED if was_in_line else missing
+        if upto != UNBOUNDED and vote.number > upto:
+            return WAS_QUEUED if was_in_line else WAS_ABSENT
+        state.vote = None
+        lost = self._ms if entered == LOST else None
+        if entered == OUTSIDE or not self._close(vote, lost=lost, entered=entered):
+            self._advance()
+        return WAS_HOLDER
+
+    def give_way(self, stand: Stand, number: int) -> Answer:
+        """See `Member.give_way`."""
+        state, waiter = self._state, stand.waiter
+        self._asker = waiter.client
+        vote = state.vote
+        if vote is None or vote.waiter != waiter or vote.number != number:
+            return Refused(self._now)
+        state.vote = None
+        state.line_up((stand.ticket, waiter), stand.form)
+        return self._advance(asking=waiter) or self._in_line(waiter, wait=True)
+
+    def renew(self, waiter: Waiter, number: int, ttl: int, fence: int, *, entered: bool) -> bool:
+        """See `Member.renew`."""
+        vote = self._state.vote
+        if vote is None or vote.waiter != waiter or vote.number != number or vote.end <= self._ms:
+            return False
+        if ttl:
+            vote.end = max(vote.end, self._ms + ttl)
+            vote.unsure = vote.unsure and not entered
+            self._learn(fence, lasts=ttl)
+        return True
+
+    def take_away(self, waiter: Waiter) -> int:
+        """See `Member.take_away`."""
+        vote = self._state.vote
+        if vote is None or vote.waiter != waiter:
+            return 0
+        self._end(vote, "broken", self._ms)
+        if self._state.vote is None:
+            self._advance()
+        return 1
+
+    def request(self) -> int:
+        """See `Member.request`."""
+        vote = self._state.vote
+        if vote is None or vote.nobodys or vote.end <= self._ms:
+            return 0
+        self.pushes.append(PushRequested(vote.waiter, vote.number))
+        return int(self._listens(vote.waiter.client))
+
+    def finish(self, waiter: Waiter, fence: int, keep: int, until: int) -> int:
+        """See `Member.finish`."""
+        state, vote = self._state, self._state.vote
+        known = vote if vote is not None and vote.marks and vote.end > self._ms else None
+        if not keep:
+            return int(known is not None and known.number == fence)
+        if vote is not None and vote.end > self._ms:
+            if not vote.nobodys and vote.waiter != waiter:
+                return 0
+        elif vote is not None and vote.waiter != waiter:
+            self._reap()
+            vote = state.vote  # it may be closed for a while now
+        end = min(self._ms + keep, until or self._ms + keep)
+        if end <= self._ms:
+            return int(known is not None)
+        state.leave(waiter)
+        if vote is not None and vote.nobodys:
+            end = max(end, vote.end)
+        number = fence if known is None else max(fence, known.number)
+        terms = Form(claim=0, fixed=True, once=True)
+        state.vote = Vote(_DONE, terms, number, 0, end, self._ms, unsure=False)
+        waiting = [each for _, each in state.line if state.waiting[each][1].once]
+        for each in waiting:
+            state.leave(each)
+        one_of_each = {each.client: each for each in reversed(waiting)}
+        self.pushes += [PushDone(each) for each in waiting if one_of_each[each.client] is each]
+        return 1
+
+    def recall(self, forgot: int) -> Recalled:
+        """See `Member.recall`; it ``forgot`` what it knew as long ago as is said there."""
+        vote = self._state.vote
+        if vote is None or not vote.marks or vote.end <= self._ms:
+            return Recalled(0, 0, forgot, self._now)
+        return Recalled(vote.number, vote.end - self._ms, forgot, self._now)
+
+    def post(self, count: int, value: str, keep: int) -> int:
+        """See `Member.post`."""
+        state = self._state
+        if value and count >= state.count:
+            state.value = value
+        state.count = max(state.count, count)
+        state.posted_until = max(state.posted_until, self._ms + keep)
+        for _, waiter in list(state.line):
+            form = state.waiting[waiter][1]
+            if not form.counts or form.number > state.count:
+                continue
+            state.leave(waiter)
+            if self._listens(waiter.client):
+                push = PushGranted(waiter, form, form.number, COUNTED, self._now)
+                self.pushes.append(push)
+        return state.count
+
+    def read(self) -> Kept:
+        """See `Member.read`."""
+        state = self._state
+        return Kept(state.count, state.value, max(0, state.posted_until - self._ms))
+
+    # The steps of these
+
+    def _without_a_vote(self, stand: Stand, *, wait: bool) -> Answer | None:
+        """The answer where it is not to be voted, or was already."""
+        state, (_, waiter, form, _) = self._state, stand
+        if self._silent:
+            return Silent(self._silent, self._now)
+        if state.given_up.get(waiter, 0) > self._ms:
+            return Refused(self._now)
+        if form.counts:
+            return self._counted(stand, wait=wait)
+        self._reap()
+        vote = state.vote
+        if vote is not None and vote.waiter == waiter:
+            return Voted(vote.number, vote.end - self._ms, self._now)
+        if form.once and vote is not None and vote.marks:
+            state.leave(waiter)
+            return Marked(vote.number, vote.end - self._ms, self._now)
+        return None
+
+    def _counted(self, stand: Stand, *, wait: bool) -> Answer:
+        """Who waits for a count has it where it is there, and else stands in line for a push."""
+        state, form = self._state, stand.form
+        if state.count >= form.number:
+            state.leave(stand.waiter)
+            return Voted(form.number, COUNTED, self._now)
+        if wait:
+            state.line_up((stand.ticket, stand.waiter), form)
+        return InLine(KEEP_ALIVE, int(wait), self._now)
+
+    def _reap(self) -> None:
+        """A vote whose lease has ended goes; so do the others of its client, which is stuck."""
+        state, vote = self._state, self._state.vote
+        if vote is None or vote.end > self._ms:
+            return
+        self._end(vote, "expired", vote.end)
+        if vote.unsure or not vote.form.fixed:
+            for _, waiter in list(state.line):
+                if waiter.client == vote.waiter.client:
+                    state.leave(waiter)
+
+    def _end(self, vote: Vote, reason: str, lost: int) -> None:
+        """It was lost."""
+        self._state.vote = None
+        if not vote.nobodys:
+            self.pushes.append(PushLost(vote.waiter, vote.number, reason))
+            self._close(vote, lost=lost)
+
+    def _head(self) -> tuple[int, Waiter] | None:
+        """Who is first of those that live; the dead before it leave."""
+        line = self._state.line
+        while line and not self._is_there(line[0][1].client):
+            self._state.leave(line[0][1])
+        return line[0] if line else None
+
+    def _is_there(self, client: str) -> bool:
+        return client == self._asker or self._listens(client)
+
+    def _line_up(self, place: tuple[int, Waiter], form: Form, most: int) -> Crowded | None:
+        state = self._state
+        if 0 < most <= len(state.line) and place[1] not in state.waiting:
+            for _, waiter in list(state.line):
+                if not self._is_there(waiter.client):
+                    state.leave(waiter)
+            if most <= len(state.line):
+                return Crowded(len(state.line), self._now)
+        state.line_up(place, form)
+        return None
+
+    def _in_line(self, waiter: Waiter, *, wait: bool) -> InLine:
+        state, vote = self._state, self._state.vote
+        until = 0 if vote is None else vote.end - self._ms
+        if not wait:
+            return InLine(until, 0, self._now)
+        return InLine(until, 1 if state.line[0][1] == waiter else 2, self._now)
+
+    def _cast(self, place: tuple[int, Waiter], form: Form, lease: int, proposal: int) -> Voted:
+        """Vote for this waiter; without a proposal, under the number that comes next."""
+        state, (ticket, waiter) = self._state, place
+        # What was known is forgotten where nobody has used the name for long: then its ticket,
+        # which is a time as well. Not the clock of this server, by which all would have to go.
+        least = proposal or ticket - form.priority * PRIORITY
+        number = state.last + 1 if state.last and not proposal else max(state.last + 1, least)
+        self._learn(number, lasts=lease)
+        state.vote = Vote(waiter, form, number, ticket, self._ms + lease, self._ms)
+        return Voted(number, lease, self._now)
+
+    def _learn(self, number: int, lasts: int = 0) -> None:
+        """What was known of numbers is at least this from now on."""
+        state = self._state
+        if number:
+            state.last = max(state.last, number)
+            state.last_until = max(state.last_until, self._ms + lasts + REMEMBERED)
+
+    def _advance(self, *, asking: Waiter | None = None) -> Voted | None:
+        """Nobody has the vote: who is first in line gets it; what that is told if it is asking."""
+        head = None if self._silent else self._head()
+        if head is None:
+            return None
+        _, waiter = head
+        _, form = self._state.waiting[waiter]
+        self._state.leave(waiter)
+        voted = self._cast(head, form, form.claim, 0)
+        if waiter == asking:
+            return voted
+        self.pushes.append(PushGranted(waiter, form, voted.number, form.claim, self._now))
+        return None
+
+    def _close(self, vote: Vote, *, lost: int | None = None, entered: int = 0) -> bool:
+        """Let nobody in for as long as the terms of a vote that has ended say; whether they do."""
+        form, state = vote.form, self._state
+        if not form.closes:
+            return False
+        opens = form.opens(vote.granted, lost, confirmed=lost is None or not vote.unsure)
+        if lost is None and form.after_grant:
+            # It was inside from later on than it had this vote.
+            opens = max(opens, self._ms - entered + form.after_grant)
+        if opens <= self._ms:
+            return False
+        terms = Form(claim=0, fixed=True)
+        state.vote = Vote(_CLOSED, terms, vote.number, 0, opens, vote.granted)
+        if state.line:
+            self.pushes.append(PushDone(state.line[0][1]))
+        return True

@@ -1,0 +1,230 @@
+"""The replies, which come in the order of the commands: answers, refusals, redirects."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from redis.exceptions import InvalidResponse
+
+from aiolock._prompt import Prompt
+from aiolock.store import Queued
+from aiolock.stores.redis._codec import waiter_of
+from aiolock.stores.redis._command import Called, Command
+from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
+from aiolock.stores.redis._protocol import mismatch
+from aiolock.stores.redis._redirects import Redirects
+from aiolock.stores.redis._replies import Opened, Present, several
+from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, BEAT, OPEN, PRESENCE, Script
+from aiolock.stores.redis._wire import FEW
+
+_AGAIN: Final = 5
+"""How often a command is written again that the server refuses though it should not any more."""
+_CLOCKS: Final = (OPEN, PRESENCE, BEAT)
+"""Their replies say what time it is, and are not asked for often."""
+
+_ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
+"""Answers of a server that cannot serve us now: connect again, to it or to its successor."""
+_ONLY_PATIENT: Final = ("READONLY", "NOREPLICAS")
+"""Those that may stay so for ever: waited for by a client that has been served before."""
+
+
+def _not_an_answer(reply: Any) -> InvalidResponse:
+    return InvalidResponse(f"not an answer of aiolock's: {reply!r}")
+
+
+class Incoming(Redirects):
+    """The commands, and what becomes of each."""
+
+    _probe_script: Script
+    _admitted: Callable[[Any], None] | None
+    _told: Callable[[str], None]
+    _back: Callable[[int | None], None]
+    _again: Callable[[], None]
+    _queued_one: Callable[[], None] | None
+
+    def _received(self, reply: Any) -> None:
+        if not self._sent:
+            self._link.drop(InvalidResponse(f"nobody asked for {reply!r}"))
+            return
+        command = self._sent.popleft()
+        self._heard, self._last_head = True, None
+        if command is self._probe:
+            self._probed(command, reply)
+        elif command.together > 1:
+            self._received_together(command, reply)
+        elif isinstance(reply, Refusal):
+            self._refused(command, reply)
+        else:
+            self._answered(command, reply)
+        if self._drained is not None:
+            self._see_whether_drained()
+
+    def _received_together(self, first: Command, reply: Any) -> None:
+        """One reply for several, which from now on are as any others."""
+        commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
+        first.together = 1
+        if isinstance(reply, Refusal):
+            self._refused_together(commands, reply)
+            return
+        self.quiet_since = first.sent
+        if not self._proved:
+            self._is_proved()
+        waiters = [waiter_of(command.waiter) for command in commands if command.waiter]
+        try:
+            answers = several(reply, waiters)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            for command in commands:
+                self._fail(command, _not_an_answer(reply))
+            return
+        if self._queued_one is not None:
+            self._queued_one()
+        for command, answer in zip(commands, answers, strict=True):
+            if not command.future.done():
+                self._resolve(command.future, answer)
+
+    def _refused_together(self, commands: list[Command], refusal: Refusal) -> None:
+        code = code_of(refusal)
+        if code == "NOSCRIPT":
+            self._known.discard(ACQUIRE_SEVERAL)
+        if self._is_elsewhere(code):
+            first, *others = commands
+            for command in others:
+                command.times -= 1  # this copy has done nothing
+            self._sent.extendleft(reversed(others))
+            self._refused(first, refusal)
+            return
+        if self._is_redirect(refusal):
+            self._send_on(commands, refusal)
+            return
+        for command in commands:
+            self._refused(command, refusal)
+
+    def _answered(self, command: Command, reply: Any) -> None:
+        script, future = command.script, command.future
+        self.quiet_since = command.sent
+        if not self._proved:
+            self._is_proved()
+        try:
+            if script.pushes and isinstance(reply, bytes):
+                # First: whoever is next need not wait for who was last.
+                self._told(reply.decode("utf-8", "replace"))
+        finally:
+            if not future.done():
+                try:
+                    decode = script.decode if command.times == 1 else script.decode_again
+                    answer = decode(reply)
+                except (TypeError, ValueError, IndexError):
+                    self._fail(command, _not_an_answer(reply))
+                else:
+                    if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
+                        self.copies.read_clock(command.sent, answer.now)
+                    if self._queued_one is not None and isinstance(answer, Queued):
+                        self._queued_one()
+                    self._resolve(future, answer)
+
+    def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
+        # Its task goes on at once where little else is to be done. In a crowd it waits for the next
+        # turn, so that what all of them send then goes out together; and so does whoever is
+        # answered behind one that waits.
+        if len(self._sent) < FEW and isinstance(future, Prompt) and not self._scheduled:
+            future.resolve(answer)
+            return
+        future.set_result(answer)
+        if isinstance(future, Called):
+            return  # no task waits for it: who is called sees to what follows
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._scheduled = False
+
+    def _refused(self, command: Command, refusal: Refusal) -> None:
+        code = code_of(refusal)
+        if self._is_elsewhere(code):
+            command.times -= 1  # this copy has done nothing
+            self._sent.appendleft(command)
+            self._link.drop(refusal)
+            return
+        self._is_proved()
+        if code == "NOSCRIPT":
+            self._known.discard(command.script)
+            self._once_more(command, refusal)
+        elif self._is_redirect(refusal):
+            self._send_on([command], refusal)
+        elif code == "LATE" and (told := re.search(r"\d+", str(refusal))):
+            # It is still waited for, so it was the clock that jumped; or we who were stopped.
+            self.copies.read_clock(command.sent, int(told[0]))
+            self._once_more(command, refusal)
+        else:
+            if command.opens_for is not None:  # without it that one would go round in circles
+                command = command.opens_for
+                command.sure = False
+            self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
+
+    def _is_proved(self) -> None:
+        self._proved = True
+        self._link.proved()
+
+    def _is_elsewhere(self, code: str) -> bool:
+        return code in _ELSEWHERE and (self.patient or code not in _ONLY_PATIENT)
+
+    def _once_more(self, command: Command, refusal: Refusal) -> None:
+        """Write a command again that the server has refused, and would not a second time."""
+        now = self._time()
+        wire = self._wire
+        command.again += 1
+        if wire is None or command.again > _AGAIN:
+            self._fail(command, refusal, refused=command.times == 1)
+        elif command.sure or not command.future.done():
+            command.sent = now
+            self._send(wire, command)
+
+    # The first one on a connection, which says whether this server serves us
+
+    def _probed(self, probe: Command, reply: Any) -> None:
+        """Whether this server serves us; then it gets what has waited for it."""
+        self._probe = heard = None
+        if isinstance(reply, Refusal):
+            if self._admitted is not None or self._is_elsewhere(code_of(reply)):
+                self._link.drop(reply)
+                return
+            # Who has asked for something is to be told that it is refused, or served if it is not.
+        else:
+            try:
+                said = self._probe_script.decode(reply)
+            except (TypeError, ValueError):
+                self._link.drop(_not_an_answer(reply))
+                return
+            if isinstance(said, Present) and (error := mismatch(said.others)) is not None:
+                self._link.drop(error)
+                return
+            heard = said.heard
+            self.copies.read_clock(probe.sent, said.now)
+            if self._admitted is not None:
+                self._admitted(said)
+        self.quiet_since = probe.sent
+        # The link is proved when a command is answered: else a server that grants the probe, and
+        # nothing besides, would be dialled again and again without a pause.
+        self._go_on(first=self._again)
+        self._back(heard)
+
+    def _go_on(self, first: Callable[[], None] | None = None) -> None:
+        self._wire = wire = self._link.wire
+        assert wire is not None
+        self.copies.connected = True
+        queued, self._queued = self._queued, {}
+        if first is not None:
+            first()
+        now = self._time()
+        for command in queued:
+            if command.future.done() and not command.sure:
+                continue
+            if command.waiter:
+                self._first.pop(command.waiter, None)
+            command.sent = now
+            command.times += 1
+            self._send(wire, command)

@@ -1,0 +1,276 @@
+"""The masters of a cluster: connected to, followed as slots move, and left when they are none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+
+from aiolock.errors import StoreError
+from aiolock.store import Inbox
+from aiolock.stores._links import Links
+from aiolock.stores._opening import Opening
+from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._echoes import Echoes
+from aiolock.stores.redis._errors import MismatchError, Refusal, code_of, is_half_done
+from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._node import Node
+from aiolock.stores.redis._replies import Range
+from aiolock.stores.redis._routing import Routing
+from aiolock.stores.redis._seeds import Seeds
+from aiolock.stores.redis._session import HEARTBEAT_TIMEOUT
+from aiolock.stores.redis._sharded import ShardedNode, Tags
+from aiolock.stores.redis._slots import SLOTS, Address, Redirect, slot_of_key
+from aiolock.stores.redis._topology import Topology
+
+log = logging.getLogger("aiolock")
+
+NOW_AND_THEN: Final = 5.0
+"""Seconds after which to ask for the slots again, while all is well: so long a new master may have
+slots of ours, and take our waiters there for dead."""
+_SOON: Final = 0.25
+"""The same while a master cannot be reached: a replica may take its place."""
+_LEAST: Final = 0.05
+"""Seconds between two questions, whatever happens."""
+_ASKED: Final = 30.0
+"""Seconds for which a node is kept that has no slots, but is to get one."""
+
+
+class Masters(Routing):
+    """All masters that one client knows, and what they say (see `Neighbours`)."""
+
+    def __init__(self, seeds: Seeds, prefix: str) -> None:
+        super().__init__(Topology(seeds, prefix))
+        self._seeds = seeds
+        self._prefix = prefix
+        self._names = Names(prefix)
+        self._opening = Opening()
+        self._following: asyncio.Task[None] | None = None
+        self._leaving = set[asyncio.Task[None]]()
+        """Nodes that are gone, while they are being disconnected from."""
+
+    # Opening and closing
+
+    async def open(self, client: str, inbox: Inbox) -> None:
+        self._closing = False
+        self._client = client
+        self._inbox = inbox
+        self._links = Links(inbox)
+        self._loop = asyncio.get_running_loop()
+        self._echoes = Echoes(self._loop.time)
+        self._tags = Tags()
+        self._topology = Topology(self._seeds, self._prefix)
+        self._news = asyncio.Event()
+        self._asked: dict[Node, float] = {}
+        """When a node was last named that may have no slots yet."""
+        self._waits = False
+        """Whether a waiter of ours has stood in a queue."""
+        await self._opening.run(self._open(), self.aclose)
+
+    async def _open(self) -> None:
+        try:
+            self._learn(await self._topology.ask())
+            await self._open_first()
+            if self._closing:  # and our cancellation was lost in a driver
+                raise StoreError("the client was closed while it was opening")  # noqa: TRY301  # one place that cleans up
+        except BaseException:
+            self._closing = True
+            with anyio.CancelScope(shield=True):
+                await self._leave_all()
+            raise
+        self._links.observed = True
+        self._following = asyncio.create_task(self._follow(), name="aiolock follow the cluster")
+
+    async def _open_first(self) -> None:
+        """Connect to the master that keeps what we say of ourselves, or to another if it is down.
+
+        What cannot work at all fails here.
+        """
+        home = self._topology.owners[slot_of_key(self._names.client(self._client).encode())]
+        others = [node for node in self._topology.masters if node is not home]
+        random.shuffle(others)
+        failure: StoreError | None = None
+        for node in [home, *others] if home else others:
+            try:
+                await node.open_now(self._client, self._inbox)
+            except StoreError as error:
+                if isinstance(error.__cause__, MismatchError):
+                    raise  # it may not have come about at another, but will
+                failure = failure or error
+            else:
+                break
+        else:
+            raise failure or StoreError("a cluster without a master")
+        if home is not None:
+            home.dial(self._client, self._inbox)
+
+    async def aclose(self) -> None:
+        if self._opening.under_way:
+            self._closing = True
+            await self._opening.end()  # which disconnects
+        if self._closing:
+            return
+        self._closing = True
+        self._links.observed = False
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._leave_all()
+
+    async def _leave_all(self) -> None:
+        nodes = self._topology.nodes
+        parked = [each for node in nodes.values() for each in node.parked] + [*self._homeless]
+        if under_way := [each.future for each in parked if not each.future.done()]:
+            await asyncio.wait(under_way, timeout=HEARTBEAT_TIMEOUT)
+        for each in parked:
+            each.give_up()
+        self._first.clear()
+        for task in list(self._leaving):
+            task.cancel()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        # Again: what one answers last may lead to another, which is dialled for that.
+        while left := [node for node in nodes.values() if not node.gone]:
+            await asyncio.gather(*(node.leave() for node in left))
+        nodes.clear()
+        self._stranded.clear()
+        for command in list(self._limits):
+            self._give_up(command)
+
+    # The slots
+
+    async def _follow(self) -> None:
+        """Ask for the slots when there is a reason to, and now and then."""
+        while not self._closing:
+            troubled = any(node.down or node.error for node in self._topology.nodes.values())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SOON if troubled or self._homeless else NOW_AND_THEN):
+                    await self._news.wait()
+            self._news.clear()
+            try:
+                self._learn(await self._topology.ask())
+            except StoreError:
+                pass  # none answers: so it is said to whoever asks for something
+            except Exception:
+                log.exception("aiolock: could not follow the cluster, and tries again")
+            await asyncio.sleep(_LEAST)
+
+    def is_missing(self) -> None:
+        self._news.set()
+
+    def _learn(self, found: Sequence[Range]) -> None:
+        if self._closing:
+            return
+        owners: list[Node | None] = [None] * SLOTS
+        for first, last, host, port in found:
+            node = self._node_at((host, port))
+            owners[first : last + 1] = [node] * (last + 1 - first)
+        topology = self._topology
+        for (old, new), slots in topology.replace(owners).items():
+            new.inherit()
+            if old.ready:
+                new.takes_over = True
+                new.dial(self._client, self._inbox)
+            self._hand_on(old, slots)
+        now = self._loop.time()
+        masters = {*owners}
+        for node in list(topology.nodes.values()):
+            if node not in masters and self._asked.get(node, 0.0) < now - _ASKED:
+                self._is_gone(node)
+        for node in topology.nodes.values():
+            node.slots_changed()
+        if self._waits:
+            self._dial_all()
+        self._house_all()
+
+    def _node_at(self, address: Address) -> Node:
+        node = self._topology.nodes.get(address)
+        if node is None:
+            node = self._make_node(address)
+            self._topology.nodes[address] = node
+        return node
+
+    def _make_node(self, address: Address) -> Node:
+        pool = self._seeds.pool(address)
+        if self._seeds.sharded:
+            return ShardedNode(pool, self._prefix, address, self, self._tags)
+        return Node(pool, self._prefix, address, self)
+
+    def _is_gone(self, node: Node) -> None:
+        """It is no master any more: what it has not answered, others are asked."""
+        served = node.ready
+        del self._topology.nodes[node.address]
+        self._asked.pop(node, None)
+        self._hand_on(node)
+        self._echoes.forget(node)
+        self._links.up(str(node.address))
+        leaving = asyncio.create_task(node.leave(), name="aiolock leave a node")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        if served:
+            self._inbox.reconnected()
+
+    # What the nodes say (see `Neighbours`)
+
+    def redirected(self, node: Node, commands: list[Command], refusal: Refusal) -> None:
+        redirect = Redirect.read(refusal)
+        if redirect is None:
+            node.hold(commands)
+            if is_half_done(refusal):
+                self._loop.call_soon(self._ask_anew, commands[0].key.decode())
+            elif code_of(refusal) == "CLUSTERDOWN":
+                self._news.set()
+            return
+        address = self._topology.named(redirect, node)
+        if address is None:
+            node.hold(commands)
+            self._news.set()
+            return
+        other = self._node_at(address)
+        other.inherit()
+        asking = redirect.code == "ASK"
+        self._asked[other] = self._loop.time()
+        if not asking:
+            self._news.set()
+            self._topology.assign(redirect.slot, other)
+            other.takes_over = not other.ready
+        self._pass(commands, other, asking=asking)
+
+    def _ask_anew(self, key: str) -> None:
+        """Some of this name's keys were elsewhere in the middle of a step."""
+        if not self._closing:
+            self._inbox.done(self._names.name(key))
+
+    def is_ready(self, node: Node) -> None:
+        self._links.up(str(node.address))
+        if node.takes_over:
+            node.takes_over = False
+            self._inbox.reconnected()  # where we listen only now we were taken for dead
+
+    def waits(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._dial_all()
+
+    def _dial_all(self) -> None:
+        """A slot may move to any master, and where nobody listens for us we are taken for dead."""
+        for node in self._topology.masters:
+            node.dial(self._client, self._inbox)
+
+    def slots_of(self, node: Node) -> frozenset[int]:
+        return self._topology.slots_of(node)
+
+    def link(self, node: Node, error: Exception | None) -> None:
+        if error is not None:
+            self._news.set()
+            self._links.down(str(node.address), error)
+        else:
+            self._links.up(str(node.address))
+
+    def is_new(self, node: Node, push: bytes) -> bool:
+        return self._echoes.is_new(node, push)

@@ -1,0 +1,308 @@
+"""One Redis server as a member of a quorum: each operation is one call of one script."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from redis.asyncio.connection import ConnectionPool
+
+from aiolock.errors import QuorumMismatch, StoreError
+from aiolock.store import WAS_ABSENT, Status, Waiter
+from aiolock.stores._member import (
+    UNBOUNDED,
+    Charter,
+    Heard,
+    MemberInbox,
+    Memory,
+    Stand,
+    Unfit,
+)
+from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis import _voting as voting
+from aiolock.stores.redis._codec import waiter_of
+from aiolock.stores.redis._command import Called
+from aiolock.stores.redis._errors import ClusterNodeError, Place, code_of, store_error
+from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._sentinel import is_managed
+from aiolock.stores.redis._session import Session
+from aiolock.stores.redis._subscription import Subscription
+from aiolock.stores.redis._voting import Admitted, VoteNames, VoteText, seen
+
+_PAGE: Final = 1000
+"""Keys that the server looks at for each page of names: less than a millisecond."""
+_ANY: Final = bulk(UNBOUNDED)
+
+
+class _Mailbox(Subscription):
+    """A subscription to which votes are pushed."""
+
+    _inbox: MemberInbox
+
+    def _read(self, push: str) -> Any:
+        kind = push[:2]
+        if kind == "i ":
+            waiter, number, key = push[2:].split(" ", 2)
+            name, who = self._names.name(key), waiter_of(waiter)
+            return partial(self._inbox.inquired, name, who, int(number))
+        if kind == "r ":
+            text, key = push[2:].split(" ", 1)
+            vote = VoteText.read(text)
+            name, who = self._names.name(key), waiter_of(vote.waiter)
+            return partial(self._inbox.requested, name, who, vote.number)
+        return super()._read(push)
+
+
+class RedisMember(Session):
+    """A server that votes, through two connections: see `Member`."""
+
+    kind = "Redis"
+    _inbox: MemberInbox
+    _probe_script = voting.ENROL
+
+    def __init__(self, pool: ConnectionPool, prefix: str) -> None:
+        if is_managed(pool):
+            raise ValueError(
+                "a member of a quorum is one server, and not one that Sentinel replaces by another:"
+                " the other may not know whom it has voted for"
+            )
+        super().__init__(pool, prefix)
+        self._names: VoteNames = VoteNames(prefix)
+        # Names come back, and the terms of a lock with them.
+        self._asks = lru_cache(maxsize=4096)(self._encode_asks)
+        self._leaves = lru_cache(maxsize=4096)(self._encode_leaves)
+        self._place = Place.of(pool, prefix)
+        self.address = f"{self._place.address}/{self._place.database}"
+
+    def _encode_asks(self, name: str, ttl: int, most: int, wait: bool) -> bytes:  # noqa: FBT001
+        """What is the same whenever a vote is asked for with these terms."""
+        values = bulk(ttl) + bulk(most) + bulk(int(wait))
+        return self._names.three(name) + self._channels + values
+
+    def _encode_leaves(self, name: str) -> bytes:
+        """… and whenever one is given back."""
+        return self._names.three(name) + self._channels
+
+    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
+        self._charter = charter
+        self._patience = 0.0
+        self._admitted = self._was_admitted
+        await self.open(client, inbox)
+
+    async def leave(self, patience: float) -> None:
+        self._patience = patience
+        await self.aclose()
+
+    def waits_for(self) -> float:
+        return self._pipe.waits_for
+
+    # Enrolment
+
+    def _probe_arguments(self) -> tuple[int, bytes]:
+        return self._enrolment(Memory.UNSAID)
+
+    def _enrolment(self, memory: Memory) -> tuple[int, bytes]:
+        charter = self._charter
+        channel = self._names.channels + self._client
+        what = (str(charter), charter.longest, int(charter.durable), memory.value, channel)
+        values = (1, self._names.marker, *what)
+        return len(values), b"".join(map(bulk, values))
+
+    def _was_admitted(self, said: Admitted) -> None:
+        self._inbox.enrolled(said.enrolled)
+
+    def enrol(self, memory: Memory) -> None:
+        def enrolled(said: Any, error: Exception | None) -> None:
+            if error is None:
+                self._was_admitted(said)
+
+        self._call(voting.ENROL, *self._enrolment(memory), enrolled)
+
+    async def _check_server(self) -> None:
+        """Before anything else is said there: what it is a member of."""
+        self._was_admitted(await self._pipe.call(voting.ENROL, *self._probe_arguments()))
+        if self._charter.durable:
+            await self._check_durable()
+
+    async def _check_durable(self) -> None:
+        place = self._place.address
+        try:
+            known = await self._pipe.call(voting.PERSISTENCE, 0, b"")
+        except StoreError as error:
+            raise Unfit(
+                f"durable=True, and Redis at {place} does not say whether it is: grant the user"
+                f" +config|get ({error.__cause__})"
+            ) from error
+        found = {name: known.get(name, "") for name in ("appendonly", "appendfsync")}
+        if found != {"appendonly": "yes", "appendfsync": "always"}:
+            said = ", ".join(f"{name} {value}" for name, value in found.items())
+            raise Unfit(
+                f"durable=True, and Redis at {place} may forget what it has answered: it needs"
+                f" appendonly yes and appendfsync always, and has {said}"
+            )
+
+    async def _open(self) -> None:
+        try:
+            await super()._open()
+        except StoreError as error:
+            raise self.named(error) from error
+
+    def named(self, error: Exception) -> Exception:
+        """The error, which is another where the server is a member of another quorum."""
+        cause = error.__cause__ if isinstance(error, StoreError) else error
+        if not isinstance(cause, Exception):
+            return error
+        code = code_of(cause)
+        if code == "READONLY" or isinstance(cause, ClusterNodeError):
+            said = error if isinstance(error, StoreError) else store_error(cause, self._place)
+            unfit = Unfit(str(said))
+            unfit.__cause__ = cause
+            return unfit
+        if code != "QUORUM":
+            return error
+        its = str(cause).partition(" ")[2]
+        return QuorumMismatch(
+            f"Redis at {self.address} is a member of another quorum, of {its}, and this client says"
+            f" {self._charter}: all who use it must say the same"
+        )
+
+    async def _see_whether_cluster(self) -> None:
+        await super()._see_whether_cluster()
+        if self._slots_apart:
+            raise store_error(ClusterNodeError("it is a node of a cluster"), self._place)
+
+    def _lost(self, reason: Exception) -> None:
+        super()._lost(self.named(reason))
+
+    def _make_subscription(self) -> Subscription:
+        return _Mailbox(
+            *(self._pool, self._names, self._client, self._inbox, self._links),
+            again=self._ask_whether_heard,
+        )
+
+    # The operations
+
+    def vote(
+        self,
+        stand: Stand,
+        ttl: int,
+        proposal: int,
+        *,
+        wait: bool,
+        most: int,
+        new: bool,
+        heard: Heard,
+    ) -> None:
+        who = self._text(stand.name, stand.waiter, stand.form)
+        ticket, number = str(stand.ticket), str(proposal)
+        own = (
+            f"${len(who)}\r\n{who}\r\n${len(ticket)}\r\n{ticket}\r\n${len(number)}\r\n{number}\r\n"
+        )
+        values = self._asks(stand.name, ttl, most, wait) + own.encode("ascii")
+        reply = Called(heard, self._loop)
+        _ = self._pipe.call(
+            voting.VOTE, 12, values, late=True, waiter=who if new else None, reply=reply
+        )
+
+    def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
+        who = self._text(stand.name, stand.waiter, stand.form)
+        final = upto == UNBOUNDED
+        if final and self._pipe.forget(who):
+            self._loop.call_soon(heard, WAS_ABSENT, None)
+            return
+        number, inside = str(highest), str(entered)
+        own = (
+            f"${len(who)}\r\n{who}\r\n${len(number)}\r\n{number}\r\n${len(inside)}\r\n{inside}\r\n"
+        )
+        values = self._leaves(stand.name) + (_ANY if final else bulk(upto)) + own.encode("ascii")
+        if final:
+            reply = Called(heard, self._loop)
+            _ = self._pipe.call(voting.RELEASE, 10, values, buries=True, reply=reply)
+        else:  # it comes back
+            self._call(voting.RELEASE, 11, values + bulk(0), heard)
+
+    def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
+        who = self._text(stand.name, stand.waiter, stand.form)
+        values = bulk(who) + bulk(number) + bulk(stand.ticket) + self._channels
+        self._call(voting.GIVE_WAY, 9, self._names.three(stand.name) + values, heard)
+
+    def renew(
+        self, stand: Stand, number: int, ttl: int, fence: int, *, entered: bool, heard: Heard
+    ) -> None:
+        who = self._text(stand.name, stand.waiter, stand.form)
+        values = b"".join(
+            (
+                self._names.three(stand.name),
+                *(bulk(who), bulk(number), bulk(ttl), bulk(fence), bulk(int(entered))),
+            )
+        )
+        self._call(voting.RENEW, 10, values, heard, late=True)
+
+    def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
+        who = self._text(stand.name, stand.waiter, stand.form)
+        values = b"".join(map(bulk, (who, fence, keep, until))) + self._channels
+        self._call(voting.FINISH, 10, self._names.three(stand.name) + values, heard, late=True)
+
+    def recall(self, name: str, heard: Heard) -> None:
+        self._call(voting.RECALL, 5, self._names.three(name), heard)
+
+    def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
+        values = self._channels + bulk(f":{waiter.client}:{waiter.seq}")
+        self._call(voting.BREAK, 7, self._names.three(name) + values, heard)
+
+    def request(self, name: str, heard: Heard) -> None:
+        votes = self._names.keys(name)[0]
+        values = bulk(1) + bulk(votes) + self._channels
+        self._call(scripts.REQUEST, 3, values, heard, late=True)
+
+    def status(self, name: str, heard: Heard) -> None:
+        keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
+        self._call(scripts.STATUS, 5, keys + self._channels + bulk(1), partial(_seen, name, heard))
+
+    def names(self, start: str, heard: Heard) -> None:
+        own = self._own_keys()
+        values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
+
+        def listed(page: Any, error: Exception | None) -> None:
+            if page is None:
+                heard(None, error)
+                return
+            names = tuple(dict.fromkeys(self._names.name(key) for key in page.keys))
+            heard((names, "" if page.cursor == "0" else page.cursor), None)
+
+        self._call(scripts.LIST, len(values), b"".join(map(bulk, values)), listed)
+
+    def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
+        keys = (5, *self._names.keys(name), self._names.value(name))
+        values = b"".join(map(bulk, (*keys, count, value, keep))) + self._channels
+        self._call(voting.POST, 10, values, heard, late=True)
+
+    def read(self, name: str, heard: Heard) -> None:
+        keys = (2, self._names.keys(name)[0], self._names.value(name))
+        self._call(voting.READ, 3, b"".join(map(bulk, keys)), heard)
+
+    def _call(  # a call of a script, and who hears of it
+        self,
+        script: scripts.Script,
+        count: int,
+        values: bytes,
+        heard: Heard,
+        *,
+        late: bool = False,
+        buries: bool = False,
+        waiter: str | None = None,
+    ) -> None:
+        reply = Called(heard, self._loop)
+        _ = self._pipe.call(
+            *(script, count, values), late=late, buries=buries, waiter=waiter, reply=reply
+        )
+
+
+def _seen(name: str, heard: Heard, reply: Any, error: Exception | None) -> None:
+    found: Status | None = None
+    if error is None:
+        try:
+            found = seen(name, reply)
+        except (TypeError, ValueError, KeyError) as wrong:
+            error = StoreError(f"not an answer of aiolock's: {wrong}")
+    heard(found, error)

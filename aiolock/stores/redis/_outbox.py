@@ -1,0 +1,300 @@
+"""What was asked: written in its order, kept for the next connection, given up in its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+from typing import Any, Final
+
+from aiolock._prompt import Prompt
+from aiolock.errors import StoreError
+from aiolock.stores._copies import Copies
+from aiolock.stores.redis._command import Called, Command
+from aiolock.stores.redis._errors import Place, store_error
+from aiolock.stores.redis._link import Link
+from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, PRESENCE, Script, bulk
+from aiolock.stores.redis._wire import FEW, Wire
+
+REPLY_TIMEOUT: Final = 4.0
+"""Seconds without the reply that is due, after which the link is taken for dead."""
+COMMAND_TIMEOUT: Final = 9.0
+"""Seconds, over all reconnections, after which nobody knows what became of a command."""
+_MOST: Final = 32
+"""Questions in one call: what others ask of the server waits as long as the call takes."""
+LOOK: Final = 0.5
+_NONE: Final = bulk(0)
+_ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
+
+
+def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this loop's clock is asyncio's own."""
+    return getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
+
+
+class Outbox:
+    """The commands that have no answer yet."""
+
+    _link: Link
+    _place: Place
+
+    def __init__(self) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        # Asyncio's own is that clock behind a method of Python's, once for each command.
+        self._time = time.monotonic if _is_plain(loop) else loop.time
+        self.copies = Copies(self._time, bulk)
+        self._wire: Wire | None = None
+        """The connection, while it is known to serve us."""
+        self._proved = False
+        """Whether a command was answered on this connection."""
+        self._heard, self._heard_at = False, 0.0
+        self._probe: Command | None = None
+        self._opened = False
+        # What was written to the connection, in order; what is to be written to the next one.
+        self._sent: deque[Command] = deque()
+        self._queued: dict[Command, None] = {}
+        # By slot: what is to be written again in a moment, and what was asked for since.
+        self._held: dict[int, deque[Command]] = {}
+        # Of those in the queue, or no more: the first questions of waiters, never written.
+        self._first: dict[str, list[Command]] = {}
+        self._watch: asyncio.TimerHandle | None = None
+        # The last of those sent, in order: newcomers that wait for others of this turn.
+        self._gathered: list[Command] = []
+        self._gathered_head = b""
+        self._last_head: bytes | None = None
+        """Of the last command, if that was such a newcomer's, and no reply has come since."""
+        self._scheduled = False
+        """Somebody goes on in the next turn, and so does whoever is answered after that."""
+        self._drained: asyncio.Future[None] | None = None
+        self._closed = False
+        self._known: set[Script] = set()
+        self.quiet_since = self._time()
+        self.patient = False
+        """Whether a replica may yet become the master: while the client is open, not before."""
+
+    @property
+    def waits_for(self) -> float:
+        """For how many seconds the reply is due of what was written first; 0 where none is."""
+        return max(0.0, self._time() - self._sent[0].sent) if self._sent else 0.0
+
+    def call(
+        self,
+        script: Script,
+        count: int,
+        arguments: bytes,
+        *,
+        sure: bool = True,
+        in_full: bool = False,
+        late: bool = False,
+        buries: bool = False,
+        waiter: str | None = None,
+        joins: bytes | None = None,
+        reply: Called | None = None,
+    ) -> asyncio.Future[Any]:
+        """Send a call with ``count`` encoded ``arguments``; the future is of the decoded reply.
+
+        ``sure``: carried out whatever becomes of the future. Without it, a command whose future
+        is done is not sent a second time. ``in_full`` sends the script itself, whether or not the
+        server knows it. With ``late`` one more argument, not counted, is written with each copy:
+        `Copies.not_after`; with ``buries``: `Copies.buried`. ``waiter``: whose first question
+        this is, see `forget`. ``joins``: what its arguments begin with, where it can be asked
+        together with others whose arguments begin alike. ``reply`` is the future, where no task
+        is to wait for it.
+        """
+        now = self._time()
+        few = len(self._sent) < FEW
+        future: asyncio.Future[Any]
+        future = reply or (Prompt(loop=self._loop) if few else self._loop.create_future())
+        if self._closed:
+            error = StoreError("the client was closed")
+            error.refused = True
+            future.set_exception(error)
+            return future
+        command, copies = Command(script, count, arguments, future, now, sure=sure), self.copies
+        if late or buries:
+            command.stamp = Copies.not_after if late else Copies.buried
+        if self._held and (held := self._held.get(command.slot)) is not None:
+            command.waiter = waiter
+            held.append(command)
+            return future
+        wire = self._wire
+        if wire is None:
+            self._wait_for_connection(command, waiter)
+        else:
+            command.times = 1
+            self._sent.append(command)
+            before, self._last_head = self._last_head, joins
+            if joins is not None and joins == before:
+                command.waiter = waiter
+                self._gather(command, joins)
+            else:
+                # Where little is under way this one waits for nothing: a lone hand-off is as fast
+                # as can be. Else the turn's commands go out together: 200 tasks do not make 200
+                # packets.
+                if self._gathered:
+                    self._write_gathered()
+                if late:  # as `_write` does, which is called for few
+                    count += 1
+                    arguments += copies.stamp if now < copies.stamp_until else copies.not_after(now)
+                elif buries:
+                    count += 1
+                    arguments += copies.buried(now) if copies.about else _NONE
+                known = script in self._known and not in_full
+                head = script.call(count) if known else self._in_full(script, count)
+                wire.write(head + arguments, at_once=few)
+        if self._watch is None:
+            self._watch = self._loop.call_later(LOOK, self._look)
+        return future
+
+    def _wait_for_connection(self, command: Command, waiter: str | None) -> None:
+        command.waiter = waiter
+        self._queue(command)
+        if waiter:
+            self._first.setdefault(waiter, []).append(command)
+
+    def _gather(self, command: Command, head: bytes) -> None:
+        """Keep it back for others of this turn: the one before it asks for the same lock, too."""
+        command.times = 0
+        if not self._gathered:
+            self._gathered_head = head
+            self._loop.call_soon(self._write_gathered)
+        self._gathered.append(command)
+        if len(self._gathered) == _MOST:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        wire = self._wire
+        if not gathered or wire is None:
+            return
+        first, head = gathered[0], self._gathered_head
+        if len(gathered) == 1:
+            first.times = 1
+            self._write(wire, first, at_once=True)
+            return
+        assert first.stamp is not None
+        first.together = len(gathered)
+        for command in gathered:
+            command.times = 1
+        waiters = b"".join([bulk(command.waiter) for command in gathered])
+        arguments = head + waiters + first.stamp(self.copies, first.sent)
+        script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
+        call = script.call(count) if script in self._known else self._in_full(script, count)
+        wire.write(call + arguments, at_once=True)
+
+    def forget(self, waiter: str) -> bool:
+        """Whether the first question of this waiter was never written; then it never will be."""
+        commands = self._first.pop(waiter, None)
+        if commands is None:
+            return False
+        for command in commands:
+            self._queued.pop(command, None)
+            command.future.cancel()
+        self._see_whether_drained()
+        return True
+
+    def _write(self, wire: Wire, command: Command, *, at_once: bool = False) -> None:
+        if self._gathered:
+            self._write_gathered()
+        script, count, arguments = command.script, command.count, command.arguments
+        if command.stamp is not None:
+            count, arguments = count + 1, arguments + command.stamp(self.copies, command.sent)
+        head = script.call(count) if script in self._known else self._in_full(script, count)
+        wire.write(head + arguments, at_once=at_once)
+
+    def _send(self, wire: Wire, command: Command) -> None:
+        """Write it once more, or after a break."""
+        if self._gathered:
+            self._write_gathered()
+        if command.asking:
+            asking = Command(PRESENCE, 0, b"", self._nobody(), command.sent, sure=False)
+            asking.opens_for = command
+            self._sent.append(asking)
+            wire.write(_ASKING, at_once=False)
+        self._sent.append(command)
+        self._write(wire, command)
+
+    def _nobody(self) -> asyncio.Future[Any]:
+        """For a reply that nobody waits for."""
+        nobody: asyncio.Future[Any] = self._loop.create_future()
+        nobody.cancel()
+        return nobody
+
+    def _in_full(self, script: Script, count: int) -> bytes:
+        """The first call of a script on this connection, by which the server learns it.
+
+        Not left to a NOSCRIPT, which costs a command its place among those that were sent after it.
+        And only the first: a crowd's questions in full would be megabytes.
+        """
+        self._known.add(script)
+        return script.call_in_full(count)
+
+    def _queue(self, command: Command) -> None:
+        """Keep it for the next connection, for as long as it is wanted."""
+        command.together = 1
+        self._queued[command] = None
+        if not command.sure:
+            command.future.add_done_callback(partial(self._unwanted, command))
+
+    def _unwanted(self, command: Command, _: asyncio.Future[Any]) -> None:
+        self._queued.pop(command, None)
+        self._see_whether_drained()
+
+    def _see_whether_drained(self) -> None:
+        if self._drained is None or self._sent or self._queued or self._held:
+            return
+        if not self._drained.done():
+            self._drained.set_result(None)
+
+    @property
+    def _pending(self) -> list[Command]:
+        """All that has no answer."""
+        return [
+            *self._sent,
+            *self._queued,
+            *(each for held in self._held.values() for each in held),
+        ]
+
+    # Given up
+
+    def _give_up(self, command: Command) -> None:
+        error = command.refusal or self._link.error
+        self._fail(command, error, refused=command.times == 0)
+
+    def _fail(self, command: Command, error: Exception, *, refused: bool = False) -> None:
+        if not command.future.done():
+            command.future.set_exception(store_error(error, self._place, refused=refused))
+
+    def _look(self) -> None:
+        """See, while anything is under way, whether the link is dead or a command has run out."""
+        self._watch = None
+        now = self._time()
+        for command in self._sent:
+            if now - command.born >= COMMAND_TIMEOUT:
+                self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))
+        if self._heard:  # since we have looked: behind what is slow the link is not dead
+            self._heard, self._heard_at = False, now
+        if self._sent and now - max(self._sent[0].sent, self._heard_at) >= REPLY_TIMEOUT:
+            self._link.drop(TimeoutError(f"no reply for {REPLY_TIMEOUT:.0f} s"))
+        for held in self._held.values():
+            for command in held:
+                if now - command.born >= COMMAND_TIMEOUT:
+                    self._give_up(command)
+        self._drop_old(now)
+        if self._sent or self._queued or self._first or self._held:
+            self._watch = self._loop.call_later(LOOK, self._look)
+
+    def _drop_old(self, now: float) -> None:
+        """Give up what has waited too long for a connection."""
+        # Not the first ones only: what came from another node is older than others before it.
+        for command in [each for each in self._queued if now - each.born >= COMMAND_TIMEOUT]:
+            self._queued.pop(command, None)
+            self._give_up(command)
+        while self._first:
+            waiter, commands = next(iter(self._first.items()))
+            # Somewhat longer, for who hears of it only now.
+            if now - commands[-1].born < COMMAND_TIMEOUT + 2 * LOOK:
+                break
+            del self._first[waiter]
+        self._see_whether_drained()

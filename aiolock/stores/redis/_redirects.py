@@ -1,0 +1,111 @@
+"""On a node of a cluster: what it refuses is another node's, or its own again in a moment."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from typing import Final
+
+from aiolock.stores.redis import _outbox
+from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of, is_half_done
+from aiolock.stores.redis._outbox import Outbox
+
+_IN_A_MOMENT: Final = 0.02
+"""Seconds after which a command is written again that a cluster cannot carry out just now."""
+
+Redirected = Callable[[list[Command], Refusal], None]
+"""What is done with commands of one slot that were refused so, in their order."""
+
+
+class Redirects(Outbox):
+    """The commands, some of which go on to other nodes, or have come from them."""
+
+    _redirected: Redirected | None
+
+    def _is_redirect(self, refusal: Refusal) -> bool:
+        return self._redirected is not None and (
+            code_of(refusal) in REDIRECTS or is_half_done(refusal)
+        )
+
+    def _send_on(self, commands: list[Command], refusal: Refusal) -> None:
+        """Commands that are another node's, or that none can carry out just now.
+
+        So are those of the same slot that were written after them. All go on in their order.
+        """
+        assert self._redirected is not None
+        slot = commands[0].slot
+        if not is_half_done(refusal):
+            for command in commands:
+                command.times -= 1  # this copy has done nothing
+        if slot < 0:
+            self._fail(commands[0], refusal)  # it is about this server
+            return
+        wanted = [command for command in commands if command.wanted]
+        if not wanted:
+            return  # nor is this the reply to what was written after it
+        for command in wanted:
+            command.refusal = refusal
+        self._redirected([*wanted, *self._take_sent({slot})], refusal)
+
+    def _take_sent(self, slots: Container[int]) -> list[Command]:
+        """What was written and has no answer, which is not waited for any more."""
+        if self._gathered:
+            self._write_gathered()
+        taken = list[Command]()
+        for number, command in enumerate(self._sent):
+            if command.wanted and command.slot in slots:
+                self._sent[number] = command.stand_in(self._nobody())
+                command.together = 1
+                taken.append(command)
+        return taken
+
+    def take(self, slots: Container[int]) -> list[Command]:
+        """All of these slots that has no answer, in order: it is another node's now."""
+        taken = self._take_sent(slots)
+        for slot in [slot for slot in self._held if slot in slots]:
+            taken += self._held.pop(slot)
+        for command in [command for command in self._queued if command.slot in slots]:
+            del self._queued[command]
+            taken.append(command)
+        taken.sort(key=lambda command: command.born)
+        for command in taken:
+            if command.waiter and command.times == 0:
+                self._first.pop(command.waiter, None)
+        self._see_whether_drained()
+        return taken
+
+    def again(self, commands: Sequence[Command], *, asking: bool = False) -> None:
+        """What was asked of another node, in order; ``asking``: its slot is being moved to here."""
+        now = self._time()
+        for command in commands:
+            command.asking = asking
+            if not command.wanted:
+                continue
+            if self._closed or now - command.born >= _outbox.COMMAND_TIMEOUT:
+                self._give_up(command)
+            elif self._held and (held := self._held.get(command.slot)) is not None:
+                held.append(command)
+            elif self._wire is None:
+                self._wait_for_connection(command, None if command.times else command.waiter)
+            else:
+                command.sent = now
+                command.times += 1
+                self._send(self._wire, command)
+        if self._watch is None and not self._closed:
+            self._watch = self._loop.call_later(_outbox.LOOK, self._look)
+
+    def hold(self, commands: Sequence[Command]) -> None:
+        """Write these of one slot again in a moment, and before them nothing else of that slot."""
+        slot = commands[0].slot
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = deque()
+            self._loop.call_later(_IN_A_MOMENT, self._let_go, slot)
+        held.extendleft(reversed(commands))
+
+    def _let_go(self, slot: int) -> None:
+        commands = self._held.pop(slot, ())
+        for command in commands:
+            self.again([command], asking=command.asking)
+        self._see_whether_drained()

@@ -1,0 +1,168 @@
+"""Each operation goes to the master of a cluster that has its slot, and waits where there is none.
+
+What is asked of a master that is not connected to yet waits there (`Parked`); what is about a slot
+that nobody has waits here; and neither waits for longer than any command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from aiolock.errors import StoreError
+from aiolock.store import Inbox, Waiter
+from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._node import Node
+from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
+from aiolock.stores.redis._parked import Parked
+from aiolock.stores.redis._slots import SLOTS
+from aiolock.stores.redis._store import RedisStore
+from aiolock.stores.redis._topology import Topology
+
+Value = TypeVar("Value")
+
+_HOPS: Final = 4
+"""So often a command is sent on at once, and then after a moment."""
+
+
+class Routing:
+    """What one client asks, on its way to the masters."""
+
+    _client: str
+    _inbox: Inbox
+    _loop: asyncio.AbstractEventLoop
+    _news: asyncio.Event
+    """Set where there is a reason to ask for the slots."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._closing = True
+        self._topology = topology
+        self._homeless: dict[Parked, None] = {}
+        """What is about slots that no master has."""
+        self._stranded = list[list[Command]]()
+        """The same of what was sent to masters that had them; each of one slot."""
+        self._limits = dict[Command, asyncio.TimerHandle]()
+        """Of commands that no pipe looks after: until when they wait."""
+        self._first: dict[Waiter, Parked] = {}
+        """The first questions of waiters, as long as they were not started."""
+
+    # What is asked
+
+    def _at(
+        self,
+        slot: int,
+        start: Callable[[RedisStore], asyncio.Future[Value]],
+        *,
+        sure: bool = True,
+        first: Waiter | None = None,
+    ) -> asyncio.Future[Value]:
+        """Start it at the master that has this slot, once that serves us.
+
+        ``first``: whose first question it is, which is forgotten where that is given up before.
+        """
+        node = self._topology.owners[slot]
+        if node is not None and node.ready:
+            return start(node)
+        parked = Parked(slot, start, self._unreachable(slot), sure=sure)
+        if first is not None:
+            self._first[first] = parked
+            parked.future.add_done_callback(partial(self._answered_first, first))
+        if self._closing:
+            parked.give_up()
+        else:
+            self._park(parked)
+        return parked.future
+
+    def _answered_first(self, waiter: Waiter, answer: asyncio.Future[Any]) -> None:
+        if not answer.cancelled():  # else its release comes next
+            self._first.pop(waiter, None)
+
+    def _park(self, parked: Parked) -> None:
+        node = self._topology.owners[parked.slot]
+        if node is None:
+            parked.wait_in(self._homeless)
+            self._news.set()
+        elif node.ready:
+            parked.go(node)
+        else:
+            node.park(parked)
+            node.dial(self._client, self._inbox)
+
+    def _unreachable(self, slot: int) -> Callable[[bool], Exception]:
+        def error(refused: bool) -> Exception:  # noqa: FBT001  # called by `Parked` alone
+            node = self._topology.owners[slot]
+            why = node.error if node else None
+            if self._closing:
+                made = StoreError("the client was closed")
+            elif node is None:
+                made = StoreError(f"no node of the cluster has the slot {slot}: see CLUSTER SLOTS")
+            else:
+                where = f"{node.address[0]}:{node.address[1]}"
+                known = str(why) if isinstance(why, StoreError) else f"Redis at {where}: {why}"
+                made = StoreError(known if why else f"Redis at {where} did not answer in time")
+            made.__cause__ = why
+            made.refused = refused
+            return made
+
+        return error
+
+    # What was sent already
+
+    def _hand_on(self, node: Node, slots: set[int] | range = range(SLOTS)) -> None:
+        commands, parked = node.take(slots)
+        by_slot: dict[int, list[Command]] = {}
+        for command in commands:
+            by_slot.setdefault(command.slot, []).append(command)
+        for of_slot in by_slot.values():
+            self._go_to_owner(of_slot)
+        for each in parked:
+            self._park(each)
+
+    def _go_to_owner(self, commands: list[Command]) -> None:
+        """These of one slot go to the master that has it, once one has."""
+        owner = self._topology.owners[commands[0].slot]
+        if owner is not None:
+            self._pass(commands, owner)
+        else:
+            self._limit(commands)
+            self._stranded.append(commands)
+            self._news.set()
+
+    def _pass(self, commands: list[Command], node: Node, *, asking: bool = False) -> None:
+        hops = commands[0].hops = commands[0].hops + 1
+        if not node.ready:
+            self._limit(commands)
+        node.dial(self._client, self._inbox)
+        if hops % _HOPS or not node.ready:
+            node.take_over(commands, asking=asking)
+        else:
+            for command in commands:
+                command.asking = asking
+            node.hold(commands)
+
+    def _house_all(self) -> None:
+        """What is about slots that no master had may find one now."""
+        homeless, self._homeless = self._homeless, {}
+        for parked in homeless:
+            self._park(parked)
+        stranded, self._stranded = self._stranded, []
+        for commands in stranded:
+            self._go_to_owner(commands)
+
+    def _limit(self, commands: list[Command]) -> None:
+        """They wait for no longer than any command, though no pipe looks after them."""
+        for command in commands:
+            if command not in self._limits and not command.future.done():
+                until = command.born + COMMAND_TIMEOUT
+                self._limits[command] = self._loop.call_at(until, self._give_up, command)
+                command.future.add_done_callback(partial(self._limitless, command))
+
+    def _limitless(self, command: Command, _: asyncio.Future[Any]) -> None:
+        if (timer := self._limits.pop(command, None)) is not None:
+            timer.cancel()
+
+    def _give_up(self, command: Command) -> None:
+        if not command.future.done():
+            command.future.set_exception(self._unreachable(command.slot)(command.times == 0))

@@ -1,0 +1,186 @@
+"""The scripts of a server that votes, and what their replies say: see ``lua/quorum``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, cast
+
+from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Party, Status
+from aiolock.stores._member import (
+    Answer,
+    Crowded,
+    Enrolled,
+    InLine,
+    Kept,
+    Marked,
+    Recalled,
+    Refused,
+    Silent,
+    Voted,
+)
+from aiolock.stores.redis._codec import NOBODY, decode_any
+from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._replies import said_of, status
+from aiolock.stores.redis._scripts import Script, bulk, command
+
+
+class VoteText(NamedTuple):
+    """A vote as it is written down: see ``lua/quorum/names.lua``."""
+
+    waiter: str
+    number: int
+    ticket: int
+    granted: int
+
+    @classmethod
+    def read(cls, text: str) -> VoteText:
+        """`ValueError` for what is none."""
+        waiter, number, ticket, granted = text.rsplit(":", 3)
+        return cls(waiter, int(number), int(ticket), int(granted))
+
+
+class VoteNames(Names):
+    """The keys of a server that votes: none of them is one of the single-server store's."""
+
+    def keys(self, name: str) -> list[str]:
+        """Votes, line, last number, and the marker of the quorum."""
+        votes = super().keys(name)[0].removesuffix("holders")
+        return [f"{votes}votes", f"{votes}line", f"{votes}last", self.marker]
+
+    @property
+    def marker(self) -> str:
+        """Where it is written down of what this server is a member."""
+        return f"{self._prefix}:quorum"
+
+    @property
+    def pattern(self) -> str:
+        """What the votes of all names match."""
+        return super().pattern.removesuffix("*") + "votes"
+
+    def value(self, name: str) -> str:
+        """Where a value is put up."""
+        return super().value(name).removesuffix("value") + "word"
+
+    def _three(self, name: str) -> bytes:
+        """All four, as they stand in a request."""
+        return b"".join(map(bulk, (4, *self.keys(name))))
+
+
+def _answer(reply: Any) -> Answer:
+    if isinstance(reply, bytes):
+        number, lease, now = reply.split()
+        return Voted(int(number), int(lease), int(now))
+    kind, *rest = cast(list[Any], reply)
+    if kind == 1:
+        return Voted(*rest)
+    if kind == 0:
+        return Refused(*rest)
+    if kind == 2:  # noqa: PLR2004  # in the words of the script
+        return _in_line(*rest)
+    if kind == 5:  # noqa: PLR2004
+        return Marked(*rest)
+    return Crowded(*rest) if kind == 3 else Silent(*rest)  # noqa: PLR2004
+
+
+def _in_line(
+    until: int, place: int, now: int, vote: bytes | None = None, says: bytes = b""
+) -> InLine:
+    if vote is None:
+        return InLine(until, place, now)
+    holder = VoteText.read(vote.decode())
+    waiter, form, _ = decode_any(holder.waiter)
+    party = Party(
+        client=waiter.client,
+        host="",
+        pid=0,
+        since=holder.granted / 1000,
+        place=0,
+        fence=holder.number,
+        remaining=until / 1000,
+        shared=form.shared,
+        seq=waiter.seq,
+    )
+    return InLine(until, place, now, said_of(party, says))
+
+
+class Admitted(NamedTuple):
+    """What a server says that was told of what it is a member, and how many hear the client."""
+
+    heard: int
+    enrolled: Enrolled
+
+    @property
+    def now(self) -> int:
+        """Its clock, in µs."""
+        return self.enrolled.now
+
+
+def _admitted(reply: Any) -> Admitted:
+    left, run, heard, now = reply
+    return Admitted(int(heard), Enrolled(int(left), run.decode(), int(now)))
+
+
+class _Persistence(Script):
+    """No script: how a server writes down what it knows, which scripts may not ask."""
+
+    def __init__(self) -> None:
+        self.name, self.source, self.digest, self.pushes = "", "", "", False
+        self.decode = self.decode_again = self._read
+
+    @staticmethod
+    def _read(reply: Any) -> dict[str, str]:
+        texts = [each.decode() for each in reply]
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+
+    def call(self, count: int) -> bytes:
+        return command("CONFIG", "GET", "append*")
+
+    def call_in_full(self, count: int) -> bytes:
+        return self.call(count)
+
+
+def _was(reply: Any) -> int:
+    return WAS_HOLDER if isinstance(reply, bytes) else int(reply)
+
+
+def _recalled(reply: Any) -> Recalled:
+    return Recalled(*map(int, reply))
+
+
+def _kept(reply: Any) -> Kept:
+    count, value, left = reply
+    return Kept(int(count), value.decode(), int(left))
+
+
+def _stands(reply: Any) -> bool:
+    return bool(reply == 1)
+
+
+def seen(name: str, reply: Any) -> Status:
+    """What the status script says of the votes of a name, and of its line."""
+    now, votes, *rest = reply
+    held, known = list[bytes](), dict[int, VoteText]()
+    closed = 0.0
+    for text, end in zip(votes[::2], votes[1::2], strict=True):
+        vote = VoteText.read(text.decode())
+        if decode_any(vote.waiter)[0].client == NOBODY:
+            closed = (int(float(end)) - now / 1000) / 1000
+            continue
+        known[vote.number] = vote
+        held += [f"{vote.waiter}:{vote.number}".encode(), end]
+    found = status(name, [now, held, *rest])
+    holders = tuple(replace(p, since=known[p.fence].granted / 1000) for p in found.holders)
+    return replace(found, holders=holders, closed=closed)
+
+
+ENROL: Final = Script("quorum/enrol", _admitted)
+VOTE: Final = Script("quorum/vote", _answer)
+RELEASE: Final = Script("quorum/release", _was, lambda was: _was(was) or WAS_UNKNOWN, pushes=True)
+GIVE_WAY: Final = Script("quorum/give_way", _answer)
+RENEW: Final = Script("quorum/renew", _stands)
+BREAK: Final = Script("quorum/break", int)
+FINISH: Final = Script("quorum/finish", int)
+RECALL: Final = Script("quorum/recall", _recalled)
+POST: Final = Script("quorum/post", int)
+READ: Final = Script("quorum/read", _kept)
+PERSISTENCE: Final = _Persistence()

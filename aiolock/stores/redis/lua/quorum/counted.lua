@@ -1,0 +1,13 @@
+-- counted(waiter, ticket, number, waits): `vote` for who waits for a count of so many, which is in nobody's
+-- way: it has it where it is there, and else stands in line for a push. Returns the reply.
+local function counted(waiter, ticket, number, waits)
+  local count = redis.call('ZSCORE', VOTES, 'count')
+  if count and count - COUNTERS >= number then
+    redis.call('ZREM', LINE, waiter)
+    return {1, number, COUNTED, tonumber(STAMP)}
+  elseif waits then
+    redis.call('ZADD', LINE, ticket, waiter)
+    redis.call('PEXPIRE', LINE, QUEUE_LASTS)
+  end
+  return {2, KEEP_ALIVE, waits and 1 or 0, tonumber(STAMP)}
+end

@@ -1,0 +1,41 @@
+-- quorum/enrol: this server is told of what it is a member, and says for how long it does not vote. First on
+-- every connection: nothing that a client asks may come before it to a server that was restarted.
+--
+-- KEYS  1 marker
+-- ARGV  1 the charter: of what it is a member  2 the longest lease there (ms)
+--       3 1: it forgets nothing when it is restarted  0: it may
+--       4 where it knows of no quorum, though it has run for long: 'new' it never did, 'lost' it has forgotten,
+--         '' not known  5 the client's own channel
+-- returns  {for how many ms it does not vote (less than 0: it knows of no quorum), its run, how many listen
+--           to the channel, now (µs)}
+--@include quorum/names
+--@include clock
+
+local charter, longest, durable, memory = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
+local info = redis.call('INFO', 'server')
+if redis.call('INFO', 'replication'):find('role:slave', 1, true) then
+  return redis.error_reply('READONLY it is a replica')
+end
+local run = info:match('run_id:(%w+)')
+local began = NOW - info:match('uptime_in_seconds:(%d+)') * 1000
+local heard = redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2]
+local known = redis.call('GET', KEYS[1])
+local from = 0
+if known then
+  local its_run, its_from, its_charter = known:match('^(%S+) (%d+) (.*)$')
+  if its_charter ~= charter then
+    return redis.error_reply('QUORUM ' .. its_charter)
+  end
+  from = tonumber(its_from)
+  if its_run ~= run and not durable then
+    from = math.max(from, NOW + longest) -- it was restarted, and may have old votes, or none
+  end
+elseif NOW - began < longest then
+  from = began + longest + 1000 -- it may have been restarted, empty
+elseif memory == 'lost' then
+  from = NOW + longest
+elseif memory == '' then
+  return {-1, run, heard, tonumber(STAMP)}
+end
+redis.call('SET', KEYS[1], run .. ' ' .. string.format('%.0f', from) .. ' ' .. charter)
+return {math.max(0, from - NOW), run, heard, tonumber(STAMP)}

@@ -1,0 +1,67 @@
+-- quorum/finish: what this waiter wanted done once is done, which leaves a mark: until it ends nobody gets a vote,
+-- and those that want it done are told. It stands where the vote stood, as a vote of nobody's, so there is never
+-- both: where the vote is another's it is refused.
+--
+-- KEYS  1 votes  2 line  3 last number  4 marker
+-- ARGV  1 waiter  2 fence of whoever did it  3 for how long (ms; 0: only say whether this fence is known)
+--       4 when it ends at the latest (ms), 0: no such time  5 prefix of the clients' channels  6 not after (µs)
+-- returns  1 it is known  0 it is not
+--@include quorum/names
+local CHANNELS = ARGV[5]
+--@include clock
+--@include late
+--@include keep
+--@include tell
+--@include quorum/present_vote
+--@include quorum/reap_vote
+
+local too_late = late(ARGV[6])
+if too_late then
+  return too_late
+end
+local waiter, fence, remembered, latest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local vote, score = present_vote()
+local who, number, known
+if vote then
+  who, number = vote:match(VOTE)
+  known = score > NOW and vote:sub(1, #DONE) == DONE
+end
+if remembered == 0 then
+  return known and number == fence and 1 or 0
+elseif vote and who ~= waiter then
+  if score > NOW and who:match(CLIENT) ~= NOBODY then
+    return 0
+  elseif score <= NOW then
+    reap_vote(vote, score)
+    vote, score = present_vote() -- it may be closed for a while now
+  end
+end
+local ends = NOW + remembered
+ends = latest > 0 and math.min(ends, latest) or ends
+if ends <= NOW then
+  return known and 1 or 0
+end
+redis.call('ZREM', LINE, waiter) -- a write that is allowed at maxmemory: then so are all others
+if vote then
+  if vote:match(CLIENT) == NOBODY then
+    ends = math.max(ends, math.floor(score))
+  end
+  redis.call('ZREM', VOTES, vote)
+end
+if known and number - fence > 0 then
+  fence = number
+end
+redis.call('ZADD', VOTES, ends, DONE .. '1:' .. fence .. ':0:' .. string.format('%.0f', NOW))
+keep(ends - NOW + KEPT)
+local told = {}
+for _, other in ipairs(redis.call('ZRANGE', LINE, 0, -1)) do
+  local client = other:find(WANTS_ONCE) and other:match(CLIENT)
+  if client then
+    redis.call('ZREM', LINE, other)
+    if not told[client] then
+      told[client] = true
+      tell(other, client, 'd ' .. VOTES)
+    end
+  end
+end
+return 1

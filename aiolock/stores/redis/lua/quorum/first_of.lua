@@ -1,0 +1,13 @@
+-- first_of(asker): who is first in line of those whose client lives, and its ticket; the dead before it leave.
+--@include listens
+local function first_of(asker)
+  local first = redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')
+  while first[1] do
+    local flags, client = first[1]:match(FLAGS_CLIENT)
+    if client and listens(client, flags, asker) then
+      return first[1], first[2]
+    end
+    redis.call('ZREM', LINE, first[1])
+    first = redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')
+  end
+end

@@ -1,0 +1,30 @@
+-- quorum/give_way: exactly this vote is given back, and its waiter stands in line again. Who is first there has
+-- it, under a new number, also where that is the same waiter: else a late copy of this could take away what
+-- is counted again.
+--
+-- KEYS  1 votes  2 line  3 last number  4 marker
+-- ARGV  1 waiter  2 number of the vote  3 ticket  4 prefix of the clients' channels
+-- returns  {1, number, lease (ms), now (µs)}  it has the vote again
+--          {2, until (ms), place, now (µs)}   another has it
+--          {0, now (µs)}                      that vote does not stand
+--@include quorum/names
+local CHANNELS = ARGV[4]
+--@include clock
+--@include quorum/present_vote
+--@include quorum/hand_vote
+
+local waiter, number, ticket = ARGV[1], ARGV[2], ARGV[3]
+local vote, score = present_vote()
+if not vote or vote:sub(1, #waiter + #number + 2) ~= waiter .. ':' .. number .. ':' then
+  return {0, tonumber(STAMP)}
+end
+redis.call('ZREM', VOTES, vote)
+redis.call('ZADD', LINE, ticket, waiter)
+redis.call('PEXPIRE', LINE, QUEUE_LASTS)
+local fresh, claim = hand_vote(waiter:match(CLIENT), waiter)
+if fresh then
+  return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
+end
+vote, score = present_vote()
+local left = vote and math.floor(score) - NOW or 0
+return {2, left, redis.call('ZRANK', LINE, waiter) == 0 and 1 or 2, tonumber(STAMP)}

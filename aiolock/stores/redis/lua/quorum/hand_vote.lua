@@ -1,0 +1,29 @@
+-- hand_vote(asker, asking, with_reply): nobody has the vote, so who is first in line gets it, for its claim.
+--   asker       the client that is answered now
+--   asking      the waiter that is: where it is first, it gets no push
+--   with_reply  a push to the asker goes with the reply, by which it comes sooner
+-- Returns the number that `asking` got and the claim, else nil; and the push with the reply.
+--@include quorum/silent
+--@include quorum/first_of
+--@include quorum/cast
+--@include tell
+local function hand_vote(asker, asking, with_reply)
+  if redis.call('EXISTS', LINE) == 0 or silent() then
+    return
+  end
+  local waiter, ticket = first_of(asker)
+  if not waiter then
+    return
+  end
+  redis.call('ZREM', LINE, waiter)
+  local claim, client = waiter:match('^%a+(%d+)[^:]*:([^:]+):')
+  local number = cast(waiter, ticket, claim, '0')
+  if waiter == asking then
+    return number, claim
+  end
+  local push = 'g ' .. waiter .. ' ' .. number .. ' ' .. claim .. ' ' .. STAMP .. ' ' .. VOTES
+  if with_reply and client == asker then
+    return nil, nil, push
+  end
+  tell(waiter, client, push)
+end

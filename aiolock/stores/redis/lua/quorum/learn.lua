@@ -1,0 +1,9 @@
+-- learn(number, lasts): the highest number that is known is at least this from now on, and so behind a lease
+-- of so many ms.
+local function learn(number, lasts)
+  if tonumber(number) > tonumber(redis.call('GET', LAST) or 0) then
+    redis.call('SET', LAST, number, 'PX', lasts + REMEMBERED)
+  elseif redis.call('PTTL', LAST) < lasts + REMEMBERED then
+    redis.call('PEXPIRE', LAST, lasts + REMEMBERED)
+  end
+end

@@ -1,0 +1,40 @@
+-- quorum/post: something is counted, or a value is put up; those who wait for the count to be so high are told.
+-- They are in nobody's way, so each gets what looks like a vote, of which nothing is kept. The value stands in
+-- a key of its own, for it may be long.
+--
+-- KEYS  1 votes  2 line  3 last number  4 marker  5 value
+-- ARGV  1 the count  2 the value, '' for none  3 how long to remember both (ms)
+--       4 prefix of the clients' channels  5 not after (µs)
+-- returns  the count
+--@include quorum/names
+local CHANNELS = ARGV[4]
+--@include clock
+--@include late
+--@include keep
+--@include listens
+--@include tell
+
+local too_late = late(ARGV[5])
+if too_late then
+  return too_late
+end
+local at_least, value, remembered = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local before = (redis.call('ZSCORE', VOTES, 'count') or COUNTERS) - COUNTERS
+local count = math.max(before, at_least)
+if value ~= '' and at_least >= before then
+  redis.call('SET', KEYS[5], value, 'PX', math.max(remembered, redis.call('PTTL', KEYS[5])))
+elseif redis.call('PTTL', KEYS[5]) < remembered then
+  redis.call('PEXPIRE', KEYS[5], remembered)
+end
+redis.call('ZADD', VOTES, string.format('%.0f', COUNTERS + count), 'count')
+keep(remembered)
+for _, waiter in ipairs(redis.call('ZRANGE', LINE, 0, -1)) do
+  local flags, number, client = waiter:match(FLAGS_COUNT_CLIENT)
+  if number and tonumber(number) <= count then
+    redis.call('ZREM', LINE, waiter)
+    if listens(client, flags) then
+      tell(waiter, client, 'g ' .. waiter .. ' ' .. number .. ' ' .. COUNTED .. ' ' .. STAMP .. ' ' .. VOTES)
+    end
+  end
+end
+return count

@@ -1,0 +1,32 @@
+-- quorum/renew: if this vote stands, it lasts so long from now on, at least; and a fence is known here.
+--
+-- KEYS  1 votes  2 line  3 last number  4 marker
+-- ARGV  1 waiter  2 number of the vote  3 ttl (ms; 0: only say whether it stands)  4 fence, 0 for none
+--       5 1: its waiter is inside  0: it is not  6 not after (µs)
+-- returns  1 it stands  0 it does not
+--@include quorum/names
+--@include clock
+--@include late
+--@include outlives
+--@include quorum/learn
+--@include quorum/present_vote
+
+local too_late = late(ARGV[6])
+if too_late then
+  return too_late
+end
+local waiter, number, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local vote, score = present_vote()
+if not vote or score <= NOW or vote:sub(1, #waiter + #number + 2) ~= waiter .. ':' .. number .. ':' then
+  return 0
+elseif ttl > 0 then
+  local mark = ARGV[5] == '1' and 0 or score % 1
+  local ends = math.max(math.floor(score), NOW + ttl)
+  -- PEXPIRE first: at maxmemory it is allowed, and after it so are the others.
+  redis.call('PEXPIRE', VOTES, ends - NOW + KEPT + outlives(waiter))
+  redis.call('ZADD', VOTES, 'XX', ends + mark, vote)
+  if ARGV[4] ~= '0' then
+    learn(ARGV[4], ttl)
+  end
+end
+return 1

@@ -1,0 +1,10 @@
+-- silent(): for how many ms this server does not vote, for it may have votes out that it has forgotten; less
+-- than 0 where it knows of no quorum, as after a FLUSHALL; nil where it votes.
+local function silent()
+  local marker = redis.call('GET', MARKER)
+  if not marker then
+    return -1
+  end
+  local left = tonumber(marker:match('^%S+ (%d+)')) - NOW
+  return left > 0 and left or nil
+end

@@ -1,0 +1,38 @@
+-- quorum/vote: a vote for this waiter, or a place in the line. Asking again is harmless.
+--
+-- KEYS  1 votes  2 line  3 last number  4 marker
+-- ARGV  1 prefix of the clients' channels  2 ttl (ms)  3 how many may stand in line (0: any number)
+--       4 1: it waits  0: it does not  5 waiter  6 ticket  7 the number that is proposed, '0' for none
+--       8 not after (µs)
+-- returns  '<number> <lease (ms)> <now (µs)>'               it has the vote: nobody had it or waited
+--          {1, number, lease (ms), now (µs)}                it has the vote
+--          {2, until (ms), place, now (µs)}                 another has it; place: 1 first in line, else 2
+--          {2, until (ms), 0, now (µs), that vote, its process}  the same, to one that does not wait
+--          {3, how many wait, now (µs)}                     full
+--          {0, now (µs)}                                    given up before: this is a late copy
+--          {4, for how long (ms), now (µs)}                 it does not vote, see `silent`
+--          {5, fence, for how long (ms), now (µs)}          what it wants done once is done
+--@include quorum/names
+local CHANNELS = ARGV[1]
+--@include clock
+--@include late
+--@include quorum/silent
+--@include quorum/cast
+--@include quorum/counted
+--@include quorum/vote_taken
+
+local ttl, waiter, ticket, proposal = ARGV[2], ARGV[5], ARGV[6], ARGV[7]
+local too_late = late(ARGV[8])
+if too_late then
+  return too_late
+end
+local left = silent()
+if left then
+  return {4, left, tonumber(STAMP)}
+elseif waiter:byte() == SHARED then
+  local _, number = waiter:match(FLAGS_COUNT_CLIENT)
+  return counted(waiter, ticket, tonumber(number), ARGV[4] == '1')
+elseif redis.call('EXISTS', VOTES, LINE) == 0 then
+  return cast(waiter, ticket, ttl, proposal) .. ' ' .. ttl .. ' ' .. STAMP
+end
+return vote_taken(waiter, ticket, ttl, proposal, tonumber(ARGV[3]), ARGV[4] == '1')

@@ -1,0 +1,81 @@
+"""What all parts of the suite have in common: the store that is tested, and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import ClassVar
+
+from aiolock.store import Busy, Form, Granted, Queued, Store
+from aiolock.testing._peer import LONG, PATIENCE, PLAIN, Grant, Peer
+
+
+class Contract(ABC):
+    """See `StoreContract`."""
+
+    counts_who_listens: ClassVar[bool] = True
+    """Whether the store can count who listens. Where it cannot, it is to take nobody for dead."""
+
+    @abstractmethod
+    def store(self) -> Store:
+        """Another unopened store, of the same server each time."""
+
+    async def left_behind(self, name: str) -> object:  # noqa: ARG002  # for those who override it
+        """What the server keeps for ``name`` that would not end by itself within minutes.
+
+        For stores that can look into their server; whatever is true here fails a test.
+        """
+        return None
+
+    @asynccontextmanager
+    async def peers(self, count: int) -> AsyncGenerator[list[Peer], None]:
+        """So many clients of the server, opened; closed at the end."""
+        async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(Peer(self.store(), self.expire))
+                for _ in range(count)
+            ]
+
+    async def expire(self, peer: Peer, name: str, grant: Grant) -> None:
+        """Let this lease end at the server as if nobody had renewed it.
+
+        It is renewed for a millisecond. For stores whose renewals do not make a lease shorter.
+        """
+        await peer.renew_for_a_moment(name, grant)
+
+    async def _closed(self, name: str, peer: Peer, *, most: int) -> None:
+        """Nobody holds it, nobody enters, and whoever asks is told when it opens."""
+        answer = await peer.ask(name, wait=False)
+        assert isinstance(answer, Busy), answer
+        assert 0 < answer.until <= most
+        status = await peer.store.status(name)
+        assert status.holders == ()
+        assert 0 < status.closed <= most / 1000
+        assert await peer.store.request(name) == 0
+
+    @staticmethod
+    async def _count_up(peer: Peer, name: str, count: int) -> int:
+        """Let the count be so high, at least."""
+        return await peer.store.post(name, count, token="", declared=0, value="", keep=10 * LONG)
+
+    async def _opened(self, name: str, peer: Peer, form: Form = PLAIN) -> Grant:
+        """Wait in the queue until it opens: ask when it does, or be granted it by a push."""
+        waiter, ticket, fence = peer.waiter(form), 0, 0
+        while not fence:
+            answer = await peer.ask(name, waiter, ticket=ticket)
+            if isinstance(answer, Granted):
+                fence = answer.fence
+                if answer.claim:
+                    await peer.confirm(name, Grant(waiter, fence))
+                break
+            assert isinstance(answer, Queued), answer
+            assert answer.place == 1
+            ticket = answer.ticket
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(answer.until / 1000):
+                    fence = (await peer.confirm(name, await peer.handed())).fence
+        assert (await peer.store.status(name)).closed == 0
+        return Grant(waiter, fence)

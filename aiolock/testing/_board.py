@@ -1,0 +1,65 @@
+"""The part of the suite about what is put up, which a store on several servers passes as well."""
+
+# ruff: noqa: PLR2004  # a number in an assertion explains itself
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiolock.store import Granted, Posted, Queued
+from aiolock.testing._base import Contract
+from aiolock.testing._peer import A_MOMENT, LONG, count_of, fresh_name
+
+_KEPT: Final = LONG
+"""Milliseconds for which a test has something remembered."""
+
+
+class BoardContract(Contract):
+    """See `StoreContract`: of stores that offer elections."""
+
+    async def test_observers_of_different_speed(self) -> None:
+        """Of two that watch a count, the slow one is not held up by the one that is ahead."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            assert await self._count_up(ann, name, 1) == 1
+            for peer in (bob, cat):
+                assert isinstance(await peer.ask(name, peer.waiter(count_of(1))), Granted)
+            ahead = await bob.queue(name, bob.waiter(count_of(2)))
+            assert await self._count_up(ann, name, 2) == 2
+            assert (await bob.handed()).waiter == ahead.waiter
+            await bob.queue(name, bob.waiter(count_of(3)))
+            assert isinstance(await cat.ask(name, cat.waiter(count_of(2))), Granted)
+
+    async def test_count_is_forgotten(self) -> None:
+        """A count is remembered for as long as was asked for, and then begins anew."""
+        async with self.peers(1) as (ann,):
+            name = fresh_name()
+            counted = ann.store.post(name, 7, token="", declared=0, value="x", keep=LONG)
+            assert await counted == 7
+            assert await ann.store.read(name) == Posted(7, "x")
+            name = fresh_name()
+            await ann.store.post(name, 7, token="", declared=0, value="x", keep=100)
+            await asyncio.sleep(0.1 + A_MOMENT)
+            assert await ann.store.read(name) == Posted(0, "")
+
+    async def test_value(self) -> None:
+        """What is put up stands there until something is put up with a count as high."""
+        async with self.peers(2) as (ann, bob):
+            name, text = fresh_name(), "é\n{} %s \x00"
+            assert await bob.store.read(name) == Posted(0, "")
+            place = await bob.queue(name, bob.waiter(count_of(4)))
+            high = 1_800_000_000_000_000
+            for count, value, result in (
+                (3, "old", Posted(3, "old")),
+                (high, text, Posted(high, text)),
+                (high - 1, "late", Posted(high, text)),
+                (high, "new", Posted(high, "new")),
+                (high + 1, "", Posted(high + 1, "new")),
+            ):
+                posted = ann.store.post(name, count, token="", declared=0, value=value, keep=_KEPT)
+                assert await posted == result.count
+                assert await bob.store.read(name) == result
+            assert (await bob.handed()).waiter == place.waiter
+            assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 1))), Granted)
+            assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 2))), Queued)

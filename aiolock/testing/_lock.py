@@ -1,0 +1,818 @@
+"""The part of the suite about locks that one holds alone: what every store of them does."""
+
+# ruff: noqa: PLR2004  # a number in an assertion explains itself
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from aiolock.store import (
+    CLAIM,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Busy,
+    Form,
+    Full,
+    Granted,
+    Party,
+    Queued,
+    Status,
+    Store,
+    Waiter,
+)
+from aiolock.testing._base import Contract
+from aiolock.testing._peer import (
+    LONG,
+    PATIENCE,
+    PLAIN,
+    Grant,
+    Lost,
+    Peer,
+    Place,
+    fresh_name,
+)
+
+_A_DAY: Final = 86_400_000
+_FIXED: Final = Form(CLAIM, fixed=True)
+_ONCE: Final = Form(CLAIM, once=True)
+
+
+class LockContract(Contract):
+    """What every store of locks does, whether it is one server or several: one test each.
+
+    For a store that offers nothing but locks that one holds alone (see `Limited`); others inherit
+    from `StoreContract`, which says how.
+    """
+
+    # acquire
+
+    async def test_free_lock_is_granted(self) -> None:
+        """A free lock is granted in the answer, for the whole ttl."""
+        async with self.peers(1) as (ann,):
+            answer = await ann.ask(name := fresh_name(), waiter := ann.waiter(), ttl=5000)
+            assert isinstance(answer, Granted)
+            assert answer.lease == 5000
+            assert answer.fence > 0
+            assert await ann.holds(name, Grant(waiter, answer.fence))
+
+    async def test_names_are_different_locks(self) -> None:
+        """Names that differ in anything are different locks, whatever is in them."""
+        async with self.peers(1) as (ann,):
+            stem = fresh_name()
+            odd = [
+                "",
+                ":queue",
+                ":holders",
+                "{",
+                "}",
+                "{}",
+                "%7B",
+                "%257B",
+                " ",
+                "\n",
+                "é",
+                "🔒",
+                "*",
+            ]
+            grants = [await ann.take(stem + end) for end in odd]
+            assert [await ann.release(stem + e, g) for e, g in zip(odd, grants, strict=True)] == [
+                WAS_HOLDER
+            ] * len(odd)
+
+    async def test_taken_lock_queues(self) -> None:
+        """Who asks for a taken lock is queued behind those before, and told when to look again."""
+        async with self.peers(2) as (ann, bob):
+            await ann.take(name := fresh_name())
+            first = await bob.ask(name)
+            second = await ann.ask(name)
+            assert isinstance(first, Queued)
+            assert isinstance(second, Queued)
+            assert first.place == 1 < second.place
+            assert 0 < first.ticket < second.ticket
+            assert 0 < first.until <= LONG
+            assert 0 < second.until <= LONG
+
+    async def test_holder_asks_again(self) -> None:
+        """A holder that asks again gets its grant again, and what is left of its lease."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            again = await ann.ask(name, grant.waiter, ttl=2 * LONG)
+            assert isinstance(again, Granted)
+            assert again.fence == grant.fence
+            assert 0 < again.lease <= LONG
+
+    async def test_handed_waiter_asks_again(self) -> None:
+        """A waiter that did not hear of its grant finds it when it asks again."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await ann.release(name, grant)
+            again = await bob.ask(name, place.waiter, ticket=place.ticket)
+            assert isinstance(again, Granted)
+            handed = await bob.handed()
+            assert (handed.name, handed.waiter, handed.fence) == (name, place.waiter, again.fence)
+            assert 0 < again.lease <= CLAIM
+            assert not again.displaced
+
+    async def test_waiter_asks_again(self) -> None:
+        """A waiter that asks again keeps its place and its ticket, with or without showing it."""
+        async with self.peers(2) as (ann, bob):
+            await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await ann.queue(name)
+            for ticket in (0, place.ticket):
+                again = await bob.ask(name, place.waiter, ticket=ticket)
+                assert isinstance(again, Queued)
+                assert (again.ticket, again.place) == (place.ticket, 1)
+                assert not again.displaced
+            assert len((await ann.store.status(name)).waiters) == 2
+
+    async def test_not_waiting(self) -> None:
+        """Who does not wait gets a free lock, and of a taken one learns how long it is taken."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            assert isinstance(await ann.ask(name, wait=False), Granted)
+            busy = await bob.ask(name, wait=False)
+            assert isinstance(busy, Busy)
+            assert 0 < busy.until <= LONG
+            assert not (await bob.store.status(name)).waiters
+
+    async def test_not_waiting_is_told_who_holds_it(self) -> None:
+        """Who does not wait for a taken lock learns whose it is, with the same answer."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name(), ann.waiter(Form(CLAIM, after_grant=LONG)))
+            busy = await bob.ask(name, wait=False)
+            assert isinstance(busy, Busy)
+            if busy.holder is not None:
+                assert (busy.holder.client, busy.holder.fence) == (ann.client, grant.fence)
+                assert 0 < busy.holder.remaining <= LONG / 1000
+                self._runs_here(busy.holder)
+            await ann.release(name, grant)
+            closed = await bob.ask(name, wait=False)
+            assert isinstance(closed, Busy)
+            assert closed.holder is None
+
+    async def test_not_waiting_does_not_overtake(self) -> None:
+        """Who does not wait gets nothing while others do, even when no lease holds any more."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await ann.expire(name, grant)
+            busy = await cat.ask(name, wait=False)
+            assert isinstance(busy, Busy)
+            assert 0 < busy.until <= CLAIM
+            assert (await bob.handed()).waiter == place.waiter
+
+    async def test_max_waiters(self) -> None:
+        """As many may wait as were allowed; who stands in the queue already is not refused."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            assert isinstance(await ann.ask(name, max_waiters=1), Granted)
+            waiter = bob.waiter()
+            place = await bob.ask(name, waiter, max_waiters=1)
+            assert isinstance(place, Queued)
+            assert await ann.ask(name, max_waiters=1) == Full(1)
+            assert isinstance(await ann.ask(name, max_waiters=2), Queued)
+            assert await bob.ask(name, max_waiters=1) == Full(2)
+            assert isinstance(await bob.ask(name, waiter, max_waiters=1), Queued)
+            await bob.leave(name, waiter)
+            back = await bob.ask(name, waiter, ticket=place.ticket, max_waiters=1)
+            assert isinstance(back, Queued)
+            assert isinstance(await bob.ask(name, wait=False, max_waiters=1), Busy)
+
+    async def test_max_waiters_of_the_living(self) -> None:
+        """Waiters whose client has gone do not count, and leave a full queue."""
+        async with self.peers(3) as (ann, bob, cat):
+            if not self.counts_who_listens:
+                return  # then nobody is taken for dead
+            await ann.take(name := fresh_name())
+            await bob.queue(name)
+            place = await ann.queue(name)
+            await bob.queue(name)
+            assert await cat.ask(name, max_waiters=3) == Full(3)
+            await ann.sees_end_of(bob)
+            newcomer = await cat.ask(name, max_waiters=3)
+            assert isinstance(newcomer, Queued)
+            assert newcomer.place > 1
+            clients = [party.client for party in (await ann.store.status(name)).waiters]
+            assert clients == [ann.client, cat.client]
+            assert await ann.queue(name, place.waiter) == place
+            assert await cat.ask(name, max_waiters=2) == Full(2)
+
+    # release
+
+    async def test_release_of_a_holder(self) -> None:
+        """A holder that releases was one, and the lock is free."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            assert await ann.release(name, grant) == WAS_HOLDER
+            assert not await ann.holds(name, grant)
+            assert (await bob.take(name)).fence > grant.fence
+
+    async def test_release_of_whatever_it_is(self) -> None:
+        """Without a fence a waiter is released from wherever it stands."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            first, second = await bob.queue(name), await bob.queue(name)
+            assert await bob.leave(name, first.waiter) == WAS_QUEUED
+            again = await bob.ask(name, second.waiter)
+            assert isinstance(again, Queued)
+            assert again.place == 1
+            assert await ann.leave(name, grant.waiter) == WAS_HOLDER
+            assert (await bob.handed()).waiter == second.waiter
+            assert await bob.leave(name, second.waiter) == WAS_HOLDER
+            assert (await bob.store.status(name)) == Status(name, (), ())
+
+    async def test_release_of_nobody(self) -> None:
+        """Who is neither a holder nor queued was absent, and disturbs nobody."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            assert await bob.leave(name, bob.waiter()) == WAS_ABSENT
+            grant = await ann.take(name)
+            for fence in (0, grant.fence):
+                assert await bob.release(name, Grant(bob.waiter(), fence)) == WAS_ABSENT
+            assert await ann.holds(name, grant)
+
+    async def test_release_of_one_grant(self) -> None:
+        """With a fence it speaks of that grant alone: not of another one, nor of a place."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            stale = Grant(grant.waiter, grant.fence - 1)
+            assert await ann.release(name, stale) == WAS_ABSENT
+            assert await ann.holds(name, grant)
+            assert await bob.release(name, Grant(place.waiter, grant.fence)) == WAS_ABSENT
+            assert await bob.queue(name, place.waiter) == place
+
+    async def test_release_goes_through_unheard(self) -> None:
+        """A release is carried out even when nobody waits for its answer."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            ann.release(name, grant).cancel()
+            assert not await ann.holds(name, grant)
+
+    async def test_release_goes_through_before_the_end(self) -> None:
+        """A store that is closed first carries out what is under way."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            _ = ann.release(name, grant)
+            await ann.store.aclose()
+            assert (await bob.handed()).waiter == place.waiter
+
+    # Handing on
+
+    async def test_many_at_once(self) -> None:
+        """Several clients ask at the same time: one has it, and each of the others has a place."""
+        async with self.peers(8) as peers:
+            name = fresh_name()
+            answers = await asyncio.gather(*(peer.ask(name) for peer in peers for _ in range(3)))
+            kinds = [type(answer) for answer in answers]
+            assert kinds.count(Granted) <= 1
+            assert kinds.count(Granted) + kinds.count(Queued) == 24
+            status = await peers[0].store.status(name)
+            while len(status.holders) != 1 or len(status.waiters) != 23:
+                # Several servers may each have let in another at first.
+                status = await peers[0].store.status(name)
+            everybody = (*status.holders, *status.waiters)
+            assert len({(party.client, party.seq) for party in everybody}) == 24
+
+    async def test_hand_on(self) -> None:
+        """A released lock is handed to the next by a push, for the claim that its form names."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
+            waiter = bob.waiter(form := Form(2500, after_loss=7))
+            queued = await bob.ask(name, waiter)
+            assert isinstance(queued, Queued)
+            assert await ann.release(name, grant) == WAS_HOLDER
+            handed = await bob.handed()
+            assert handed[:3] == (name, waiter, form)
+            assert 0 < handed.lease <= 2500
+            assert handed.fence > grant.fence
+            assert handed.now >= queued.now
+            assert isinstance(await ann.ask(name, wait=False), Busy)
+            (holder,) = (await bob.store.status(name)).holders
+            assert 0 < holder.remaining <= 2.5
+
+    async def test_hand_on_in_order(self) -> None:
+        """The lock goes through the queue in the order of arrival, across all clients."""
+        async with self.peers(3) as peers:
+            ann = holder = peers[0]
+            grant = await ann.take(name := fresh_name())
+            order = [(peer, (await peer.queue(name)).waiter) for _ in range(8) for peer in peers]
+            fences = [grant.fence]
+            for peer, waiter in order:
+                assert await holder.release(name, grant) == WAS_HOLDER
+                handed = await peer.handed()
+                assert handed.waiter == waiter
+                holder, grant = peer, Grant(waiter, handed.fence)
+                fences.append(handed.fence)
+            assert await holder.release(name, grant) == WAS_HOLDER
+            assert fences == sorted(set(fences))
+            await ann.take(name)
+
+    async def test_hand_on_by_priority(self) -> None:
+        """Lower numbers first, then by arrival; a place is kept by whoever asks again."""
+        async with self.peers(2) as peers:
+            holder = peers[0]
+            grant = await holder.take(name := fresh_name())
+            order: list[tuple[int, int, Waiter]] = []
+            for number, priority in enumerate((2, 0, -9, 0, 2, -9)):
+                peer, form = peers[number % 2], replace(PLAIN, priority=priority)
+                first = not order or priority < min(order)[0]
+                answer = await peer.ask(name, waiter := peer.waiter(form))
+                assert isinstance(answer, Queued)
+                assert (answer.place == 1) == first
+                again = await peer.queue(name, waiter, ticket=answer.ticket)
+                assert again.ticket == answer.ticket
+                order.append((priority, number, waiter))
+            waiters = (await holder.store.status(name)).waiters
+            assert all(abs(party.since - waiters[0].since) < 60 for party in waiters)
+            for _, number, waiter in sorted(order):
+                assert await holder.release(name, grant) == WAS_HOLDER
+                holder = peers[number % 2]
+                handed = await holder.handed()
+                assert handed.waiter == waiter
+                grant = Grant(waiter, handed.fence)
+            assert await holder.release(name, grant) == WAS_HOLDER
+
+    async def test_hand_on_past_the_dead(self) -> None:
+        """Waiters whose client has gone are skipped in the call that would have granted to them."""
+        async with self.peers(4) as (ann, bob, cat, dan):
+            if not self.counts_who_listens:
+                return  # then nobody is taken for dead
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name)
+            await cat.queue(name)
+            await bob.queue(name)
+            place = await dan.queue(name)
+            await ann.sees_end_of(bob)
+            await ann.sees_end_of(cat)
+            await ann.release(name, grant)
+            assert (await dan.handed()).waiter == place.waiter
+            status = await ann.store.status(name)
+            assert [holder.client for holder in status.holders] == [dan.client]
+            assert not status.waiters
+
+    async def test_hand_on_to_nobody(self) -> None:
+        """Where every waiter's client has gone, the lock is free."""
+        async with self.peers(2) as (ann, bob):
+            if not self.counts_who_listens:
+                return  # then nobody is taken for dead
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name)
+            await ann.sees_end_of(bob)
+            assert await ann.release(name, grant) == WAS_HOLDER
+            assert await ann.store.status(name) == Status(name, (), ())
+            assert not await self.left_behind(name)
+
+    async def test_hand_on_where_nobody_is_counted(self) -> None:
+        """Where it cannot be counted who listens, nobody is taken for dead."""
+        async with self.peers(2) as (ann, bob):
+            if self.counts_who_listens:
+                return  # then see `test_hand_on_past_the_dead`
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name)
+            await bob.store.aclose()
+            await ann.release(name, grant)
+            (holder,) = (await ann.store.status(name)).holders
+            assert holder.client == bob.client
+
+    # Everything that there is
+
+    async def test_snapshot(self) -> None:
+        """Whatever is held or waited for is on a page, as its status, whatever it is called."""
+        async with self.peers(2) as (ann, bob):
+            stem = fresh_name()
+            odd = ["", ":queue", "{", "}", "%7B", " ", "\n", "é", "🔒", "*", "x" * 400]
+            names = [stem + end for end in odd]
+            for name in names:
+                await ann.take(name)
+            for name in names[:3]:
+                await bob.queue(name)
+            found = await _snapshot(bob, stem)
+            assert found.keys() == set(names)
+            for name in names:
+                assert _who(found[name]) == _who(await bob.store.status(name))
+
+    async def test_snapshot_of_many(self) -> None:
+        """Page by page, however many there are; nobody holds what was released."""
+        async with self.peers(1) as (ann,):
+            stem = fresh_name()
+            names = [f"{stem}{number}" for number in range(300)]
+            for start in range(0, len(names), 50):  # or the last of them might wait for too long
+                some = names[start : start + 50]
+                grants = await asyncio.gather(*[ann.take(name) for name in some])
+                let_go = list(zip(some, grants, strict=True))[::4]
+                await asyncio.gather(*[ann.release(name, grant) for name, grant in let_go])
+            held = {name for number, name in enumerate(names) if number % 50 % 4}
+            found = await _snapshot(ann, stem)
+            assert {name for name, status in found.items() if status.holders} == held
+
+    # Leases
+
+    async def test_renew(self) -> None:
+        """A renewal moves the end of a lease to so long from now."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            for ttl in (2 * LONG, 10 * LONG):
+                assert await ann.store.renew([ann.renewal(name, grant, ttl)]) == [True]
+                (holder,) = (await ann.store.status(name)).holders
+                assert ttl - 5000 < 1000 * holder.remaining <= ttl
+
+    async def test_renew_only_asks(self) -> None:
+        """A renewal with a ttl of 0 changes nothing."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            assert await ann.store.renew([ann.renewal(name, grant, 0)]) == [True]
+            (holder,) = (await ann.store.status(name)).holders
+            assert holder.remaining > 1
+
+    async def test_renew_many(self) -> None:
+        """One call renews leases of many names, and answers for each in its order."""
+        async with self.peers(2) as (ann, bob):
+            names = [fresh_name() for _ in range(40)]
+            grants = [await ann.take(name) for name in names]
+            released = set(names[::3])
+            for name, grant in zip(names, grants, strict=True):
+                if name in released:
+                    await ann.release(name, grant)
+                    await bob.take(name)
+            renewals = [ann.renewal(n, g, LONG) for n, g in zip(names, grants, strict=True)]
+            answers = await ann.store.renew(renewals)
+            assert answers == [name not in released for name in names]
+
+    async def test_renew_refused(self) -> None:
+        """What is not a holder is not renewed: a waiter, another grant, a lease that has ended."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            waits, other = Grant(place.waiter, grant.fence), Grant(grant.waiter, grant.fence + 1)
+            assert await bob.store.renew([bob.renewal(name, waits, LONG)]) == [False]
+            assert await ann.store.renew([ann.renewal(name, other, LONG)]) == [False]
+            await ann.expire(name, grant)
+            assert await ann.store.renew([ann.renewal(name, grant, LONG)]) == [False]
+            assert await ann.store.renew([ann.renewal(fresh_name(), grant, LONG)]) == [False]
+
+    async def test_lease_ends(self) -> None:
+        """A lease that has ended stands in nobody's way, and its client is told."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            await ann.expire(name, grant)
+            assert not (await bob.store.status(name)).holders
+            theirs = await bob.take(name)
+            assert theirs.fence > grant.fence
+            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
+            assert not await ann.holds(name, grant)
+            assert await ann.release(name, grant) == WAS_ABSENT
+            assert await bob.holds(name, theirs)
+
+    async def test_lease_ends_for_a_waiter(self) -> None:
+        """The waiter that is next takes the lock over, by asking, when the lease has ended."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await ann.expire(name, grant)
+            assert (await self._takes_over(bob, name, place)).fence > grant.fence
+
+    async def test_lease_ends_for_a_newcomer(self) -> None:
+        """A newcomer who finds that a lease has ended wakes the next, and queues behind."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await ann.expire(name, grant)
+            newcomer = await cat.ask(name)
+            assert isinstance(newcomer, Queued)
+            assert newcomer.place == 1
+            assert (await bob.handed()).waiter == place.waiter
+
+    async def test_a_claim_that_was_confirmed(self) -> None:
+        """A fixed lease that was confirmed may end, and its client is not stuck."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name, bob.waiter(_FIXED))
+            other = await bob.queue(name)
+            await ann.release(name, grant)
+            grant = await bob.confirm(name, await bob.handed())
+            await bob.expire(name, grant)
+            await ann.queue(name)
+            assert (await bob.handed()).waiter == other.waiter
+
+    # Closed for a while
+
+    async def test_closed_from_the_grant(self) -> None:
+        """With `after_grant`, nobody enters for so long after a grant, whenever it was released."""
+        async with self.peers(2) as (ann, bob):
+            form = Form(CLAIM, after_grant=LONG)
+            grant = await ann.take(name := fresh_name(), ann.waiter(form))
+            assert await ann.release(name, grant) == WAS_HOLDER
+            assert await ann.release(name, grant) == WAS_ABSENT
+            await self._closed(name, bob, most=LONG)
+            form = Form(CLAIM, after_grant=100)
+            grant = await ann.take(name := fresh_name(), ann.waiter(form))
+            before = await _granted_at(ann, name)
+            assert await ann.release(name, grant) == WAS_HOLDER
+            after = await self._opened(name, bob)
+            assert await _granted_at(bob, name) // 1000 >= before // 1000 + 100
+            assert await bob.release(name, after) == WAS_HOLDER
+            await ann.release(name, await ann.take(name))
+
+    async def test_not_closed_by_what_was_not_entered(self) -> None:
+        """A grant that was given up, or back, does not close the lock."""
+        async with self.peers(2) as (ann, bob):
+            for form in (
+                Form(CLAIM, after_grant=LONG),
+                Form(CLAIM, period=_A_DAY),
+                Form(CLAIM, after_loss=LONG, after_grant=LONG),
+            ):
+                grant = await ann.take(name := fresh_name(), ann.waiter(form))
+                assert await ann.release(name, grant, entered=False) == WAS_HOLDER
+                grant = await bob.take(name, bob.waiter(form))
+                given_up = bob.leave(name, grant.waiter, entered=False)
+                assert await given_up == WAS_HOLDER
+                grant = await ann.take(name)
+                place = await bob.queue(name, bob.waiter(form))
+                last = await ann.queue(name)
+                await ann.release(name, grant)
+                handed = await bob.handed()
+                await bob.release(name, Grant(place.waiter, handed.fence), entered=False)
+                assert (await ann.handed()).waiter == last.waiter
+
+    async def test_closed_after_a_claim_that_was_confirmed(self) -> None:
+        """With a `period`, a hand-off closes the lock once it was confirmed, however it ends."""
+        async with self.peers(2) as (ann, bob):
+            for end in (bob.release, bob.expire):
+                grant = await ann.take(name := fresh_name())
+                await bob.queue(name, bob.waiter(Form(CLAIM, period=1000 * _A_DAY)))
+                await ann.release(name, grant)
+                await end(name, await bob.confirm(name, await bob.handed()))
+                assert isinstance(await ann.ask(name, wait=False), Busy)
+
+    async def test_closed_after_a_loss(self) -> None:
+        """With `after_loss`, nobody enters for so long after a lease that nobody renewed."""
+        async with self.peers(2) as (ann, bob):
+            form = Form(CLAIM, after_loss=LONG)
+            grant = await ann.take(name := fresh_name(), ann.waiter(form))
+            await ann.release(name, grant)
+            grant = await ann.take(name, ann.waiter(form))  # a release is no loss
+            await ann.expire(name, grant)
+            await self._closed(name, bob, most=LONG)
+            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
+            assert await ann.release(name, grant) == WAS_ABSENT
+            form = Form(CLAIM, after_loss=100)
+            grant = await ann.take(name := fresh_name(), ann.waiter(form))
+            await ann.expire(name, grant)
+            await bob.release(name, await self._opened(name, bob))
+
+    async def test_closed_after_a_break(self) -> None:
+        """A broken lock is lost, so `after_loss` closes it; and it cannot be broken open."""
+        async with self.peers(2) as (ann, bob):
+            form = Form(CLAIM, after_loss=LONG)
+            grant = await ann.take(name := fresh_name(), ann.waiter(form))
+            assert await bob.store.break_(name, [grant.fence]) == 1
+            assert await bob.store.break_(name, [grant.fence]) == 0
+            await self._closed(name, bob, most=LONG)
+            form = Form(CLAIM, after_loss=100)
+            grant = await ann.take(name := fresh_name(), ann.waiter(form))
+            assert await bob.store.break_(name, [grant.fence]) == 1
+            await bob.release(name, await self._opened(name, bob))
+
+    async def test_closed_to_the_end_of_the_period(self) -> None:
+        """With a `period`, nobody enters in that of the grant, however that has ended."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            for end in (ann.release, ann.expire, ann.release):
+                while True:
+                    grant = await self._opened(name, ann, Form(CLAIM, period=100))
+                    before = await _granted_at(ann, name)
+                    await end(name, grant)
+                    busy = await bob.ask(name, waiter := bob.waiter(), wait=False)
+                    if isinstance(busy, Busy):
+                        break
+                    # Slow as we were, that period was over; it was closed until then.
+                    assert isinstance(busy, Granted), busy
+                    assert await _granted_at(bob, name) // 100_000 > before // 100_000
+                    await bob.release(name, Grant(waiter, busy.fence))
+                assert 0 < busy.until <= 100
+                after = await self._opened(name, bob)
+                assert await _granted_at(bob, name) // 100_000 > before // 100_000
+                await bob.release(name, after)
+
+    # request, break_ and status
+
+    async def test_request(self) -> None:
+        """Whoever holds the lock hears that somebody asks for it; nothing else changes."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            assert await bob.store.request(name) == 0
+            grant = await ann.take(name)
+            place = await bob.queue(name)
+            assert await bob.store.request(name) == 1
+            assert await ann.requested_of() == grant
+            assert await ann.holds(name, grant)
+            assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
+
+    async def test_break(self) -> None:
+        """A broken lock is taken from its holder, who is told, and handed to the next."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
+            place, own = await bob.queue(name), await ann.queue(name)
+            assert await cat.store.break_(name, [grant.fence]) == 1
+            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "broken")
+            handed = await bob.handed()
+            assert handed.waiter == place.waiter
+            assert handed.fence > grant.fence
+            assert not await ann.holds(name, grant)
+            assert await ann.release(name, grant) == WAS_ABSENT
+            assert await ann.queue(name, own.waiter) == own
+
+    async def test_break_of_these_grants(self) -> None:
+        """Only the grants that are named are broken, so that a second time breaks nobody else's."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            assert await ann.store.break_(name, [1]) == 0
+            grant = await ann.take(name)
+            await bob.queue(name)
+            assert await ann.store.break_(name, []) == 0
+            assert await ann.store.break_(name, [grant.fence + 1]) == 0
+            assert await ann.holds(name, grant)
+            assert await ann.store.break_(name, [1, grant.fence]) == 1
+            assert await ann.store.break_(name, [1, grant.fence]) == 0
+            handed = await bob.handed()
+            assert await bob.holds(name, Grant(handed.waiter, handed.fence))
+
+    async def test_status(self) -> None:
+        """A status shows who holds and who waits, in order, and where they run."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            assert await cat.store.status(name) == Status(name, (), ())
+            grant = await ann.take(name)
+            for peer in (bob, ann, bob):
+                await peer.queue(name)
+            status = await cat.store.status(name)
+            assert status.name == name
+            (holder,) = status.holders
+            assert (holder.client, holder.place, holder.fence) == (ann.client, 0, grant.fence)
+            assert LONG / 1000 - 10 < holder.remaining <= LONG / 1000
+            waiters = status.waiters
+            assert [waiter.client for waiter in waiters] == [bob.client, ann.client, bob.client]
+            assert [waiter.place for waiter in waiters] == [1, 2, 3]
+            assert all(waiter.fence == 0 and waiter.remaining == 0 for waiter in waiters)
+            since = [party.since for party in (holder, *waiters)]
+            assert max(since) - min(since) < PATIENCE
+            seqs = [party.seq for party in status.waiters if party.client == bob.client]
+            assert seqs == sorted(set(seqs))
+            for party in (holder, *waiters):
+                assert party.alive
+                self._runs_here(party)
+            text = str(status).splitlines()
+            assert len(text) == 1 + 1 + 3
+            assert repr(name) in text[0]
+            assert f"#{holder.seq} at " in text[1]
+            assert f"fence {grant.fence}" in text[1]
+            assert "place 3" in text[4]
+
+    @staticmethod
+    def _runs_here(party: Party) -> None:
+        assert party.host in (socket.gethostname(), "")
+        assert party.pid in (os.getpid(), 0)
+
+    async def test_status_of_the_holders_alone(self) -> None:
+        """Who only wants to know who holds it does not have the whole queue read."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name)
+            status = await bob.store.status(name, waiters=False)
+            assert [holder.fence for holder in status.holders] == [grant.fence]
+            assert status.waiters == ()
+
+    async def test_status_changes_nothing(self) -> None:
+        """Looking at a lock neither reaps a holder nor wakes a waiter."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await ann.expire(name, grant)
+            for _ in range(2):
+                status = await bob.store.status(name)
+                assert not status.holders
+                assert [waiter.client for waiter in status.waiters] == [bob.client]
+            assert (await self._takes_over(bob, name, place)).fence > grant.fence
+
+    @staticmethod
+    async def _takes_over(peer: Peer, name: str, place: Place) -> Grant:
+        """A waiter asks again, and is granted the lock: in the answer, or by a push."""
+        answer = await peer.ask(name, place.waiter, ticket=place.ticket)
+        if isinstance(answer, Queued):
+            handed = await peer.handed()
+            assert handed.waiter == place.waiter
+            return Grant(handed.waiter, handed.fence)
+        assert isinstance(answer, Granted), answer
+        return Grant(place.waiter, answer.fence)
+
+    # Throughout
+
+    async def test_fences_grow(self) -> None:
+        """Each grant has a higher fence than any before, whatever became of that one."""
+        async with self.peers(2) as (ann, bob):
+            name, fences = fresh_name(), list[int]()
+            for _ in range(3):
+                grant = await ann.take(name)
+                fences.append(grant.fence)
+                await bob.queue(name)
+                await ann.release(name, grant)
+                handed = await bob.handed()
+                fences.append(handed.fence)
+                await bob.store.break_(name, [handed.fence])
+                grant = await ann.take(name)
+                fences.append(grant.fence)
+                await ann.expire(name, grant)
+                grant = await bob.take(name)
+                fences.append(grant.fence)
+                await bob.release(name, grant)
+            assert fences == sorted(set(fences))
+
+    async def test_given_up_before_the_answer(self) -> None:
+        """An acquire that was cancelled and released leaves nothing, whether it was sent or not."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            for _ in range(2):
+                waiter = ann.waiter()
+                ann.ask(name, waiter).cancel()
+                await ann.leave(name, waiter)
+                status = await ann.store.status(name)
+                assert ann.client not in {p.client for p in (*status.holders, *status.waiters)}
+                if not status.holders:
+                    await bob.take(name)
+
+    async def test_nothing_is_left(self) -> None:
+        """After a lock was used in every way, and given back, the server has forgotten it."""
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            grant = await ann.take(name)
+            given_up, place = await bob.queue(name), await bob.queue(name)
+            await bob.leave(name, given_up.waiter)
+            await ann.release(name, grant)
+            handed = await bob.handed()
+            assert handed.waiter == place.waiter
+            await cat.queue(name)
+            await ann.store.break_(name, [handed.fence])
+            handed = await cat.handed()
+            await cat.expire(name, Grant(handed.waiter, handed.fence))
+            grant = await ann.take(name)
+            await ann.release(name, grant)
+            await ann.release(name, grant)
+            assert await ann.store.status(name) == Status(name, (), ())
+            assert not await self.left_behind(name)
+
+    async def test_closing_twice(self) -> None:
+        """A store closes once; closing it again is harmless."""
+        async with self.peers(1) as (ann,):
+            await ann.take(fresh_name())
+            await ann.store.aclose()
+            await ann.store.aclose()
+
+    async def test_it_is_a_store(self) -> None:
+        """It has every operation of the protocol, and they return futures of the running loop."""
+        async with self.peers(1) as (ann,):
+            assert isinstance(ann.store, Store)
+            name, waiter = fresh_name(), ann.waiter()
+            operations: list[Callable[[], asyncio.Future[Any]]] = [
+                lambda: ann.ask(name, waiter),
+                lambda: ann.store.renew([ann.renewal(name, Grant(waiter, 1), 0)]),
+                lambda: ann.store.status(name),
+                lambda: ann.store.break_(name, [1]),
+                lambda: ann.leave(name, waiter),
+            ]
+            for start in operations:
+                future = start()
+                assert future.get_loop() is asyncio.get_running_loop()
+                await future
+
+
+async def _snapshot(peer: Peer, stem: str) -> dict[str, Status]:
+    """What a store has of the names that begin like that."""
+    found = dict[str, Status]()
+    start = ""
+    while True:
+        page = await peer.store.snapshot(start)
+        found |= {status.name: status for status in page.statuses if status.name.startswith(stem)}
+        start = page.more
+        if not start:
+            return found
+
+
+async def _granted_at(peer: Peer, name: str) -> int:
+    """When the one who holds it was granted it, by the store's clock, in µs."""
+    (holder,) = (await peer.store.status(name)).holders
+    return round(holder.since * 1e6)
+
+
+def _who(status: Status) -> list[tuple[str, int, int, int, bool]]:
+    parties = (*status.holders, *status.waiters)
+    return [(each.client, each.seq, each.place, each.fence, each.alive) for each in parties]

@@ -1,0 +1,80 @@
+"""The part of the suite about what is done once, which several servers pass as well."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiolock.store import CLAIM, WAS_ABSENT, WAS_HOLDER, Done, Form, Granted
+from aiolock.testing._base import Contract
+from aiolock.testing._peer import LONG, Grant, fresh_name
+
+_ONCE: Final = Form(CLAIM, once=True, remember=LONG)
+
+
+class OnceContract(Contract):
+    """See `StoreContract`: of stores that offer ``once``."""
+
+    async def test_finish(self) -> None:
+        """What is finished is remembered: those who wait leave and are told, later ones as well."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(_ONCE))
+            places = [await bob.queue(name, bob.waiter(_ONCE)) for _ in range(2)]
+            assert await ann.finish(name, grant, LONG) == WAS_HOLDER
+            assert await ann.finish(name, grant, LONG) == WAS_HOLDER
+            assert await ann.release(name, grant) == WAS_ABSENT
+            assert await bob.told_done() == name
+            for peer, waiter, ticket, wait in (
+                (bob, places[0].waiter, places[0].ticket, True),
+                (bob, bob.waiter(_ONCE), 0, True),
+                (ann, ann.waiter(_ONCE), 0, False),
+            ):
+                answer = await peer.ask(name, waiter, ticket=ticket, wait=wait)
+                assert isinstance(answer, Done), answer
+                assert 0 < answer.until <= LONG
+            status = await bob.store.status(name)
+            assert (status.holders, status.waiters) == ((), ())
+            assert 0 < status.closed <= LONG / 1000
+
+    async def test_finish_is_forgotten(self) -> None:
+        """When what is finished is forgotten, it can be done once more."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(_ONCE))
+            assert await ann.finish(name, grant, 100) == WAS_HOLDER
+            waiter, again = bob.waiter(_ONCE), None
+            while not isinstance(again, Granted):
+                again = await bob.ask(name, waiter, wait=False)
+                if isinstance(again, Done):
+                    await asyncio.sleep(again.until / 1000)
+            assert again.fence > grant.fence
+            assert await bob.release(name, Grant(waiter, again.fence)) == WAS_HOLDER
+
+    async def test_finish_of_what_is_lost(self) -> None:
+        """Only the holder finishes; what it lost is somebody else's."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(_ONCE))
+            await ann.expire(name, grant)
+            theirs = await bob.take(name, bob.waiter(_ONCE))
+            assert await ann.finish(name, grant, 200) == WAS_ABSENT
+            assert await bob.holds(name, theirs)
+            await bob.release(name, theirs)
+            assert await bob.finish(name, theirs, 200) == WAS_ABSENT
+            await ann.release(name, await ann.take(name, ann.waiter(_ONCE)))
+
+    async def test_finish_is_nothing_to_others(self) -> None:
+        """Whoever wants the lock for something else waits, as while it is closed."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            grant = await ann.take(name, ann.waiter(_ONCE))
+            place = await bob.queue(name)
+            await ann.finish(name, grant, LONG)
+            assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
+            await self._closed(name, bob, most=LONG)
+            grant = await ann.take(name := fresh_name(), ann.waiter(_ONCE))
+            await ann.finish(name, grant, 100)
+            after = await self._opened(name, bob)
+            assert after.fence > grant.fence
+            await bob.release(name, after)

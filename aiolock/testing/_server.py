@@ -1,0 +1,350 @@
+"""The part of the suite about stores of one server, with one clock and one queue for each name."""
+
+# ruff: noqa: PLR2004  # a number in an assertion explains itself
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from aiolock.store import (
+    CLAIM,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Form,
+    Granted,
+    Queued,
+    Rule,
+)
+from aiolock.testing._base import Contract
+from aiolock.testing._peer import (
+    A_MOMENT,
+    LONG,
+    PLAIN,
+    READER,
+    Grant,
+    Lost,
+    fresh_name,
+    permits,
+)
+
+_A_DAY: Final = 86_400_000
+_FIXED: Final = Form(CLAIM, fixed=True)
+
+
+class ServerContract(Contract):
+    """See `StoreContract`: what a store that consists of one server does besides."""
+
+    # acquire
+
+    async def test_waiter_comes_back_to_its_old_place(self) -> None:
+        """A waiter that had left the queue stands at its old ticket again, not at the end."""
+        async with self.peers(2) as (ann, bob):
+            await ann.take(name := fresh_name())
+            first = await bob.queue(name)
+            second = await ann.queue(name)
+            await bob.leave(name, first.waiter)
+            assert await ann.queue(name, second.waiter) == second
+            back = await bob.ask(name, first.waiter, ticket=first.ticket)
+            assert isinstance(back, Queued)
+            assert (back.ticket, back.place) == (first.ticket, 1)
+            assert back.displaced
+            last = await ann.ask(name, newcomer := ann.waiter())
+            assert isinstance(last, Queued)
+            assert last.place > 1
+            order = [party.seq for party in (await ann.store.status(name)).waiters]
+            assert order == [first.waiter.seq, second.waiter.seq, newcomer.seq]
+
+    async def test_not_waiting_past_the_dead(self) -> None:
+        """What nobody holds, and nobody alive waits for, is never busy."""
+        async with self.peers(3) as (ann, bob, cat):
+            if not self.counts_who_listens:
+                return  # then nobody is taken for dead
+            name = fresh_name()
+            grant = await ann.take(name)
+            for form in (PLAIN, READER, PLAIN):
+                await bob.queue(name, bob.waiter(form))
+            await ann.sees_end_of(bob)
+            await ann.expire(name, grant)
+            assert isinstance(await cat.ask(name, wait=False), Granted)
+            assert not (await cat.store.status(name)).waiters
+
+    async def test_one_that_stands_in_the_queue_does_not_wait_any_more(self) -> None:
+        """It is let in once, where nobody else stands there: not again because it may share."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            reader = bob.waiter(READER)
+            await bob.queue(name, reader)
+            await ann.expire(name, grant)
+            assert isinstance(await bob.ask(name, reader, wait=False), Granted)
+            assert len((await bob.store.status(name)).holders) == 1
+
+    async def test_told_when_to_look_again(self) -> None:
+        """Who is queued learns when the first lease ends, by a clock that all have in common."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            first = await bob.ask(name)
+            second = await cat.ask(name)
+            assert isinstance(first, Queued)
+            assert isinstance(second, Queued)
+            assert 0 < second.until <= first.until <= LONG
+            assert first.now <= second.now
+            await ann.expire(name, grant)
+            third = await cat.ask(name)
+            assert isinstance(third, Queued)
+            assert 0 < third.until <= CLAIM, "bob has it, who has not confirmed it"
+            assert second.now <= third.now
+
+    async def test_no_two_have_one_place(self) -> None:
+        """Each that asks has a ticket of its own, of however many clients at the same time."""
+        async with self.peers(4) as peers:
+            name = fresh_name()
+            answers = await asyncio.gather(*(peer.ask(name) for peer in peers for _ in range(3)))
+            tickets = {answer.ticket for answer in answers if isinstance(answer, Queued)}
+            assert len(tickets) == 11
+
+    # Handing on
+
+    async def test_hand_on_says_the_form(self) -> None:
+        """The push says all of a waiter's form, as it was given."""
+        async with self.peers(2) as (ann, bob):
+            closing = Form(1001, after_loss=11, after_grant=12, period=13)
+            for form in (
+                replace(closing, fixed=True, once=True, downgrades=True),
+                replace(closing, shared=True),
+                replace(closing, shared=True, rule=Rule.PERMITS, number=2, declared=3),
+                replace(permits(14, 15), fixed=True),
+                Form(1002, after_grant=21),
+                Form(1003, period=31),
+            ):
+                grant = await ann.take(name := fresh_name())
+                await bob.queue(name, waiter := bob.waiter(form))
+                await ann.release(name, grant)
+                assert (await bob.handed())[:3] == (name, waiter, form)
+
+    async def test_hand_on_for_the_claim(self) -> None:
+        """The first lease of a pushed grant is the claim that its waiter's form names."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name, bob.waiter(Form(2500)))
+            await ann.release(name, grant)
+            assert (await bob.handed()).lease == 2500
+
+    # Leases
+
+    async def test_renew_for_less(self) -> None:
+        """A renewal moves the end of a lease to so long from now, also where that is sooner."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            assert await ann.store.renew([ann.renewal(name, grant, 5000)]) == [True]
+            (holder,) = (await ann.store.status(name)).holders
+            assert 0 < holder.remaining <= 5
+
+    async def test_claim_ends(self) -> None:
+        """Who does not confirm a grant loses it with its claim, and to the next in the queue."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            await bob.queue(name, bob.waiter(Form(claim=1)))
+            place = await cat.queue(name)
+            await ann.release(name, grant)
+            handed = await bob.handed()
+            assert handed.lease == 1
+            await asyncio.sleep(A_MOMENT)
+            after = await cat.take(name, place.waiter, ticket=place.ticket)
+            assert after.fence > handed.fence
+            assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
+
+    async def test_a_claim_that_ends_costs_one_claim(self) -> None:
+        """Who does not confirm a grant is stuck, also where the lease is not to be renewed."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            for claim in (1, CLAIM, CLAIM):
+                await bob.queue(name, bob.waiter(Form(claim, fixed=True)))
+            place = await cat.queue(name)
+            await ann.release(name, grant)
+            handed = await bob.handed()
+            await asyncio.sleep(A_MOMENT)
+            after = await cat.take(name, place.waiter, ticket=place.ticket)
+            assert after.fence > handed.fence
+            assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
+            assert not (await cat.store.status(name)).waiters
+
+    async def test_a_claim_that_is_asked_for(self) -> None:
+        """Who asks again learns whether the grant that it has is a claim still: of any mode."""
+        async with self.peers(2) as (ann, bob):
+            name = fresh_name()
+            for form in (PLAIN, READER):
+                grant = await ann.take(name)
+                again = await ann.ask(name, grant.waiter)
+                assert isinstance(again, Granted)
+                assert not again.claim
+                await bob.queue(name, waiter := bob.waiter(form))
+                await ann.release(name, grant)
+                handed = await bob.handed()
+                again = await bob.ask(name, waiter)
+                assert isinstance(again, Granted)
+                assert again.claim
+                grant = await bob.confirm(name, handed)
+                again = await bob.ask(name, waiter)
+                assert isinstance(again, Granted)
+                assert not again.claim
+                await bob.release(name, grant)
+
+    async def test_lease_ends_and_the_answer_says_so(self) -> None:
+        """Who asks when a lease has ended is granted the lock in the answer, for the whole ttl."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await ann.expire(name, grant)
+            again = await bob.ask(name, place.waiter, ticket=place.ticket)
+            assert isinstance(again, Granted)
+            assert again.lease == LONG
+            assert again.fence > grant.fence
+            assert not again.displaced
+
+    async def test_stuck_client_leaves_the_queue(self) -> None:
+        """With a lease that ended the waiters of its client go too: one is stuck, all are."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            own = [await ann.queue(name)]
+            place = await bob.queue(name)
+            own.append(await ann.queue(name))
+            await ann.expire(name, grant)
+            await cat.queue(name)
+            assert (await bob.handed()).waiter == place.waiter
+            status = await bob.store.status(name)
+            assert [waiter.client for waiter in status.waiters] == [cat.client]
+            # It was only slow: told of it, its waiters come back to where they stood.
+            assert (await ann.told()).reason == "expired"
+            assert [await ann.queue(name, w, ticket=ticket) for w, ticket in own] == own
+            status = await bob.store.status(name)
+            clients = [waiter.client for waiter in status.waiters]
+            assert clients == [ann.client, ann.client, cat.client]
+
+    async def test_stuck_client_comes_back_itself(self) -> None:
+        """A client that was only slow, and asks itself, loses the lease but not its place."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            place = await ann.queue(name)
+            await bob.queue(name)
+            await ann.expire(name, grant)
+            again = await ann.ask(name, place.waiter, ticket=place.ticket)
+            assert isinstance(again, Granted)
+            assert again.fence > grant.fence
+            assert again.displaced
+
+    async def test_fixed_lease_ends(self) -> None:
+        """The end of a lease that nobody was to renew says nothing about its client."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name(), ann.waiter(_FIXED))
+            place = await ann.queue(name)
+            await bob.queue(name)
+            await ann.expire(name, grant)
+            await cat.queue(name)
+            assert (await ann.told()).waiter == grant.waiter
+            assert (await ann.handed()).waiter == place.waiter
+            clients = [waiter.client for waiter in (await bob.store.status(name)).waiters]
+            assert clients == [bob.client, cat.client]
+
+    # Closed for a while
+
+    async def test_closed_after_a_claim(self) -> None:
+        """A claim that ends unconfirmed may have been entered; but not with a `period`."""
+        async with self.peers(2) as (ann, bob):
+            for form, closes in (
+                (Form(claim=1, period=_A_DAY), False),
+                (Form(claim=1, after_loss=9000), True),
+                (Form(claim=1, after_grant=9000, period=_A_DAY), True),
+            ):
+                grant = await ann.take(name := fresh_name())
+                await bob.queue(name, bob.waiter(form))
+                await ann.release(name, grant)
+                await bob.handed()
+                await asyncio.sleep(A_MOMENT)
+                if closes:
+                    await self._closed(name, ann, most=9000)
+                else:
+                    await ann.take(name)
+
+    async def test_closing_is_told(self) -> None:
+        """Whoever is first in the queue hears that it stays closed, and is told for how long."""
+        async with self.peers(2) as (ann, bob):
+            for end in (ann.release, ann.expire):
+                form = Form(CLAIM, after_loss=LONG, after_grant=LONG)
+                grant = await ann.take(name := fresh_name(), ann.waiter(form))
+                place = await bob.queue(name)
+                await end(name, grant)
+                again = await bob.ask(name, place.waiter, ticket=place.ticket)
+                assert await bob.told_done() == name
+                assert isinstance(again, Queued)
+                assert 0 < again.until <= LONG
+
+    # Throughout
+
+    async def test_status_by_one_clock(self) -> None:
+        """Who came before another has held, or waited, for longer: all by the server's clock."""
+        async with self.peers(2) as (ann, bob):
+            await ann.take(name := fresh_name())
+            for peer in (bob, ann, bob):
+                await peer.queue(name)
+            status = await bob.store.status(name)
+            since = [party.since for party in (*status.holders, *status.waiters)]
+            assert since == sorted(since)
+
+    async def test_status_of_the_dead(self) -> None:
+        """A status tells whose client does not listen any more, where that can be counted."""
+        async with self.peers(3) as (ann, bob, cat):
+            await bob.take(name := fresh_name())
+            await ann.queue(name)
+            await bob.queue(name)
+            if self.counts_who_listens:
+                await ann.sees_end_of(bob)
+            else:
+                await bob.store.aclose()
+            status = await cat.store.status(name)
+            alive = [party.alive for party in (*status.holders, *status.waiters)]
+            theirs = not self.counts_who_listens
+            assert alive == [theirs, True, theirs]
+            assert str(status).count("dead") == alive.count(False)
+
+    async def test_twice_is_once(self) -> None:
+        """What is carried out twice, as after a lost reply, leaves what it leaves once."""
+        async with self.peers(3) as (ann, bob, cat):
+            name, ours, theirs = fresh_name(), ann.waiter(), bob.waiter()
+            one, two = await asyncio.gather(ann.ask(name, ours), ann.ask(name, ours))
+            assert isinstance(one, Granted)
+            assert isinstance(two, Granted)
+            assert one.fence == two.fence
+            asked = await asyncio.gather(bob.ask(name, theirs), bob.ask(name, theirs))
+            assert isinstance(asked[0], Queued)
+            assert isinstance(asked[1], Queued)
+            assert asked[0][:2] == asked[1][:2]
+            place = await cat.queue(name)
+            assert len((await ann.store.status(name)).waiters) == 2
+            grant = Grant(ours, one.fence)
+            renewal = ann.renewal(name, grant, LONG)
+            assert await ann.store.renew([renewal, renewal]) == [True, True]
+            released = [ann.release(name, grant) for _ in range(2)]
+            assert await asyncio.gather(*released) == [WAS_HOLDER, WAS_ABSENT]
+            handed = await bob.handed()
+            assert await bob.holds(name, Grant(handed.waiter, handed.fence))
+            assert await cat.queue(name, place.waiter) == place
+            released = [cat.leave(name, place.waiter) for _ in range(2)]
+            assert await asyncio.gather(*released) == [WAS_QUEUED, WAS_ABSENT]
+
+    async def test_order_of_one_waiter(self) -> None:
+        """Commands about one waiter are carried out in the order in which they were called."""
+        async with self.peers(2) as (ann, bob):
+            name, waiter = fresh_name(), ann.waiter()
+            await ann.store.status(name)  # wherever that is, it is connected to now
+            asked = ann.ask(name, waiter)
+            released = ann.leave(name, waiter)
+            assert isinstance(await asked, Granted)
+            assert await released == WAS_HOLDER
+            await bob.take(name)
+            asked = ann.ask(name, waiter)
+            released = ann.leave(name, waiter)
+            assert isinstance(await asked, Queued)
+            assert await released == WAS_QUEUED

@@ -1,0 +1,72 @@
+"""Runs `aiolock demo` on a Redis of its own, and keeps what it printed for the front page.
+
+    .venv/bin/python docs-theme/capture.py
+
+What is left out is marked with an ellipsis: how the three sales went, and what each row means.
+Everything else is as it was printed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+KEPT = ROOT / "docs" / "assets" / "demo.txt"
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("localhost", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def demo() -> list[str]:
+    """What the demo prints, on a server that is there for it alone."""
+    redis = shutil.which("redis-server")
+    if redis is None:
+        sys.exit("there is no redis-server on the PATH")
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen(
+            [redis, "--port", str(port), "--save", "", "--dir", folder],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            for _ in range(100):  # until it listens
+                with socket.socket() as probe:
+                    if probe.connect_ex(("localhost", port)) == 0:
+                        break
+                time.sleep(0.05)
+            done = subprocess.run(
+                [sys.executable, "-m", "aiolock", "demo", "--url", f"redis://localhost:{port}"],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        finally:
+            server.terminate()
+            server.wait()
+    return [f"$ aiolock demo --url redis://localhost:{port}", *done.stdout.splitlines()]
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The same without how it went and what each row means, and an ellipsis where they were."""
+    acts = next(n for n, line in enumerate(lines) if line.startswith("Without a lock"))
+    table = next(n for n, line in enumerate(lines) if line.split()[:2] == ["no", "lock"])
+    legend = next(
+        n for n, line in enumerate(lines) if line.startswith("  requests  ") and n > table + 2
+    )
+    end = lines.index("", legend)
+    return [*lines[:acts], "  …", "", *lines[table:legend], "  …", *lines[end:]]
+
+
+if __name__ == "__main__":
+    KEPT.write_text("\n".join(shortened(demo())) + "\n", "utf-8")

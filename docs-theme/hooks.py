@@ -1,0 +1,69 @@
+"""What mkdocs is told about each page, so that pages in a repository viewer need no metadata.
+
+The first paragraph is what search engines show. In the search of the site, a guide comes before the
+reference, and that before what is about the inside of aiolock.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+HIDDEN = {  # what stands beside a page, where it needs the width
+    "index.md": ["navigation", "toc"],
+    "comparison.md": ["toc"],
+}
+BOOSTS = {
+    "index.md": 0.5,  # it names everything once
+    "changelog.md": 0.1,
+    "ablations.md": 0.1,
+    "chaos.md": 0.2,
+    "protocol-model.md": 0.2,
+    "protocol.md": 0.3,
+    "design.md": 0.3,
+    "benchmarks.md": 0.3,
+    "comparison.md": 0.5,
+    "safety.md": 0.7,
+    "reference/glossary.md": 0.7,
+    "reference/store.md": 0.1,
+    "reference/errors.md": 1,
+    "reference/": 0.2,
+    "migrate/": 0.6,
+}
+
+
+def on_config(config: Any) -> None:
+    """Called by mkdocs first: the header says which version this is."""
+    source = Path(config.config_file_path).parent / "aiolock" / "__init__.py"
+    found = re.search(r'^__version__ = "(.+)"$', source.read_text("utf-8"), re.MULTILINE)
+    assert found is not None
+    config.repo_name = f"aiolock {found[1]}"
+
+
+def boost_of(path: str) -> float:
+    """How much what is found on this page counts."""
+    return next((boost for start, boost in BOOSTS.items() if path.startswith(start)), 1)
+
+
+def first_paragraph(markdown: str) -> str:
+    """What stands first below the title, in plain words."""
+    for block in markdown.split("\n\n")[1:]:
+        if re.match(r"[\w*\[`](?!``)", block):
+            text = re.sub(r"\[([^\]]+)\](?:\([^)]*\)|\[[^\]]*\])", r"\1", block)
+            return " ".join(re.sub(r"[`*]", "", text).split())[:300]
+    return ""
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> None:
+    """Called by mkdocs for each page, before it is made HTML of."""
+    page.meta.setdefault("description", first_paragraph(markdown))
+    page.meta.setdefault("search", {"boost": boost_of(page.file.src_uri)})
+    if page.file.src_uri == "index.md":
+        page.meta.setdefault("title", "Distributed locks for asyncio")
+    page.meta.setdefault("hide", HIDDEN.get(page.file.src_uri, []))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Called by mkdocs for each page: docstrings say `::` before an example, Markdown does not."""
+    return re.sub(r"::</p>", ":</p>", re.sub(r"<p>::</p>\n?", "", html))

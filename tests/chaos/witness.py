@@ -1,0 +1,126 @@
+"""Several servers that vote, as one process has them: what each of them says is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from aiolock.store import Form, Waiter
+from aiolock.stores._member import (
+    Answer,
+    Charter,
+    Heard,
+    InLine,
+    MemberInbox,
+    Stand,
+    Voted,
+)
+from aiolock.stores.quorum import QuorumStore, from_members
+from aiolock.stores.redis._codec import encode
+from aiolock.stores.redis._member import RedisMember
+from aiolock.stores.redis._urls import pool_at
+from tests.chaos.faults import QUORUM_LONGEST
+from tests.chaos.history import History
+
+_SEPARATOR: Final = ","
+
+
+def url_of(urls: Sequence[str]) -> str:
+    """All of them, as one word of a command line."""
+    return _SEPARATOR.join(urls)
+
+
+def quorum_at(url: str, prefix: str, history: History) -> QuorumStore:
+    """A store of the servers that these URLs lead to."""
+    members = [
+        Witness(each, prefix, number, history) for number, each in enumerate(url.split(_SEPARATOR))
+    ]
+    return from_members(members, QUORUM_LONGEST, durable=False)
+
+
+def charter_of(servers: int) -> Charter:
+    """What all clients of so many servers say of them."""
+    names = tuple(_name(number) for number in range(servers))
+    return Charter(names, round(QUORUM_LONGEST * 1000), durable=False)
+
+
+def _name(number: int) -> str:
+    """What a server is called by all, though each process has a link of its own to it."""
+    return f"server-{number}"
+
+
+class Witness(RedisMember):
+    """One of them."""
+
+    def __init__(self, url: str, prefix: str, number: int, history: History) -> None:
+        super().__init__(pool_at(url), prefix)
+        self.address = _name(number)
+        self._number = number
+        self._history = history
+
+    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
+        overhears = cast(MemberInbox, _Overhears(inbox, self))
+        await super().join(client, overhears, charter)
+
+    def pushed(self, waiter: Waiter, form: Form, granted: int) -> None:
+        """It has pushed a vote, which it gave at that time (µs)."""
+        self._voted(encode(waiter, form, blind=False), granted)
+
+    def _voted(self, waiter: str, granted: int) -> None:
+        self._history.note("voted", w=waiter, server=self._number, granted=granted)
+
+    def _hears(self, stand: Stand, since: float, lease: int, heard: Heard) -> Heard:
+        """Write down what is answered to a question, which may be answered with such a lease."""
+
+        def hear(answer: Answer | None, error: Exception | None) -> None:
+            waiter = encode(stand.waiter, stand.form, blind=False)
+            if isinstance(answer, Voted | InLine):
+                self._history.note(
+                    "stands", w=waiter, server=self._number, since=since, ticket=stand.ticket
+                )
+            if isinstance(answer, Voted):
+                # One with less left was given earlier.
+                self._voted(waiter, answer.now if answer.lease == lease else 0)
+            heard(answer, error)
+
+        return hear
+
+    def vote(
+        self,
+        stand: Stand,
+        ttl: int,
+        proposal: int,
+        *,
+        wait: bool,
+        most: int,
+        new: bool,
+        heard: Heard,
+    ) -> None:
+        hears = self._hears(stand, self._history.now(), ttl, heard)
+        super().vote(stand, ttl, proposal, wait=wait, most=most, new=new, heard=hears)
+
+    def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
+        hears = self._hears(stand, self._history.now(), stand.form.claim, heard)
+        super().give_way(stand, number, hears)
+
+    def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
+        text = encode(waiter, Form(claim=0), blind=False)
+        self._history.note("taking", n=name, w=text, server=self._number)
+        super().take_away(name, waiter, heard)
+
+
+class _Overhears:
+    """An inbox that passes everything on."""
+
+    def __init__(self, inbox: MemberInbox, witness: Witness) -> None:
+        self._inbox = inbox
+        self._witness = witness
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inbox, name)
+
+    def granted(  # noqa: PLR0917  # see `Inbox`
+        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+    ) -> None:
+        self._witness.pushed(waiter, form, now)
+        self._inbox.granted(name, waiter, form, fence, lease, now)

@@ -1,0 +1,181 @@
+"""Several servers in this process that vote, to be stopped, killed, emptied and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiolock
+from aiolock.errors import StoreError
+from aiolock.stores._member import Charter, Heard, MemberInbox
+from aiolock.stores.memory import MemoryServer
+from aiolock.stores.quorum import MemoryMember, QuorumStore, from_members
+from aiolock.stores.quorum._memory import MemoryVoter, voter_of
+
+
+class Server:
+    """One of them."""
+
+    def __init__(self, name: str, clock: Callable[[], float] | None = None) -> None:
+        self.name = name
+        self.memory = MemoryServer(clock)
+        self.stopped = self.down = self.refuses = False
+        self.asked = 0
+        """How many commands it has carried out."""
+        self._members: list[_Breakable] = []
+        self._backlog: list[Callable[[], None]] = []
+
+    @property
+    def voter(self) -> MemoryVoter:
+        """What it keeps."""
+        return voter_of(self.memory)
+
+    def member(self) -> MemoryMember:
+        """One client's link to it."""
+        member = _Breakable(self)
+        self._members.append(member)
+        return member
+
+    def stop(self) -> None:
+        """It answers nothing, and carries out what it was asked once it goes on."""
+        self.stopped = True
+
+    def resume(self) -> None:
+        """It goes on."""
+        self.stopped = False
+        self._catch_up()
+
+    def kill(self) -> None:
+        """It is gone, and what it was asked is not carried out."""
+        self.down = True
+        for member in self._members:
+            member.breaks()
+
+    def start(self, *, empty: bool = True) -> None:
+        """It runs again, with nothing of what it knew, or with all of that."""
+        self.voter.restart(empty=empty)
+        self.back()
+
+    def back(self) -> None:
+        """It can be reached again: it was not gone."""
+        self.down = False
+        for member in self._members:
+            member.connects()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        backlog, self._backlog = self._backlog, []
+        for operation in backlog:
+            operation()
+
+    def do(self, operation: Callable[[], None]) -> None:
+        """Carry it out, now or later."""
+        if self.stopped or self.down:
+            self._backlog.append(operation)
+        else:
+            self.asked += 1
+            operation()
+
+    @property
+    def answers(self) -> bool:
+        """Whether it does."""
+        return not (self.stopped or self.down)
+
+
+class _Breakable(MemoryMember):
+    """A link that breaks as a real one does: what has no answer is sent again on the next."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(lambda: server.memory, server.name)
+        self._server = server
+        self._since: list[float] = []
+        self._joined = self._dead = False
+
+    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
+        if not self._server.answers:
+            raise StoreError(f"{self.address} cannot be reached")
+        await super().join(client, inbox, charter)
+        self._joined = True
+
+    async def leave(self, patience: float) -> None:
+        self._joined = False
+        await super().leave(patience)
+
+    def breaks(self) -> None:
+        if self._joined:
+            assert self._client is not None
+            self.voter.listeners.pop(self._client, None)
+            self._inbox.link(ConnectionError("it was killed"))
+
+    def dies(self) -> None:
+        self.voter.listeners.pop(self._client or "", None)
+        self._joined, self._dead = False, True
+
+    def connects(self) -> None:
+        from aiolock.stores._member import Memory
+
+        if self._joined:
+            assert self._client is not None
+            self.voter.listeners[self._client] = self._inbox
+            self._inbox.enrolled(self.voter.enrol(self._charter, Memory.UNSAID))
+            self._inbox.link(None)
+            self._inbox.reconnected()
+
+    def waits_for(self) -> float:
+        return self._loop.time() - self._since[0] if self._since else 0.0
+
+    def _start(self, operation: Callable[[], Any], heard: Heard) -> None:
+        if self._dead:
+            return
+        if self._server.refuses:
+            error = StoreError("it refuses for a while")
+            self._loop.call_soon(heard, None, error)
+            return
+        since = self._loop.time()
+        self._since.append(since)
+
+        def answered(answer: Any, error: Exception | None) -> None:
+            self._since.remove(since)
+            heard(answer, error)
+
+        start = super()._start
+        self._server.do(lambda: start(operation, answered))
+
+
+def servers(number: int = 3) -> list[Server]:
+    """So many of them."""
+    return [Server(f"server {n}") for n in range(number)]
+
+
+def store_on(servers: list[Server], longest_ttl: float = 60.0) -> QuorumStore:
+    """A store of them."""
+    return from_members([each.member() for each in servers], longest_ttl, durable=False)
+
+
+@asynccontextmanager
+async def clients(
+    of: Sequence[Server], number: int, *, longest_ttl: float = 60.0, **options: Any
+) -> AsyncIterator[Any]:
+    """So many clients of these servers."""
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                aiolock.connect(store_on([*of], longest_ttl), **options)
+            )
+            for _ in range(number)
+        ]
+
+
+def dies(of: Sequence[Server], client: int) -> None:
+    """This client, by its number, is killed: nobody hears of it, and nothing comes from it."""
+    for server in of:
+        server._members[client].dies()
+
+
+async def left_behind(servers: list[Server]) -> list[str]:
+    """What is left there of names, once everything that is under way has been carried out."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return [name for each in servers for name in each.voter.left_behind]

@@ -1,0 +1,1 @@
+"""The same few tasks in each task framework: see `Tasks`."""

@@ -1,0 +1,123 @@
+"""What a store does not offer is refused where it is described, before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiolock
+import aiolock.sync
+from aiolock.store import ALL_KINDS, Limited, Relay
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+
+
+class LocksAlone(MemoryStore):
+    """A store that offers locks of a minute, and nothing else."""
+
+    longest_ttl: float | None = 60.0
+    offers = frozenset({"lock"})
+
+    def __repr__(self) -> str:
+        return "<LocksAlone>"
+
+    def why_not(self, kind: str) -> str:
+        """Why, and what instead."""
+        return f"nobody counts here; take another store for each {kind}"
+
+
+DESCRIBE: dict[str, Callable[[Any], object]] = {
+    "rwlock": lambda client: client.rwlock("a"),
+    "semaphore": lambda client: client.semaphore("a", 2),
+    "latch": lambda client: client.latch("a", 2),
+    "event": lambda client: client.event("a"),
+    "barrier": lambda client: client.barrier("a", 2),
+    "election": lambda client: client.election("a"),
+    "periodic": lambda client: client.periodic("a", every=60),
+    "once": lambda client: client.once("a", remember=60),
+}
+"""Of every kind but locks."""
+
+LASTING: dict[str, Callable[[Any, float], object]] = {
+    "lock": lambda client, ttl: client.lock("a", ttl=ttl),
+    "locked": lambda client, ttl: client.locked("a", ttl=ttl),
+    "rwlock": lambda client, ttl: client.rwlock("a", ttl=ttl),
+    "semaphore": lambda client, ttl: client.semaphore("a", 2, ttl=ttl),
+    "multilock": lambda client, ttl: client.multilock("a", "b", ttl=ttl),
+    "election": lambda client, ttl: client.election("a", ttl=ttl),
+    "periodic": lambda client, ttl: client.periodic("a", every=60, ttl=ttl),
+    "once": lambda client, ttl: client.once("a", remember=60, ttl=ttl),
+}
+"""Whatever has a ttl of its own."""
+
+
+@pytest.fixture
+def store() -> LocksAlone:
+    """One that offers little, and was never opened."""
+    return LocksAlone(MemoryServer())
+
+
+def test_every_kind_is_described_here() -> None:
+    """No kind is left out below."""
+    assert {"lock", *DESCRIBE} == ALL_KINDS
+
+
+@pytest.mark.parametrize("kind", DESCRIBE)
+@pytest.mark.parametrize("connect", [aiolock.connect, aiolock.sync.connect])
+def test_kinds_that_are_not_offered(
+    store: LocksAlone, kind: str, connect: Callable[[aiolock.Store], Any]
+) -> None:
+    """To describe one says which, of which store, why, and what there is instead."""
+    client = connect(store)
+    client.lock("a")
+    says = f"there is no {kind} 'a' on <LocksAlone>: nobody counts here; take another store for"
+    with pytest.raises(aiolock.Unsupported, match=f"^{says} each {kind}$") as raised:
+        DESCRIBE[kind](client)
+    assert (raised.value.kind, raised.value.name) == (kind, "a")
+    assert isinstance(raised.value, NotImplementedError)
+    assert isinstance(raised.value, aiolock.LockError)
+
+
+@pytest.mark.parametrize("what", LASTING)
+def test_leases_that_are_longer_than_the_store_keeps_them(store: LocksAlone, what: str) -> None:
+    """That is an error that names both, of whatever has a ttl."""
+    store.offers = ALL_KINDS
+    client = aiolock.connect(store)
+    LASTING[what](client, 60.0)
+    with pytest.raises(ValueError, match=r"^ttl=60.5 s is more than the longest_ttl=60 s of <Lo"):
+        LASTING[what](client, 60.5)
+
+
+def test_a_client_whose_leases_are_too_long(store: LocksAlone) -> None:
+    """So is the ttl of a client's locks that do not say."""
+    with pytest.raises(ValueError, match="ttl=61 s is more than the longest_ttl=60 s"):
+        aiolock.connect(store, ttl=61)
+    store.longest_ttl = None
+    aiolock.connect(store, ttl=61)
+
+
+async def test_leases_that_are_extended_too_far(store: LocksAlone) -> None:
+    """And so is what a lease is extended to, which stays as it was."""
+    async with aiolock.connect(store) as client, client.lock("a", ttl=20) as lease:
+        with pytest.raises(ValueError, match="ttl=61 s is more than the longest_ttl=60 s"):
+            await lease.extend(61)
+        assert lease.remaining() < 20
+        await lease.extend(60)
+        assert lease.remaining() > 20
+
+
+def test_who_stands_before_a_store_offers_what_it_does(store: LocksAlone) -> None:
+    """A relay has the limits of the store behind it, and none where that has none."""
+    client = aiolock.connect(FaultyStore(Relay(store)))
+    with pytest.raises(aiolock.Unsupported, match=re.escape("no semaphore 'a'")):
+        client.semaphore("a", 2)
+    with pytest.raises(ValueError, match="longest_ttl=60 s"):
+        client.lock("a", ttl=61)
+    unlimited = MemoryStore(MemoryServer())
+    assert not isinstance(unlimited, Limited)
+    client = aiolock.connect(FaultyStore(unlimited), ttl=1_000_000)
+    for describe in DESCRIBE.values():
+        describe(client)

@@ -1,0 +1,624 @@
+"""Locks on several servers of which a majority decides: in one process, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock import LeaseState, LockClient
+from aiolock.store import Form, Waiter
+from aiolock.stores.memory import MemoryServer
+from aiolock.stores.quorum._seat import OUT_AFTER
+from tests.cancel import KINDS, Kind, cancel_everywhere
+from tests.quorums import clients, left_behind, servers, store_on
+from tests.virtual import run
+from tests.worlds import queued, virtual
+
+
+def later(lock: aiolock.Lock) -> asyncio.Task[aiolock.Lease]:
+    """Acquire it in a task of its own."""
+
+    async def acquire() -> aiolock.Lease:
+        return await lock.acquire()
+
+    return asyncio.create_task(acquire())
+
+
+# What may be asked for
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 4])
+def test_lists_that_cannot_be(number: int) -> None:
+    """One server needs no quorum, and an even number survives no more than one less."""
+    with pytest.raises(ValueError, match=f"3, 5 or 7 servers, not of {number}"):
+        aiolock.connect([f"redis://h{n}" for n in range(number)])
+
+
+def test_one_server_twice_in_a_list() -> None:
+    """Also under two spellings of its URL."""
+    urls = ["redis://a", "redis://b", "redis://user:secret@a:6379/0"]
+    with pytest.raises(ValueError, match="a:6379/0 is in the list twice"):
+        aiolock.connect(urls)
+    server = MemoryServer()
+    with pytest.raises(ValueError, match="twice"):
+        aiolock.connect([server, server, MemoryServer()])
+
+
+def test_servers_of_two_kinds() -> None:
+    """A list is of Redis servers, or of memory servers."""
+    with pytest.raises(ValueError, match="of one kind, not of Redis and memory"):
+        aiolock.connect(["redis://a", "redis://b", "memory://c"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///x.db",
+        "postgresql://h/db",
+        "redis+cluster://h",
+        "redis+sentinel://h/service",
+        "h:6379",
+    ],
+)
+def test_servers_that_cannot_be_members(url: str) -> None:
+    """What is several servers itself, or no server, does not vote."""
+    with pytest.raises(ValueError, match="URLs that begin with one of memory://, redis://"):
+        aiolock.connect(["redis://a", "redis://b", url])
+
+
+def test_options_of_a_list() -> None:
+    """They are for a list, and a list has no replicas."""
+    urls = ["redis://a", "redis://b", "redis://c"]
+    with pytest.raises(ValueError, match="leave them out for a quorum"):
+        aiolock.connect(urls, replicas=1)
+    with pytest.raises(ValueError, match="longest_ttl and durable are for a list"):
+        aiolock.connect("redis://a", longest_ttl=60)
+    with pytest.raises(ValueError, match="longest_ttl and durable are for a list"):
+        aiolock.connect("redis://a", durable=True)
+    with pytest.raises(ValueError, match="longest_ttl must be from"):
+        aiolock.connect(urls, longest_ttl=0)
+    with pytest.raises(TypeError, match="durable must be True or False"):
+        aiolock.connect(urls, durable="yes")  # type: ignore[arg-type]  # on purpose
+    odd: Any = [1, 2, 3]
+    with pytest.raises(TypeError, match="not int"):
+        aiolock.connect(odd)
+
+
+def test_the_longest_ttl() -> None:
+    """For so long a server is silent that may have forgotten, so no lease may be longer."""
+    client = aiolock.connect(["redis://a", "redis://b", "redis://c"], longest_ttl=40)
+    client.lock("a", ttl=40)
+    with pytest.raises(ValueError, match="ttl=41 s is more than the longest_ttl=40 s"):
+        client.lock("a", ttl=41)
+    with pytest.raises(ValueError, match="more than the longest_ttl=20 s"):
+        aiolock.connect(["redis://a", "redis://b", "redis://c"], longest_ttl=20)
+
+
+def test_kinds_that_a_majority_cannot_decide() -> None:
+    """They are refused when they are described, with the reason."""
+    client = aiolock.connect(["redis://a", "redis://b", "redis://c"])
+    with pytest.raises(aiolock.Unsupported, match="3 holders of 2 permits"):
+        client.semaphore("a", 2)
+    with pytest.raises(aiolock.Unsupported, match="does not add up"):
+        client.latch("a", 2)
+    with pytest.raises(aiolock.Unsupported, match="does not add up"):
+        client.barrier("a", 2)
+    with pytest.raises(aiolock.Unsupported, match="does not add up"):
+        client.event("a")
+    with pytest.raises(aiolock.Unsupported, match="not offered on several servers yet"):
+        client.rwlock("a")
+
+
+async def test_servers_by_what_is_given() -> None:
+    """Memory servers, and URLs of them, as a list or a tuple."""
+    for target in (
+        [MemoryServer() for _ in range(3)],
+        tuple(f"memory://{n}" for n in range(5)),
+    ):
+        async with aiolock.connect(target) as ours, aiolock.connect(target) as other:
+            async with ours.lock("a") as lease:
+                assert await other.lock("a").acquire(blocking=False) is None
+            async with other.lock("a") as second:
+                assert second.fence > lease.fence
+
+
+def test_servers_of_one_server() -> None:
+    """A store on one server says nothing of servers."""
+    assert aiolock.connect("redis://a").servers() == []
+
+
+# The lock
+
+
+@virtual
+async def test_who_was_released_is_known_for_a_second() -> None:
+    """So long a vote may be on its way to it; of a client that runs for days not all are kept."""
+    store = store_on(servers())
+    async with aiolock.connect(store) as client:
+        for _ in range(8):
+            async with client.lock("a"):
+                pass
+            await asyncio.sleep(0.4)
+        candidates = store._candidates
+        assert len(candidates._left) == len(candidates._left_at) == 3
+        assert candidates._left == {waiter for _, waiter in candidates._left_at}
+
+
+@virtual
+async def test_handed_on_in_order() -> None:
+    """One holds it at a time, in the order in which they asked, and fences grow."""
+    async with clients(of := servers(), 3) as all_of_them:
+        order, fences = list[int](), list[int]()
+
+        async def enter(client: LockClient, number: int) -> None:
+            async with client.lock("a") as lease:
+                order.append(number)
+                fences.append(lease.fence)
+                await asyncio.sleep(0.1)
+
+        tasks = list[asyncio.Task[None]]()
+        for number in range(12):
+            tasks.append(asyncio.create_task(enter(all_of_them[number % 3], number)))
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert order == list(range(12))
+        assert fences == sorted(set(fences))
+        assert await left_behind(of) == []
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
+    """Split votes are settled, while servers stop, go and come back: nobody is forgotten."""
+
+    async def scenario() -> None:
+        dice, of = random.Random(seed), servers(size)
+        inside, fences = 0, list[int]()
+
+        async def enter(client: LockClient) -> None:
+            nonlocal inside
+            for _ in range(8):
+                await asyncio.sleep(dice.uniform(0, 0.02))
+                async with client.lock("a", ttl=5) as lease:
+                    inside += 1
+                    assert inside == 1
+                    fences.append(lease.fence)
+                    await asyncio.sleep(dice.uniform(0, 0.05))
+                    assert lease.state is not LeaseState.LOST
+                    inside -= 1
+
+        async def trouble() -> None:
+            for _ in range(6):
+                await asyncio.sleep(dice.uniform(0, 0.6))
+                those = dice.sample(of, dice.randint(1, size // 2))
+                how = dice.choice(["stop", "kill"])
+                for server in those:
+                    server.stop() if how == "stop" else server.kill()
+                await asyncio.sleep(dice.uniform(0, 1.5))
+                for server in those:
+                    server.resume() if how == "stop" else server.back()
+
+        async with clients(of, 4, ttl=5) as all_of_them:
+            troubling = asyncio.create_task(trouble())
+            await asyncio.gather(*(enter(client) for client in all_of_them for _ in range(2)))
+            await troubling
+            assert len(fences) == 64
+            assert fences == sorted(set(fences))
+            await asyncio.sleep(20)
+            assert await left_behind(of) == []
+
+    run(scenario(), seed)
+
+
+@virtual
+async def test_no_answer_of_a_minority_is_waited_for() -> None:
+    """A server that is stopped or gone is not noticed, by whoever asks, holds or hands on."""
+    loop = asyncio.get_running_loop()
+    async with clients(of := servers(), 2) as (ours, other):
+        for fail, mend in ((of[0].stop, of[0].resume), (of[1].kill, of[1].back)):
+            fail()
+            begun = loop.time()
+            async with ours.lock("a"):
+                waiting = later(other.lock("a"))
+                await queued(ours.lock("a"), 1)
+            lease = await waiting
+            assert loop.time() - begun < 1.0  # two looks at the queue, of which each waits a while
+            await lease.release()
+            mend()
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_a_lease_outlives_a_minority() -> None:
+    """It is renewed while a majority answers, and its votes are whole again when all do."""
+    async with clients(of := servers(), 1, ttl=4) as (client,):
+        lease = await client.lock("a").acquire()
+        of[0].kill()
+        await asyncio.sleep(20)
+        assert lease.state is LeaseState.HELD
+        assert lease.remaining() > 1
+        of[0].back()
+        await asyncio.sleep(4)
+        assert [server.votes for server in client.servers()] == [1, 1, 1]
+        of[1].kill()
+        await asyncio.sleep(20)
+        assert lease.state is LeaseState.HELD
+        await lease.release()
+        of[1].back()
+        await asyncio.sleep(5)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_a_lease_outlives_that_all_are_restarted() -> None:
+    """One after the other, empty: each votes for the holder again when it votes at all."""
+    async with clients(of := servers(), 1, longest_ttl=6, ttl=4) as (client,):
+        candidates: Any = client._engine.store._candidates
+        candidates._seen = candidates._ticket(Form(claim=0), 0.0) + 10**9  # of another name
+        lease = await client.lock("a").acquire()
+        for server in of:
+            server.kill()
+            server.start(empty=True)
+            await asyncio.sleep(10)
+            assert [each.votes for each in client.servers()] == [1, 1, 1]
+        assert lease.state is LeaseState.HELD
+        (holder,) = (await client.lock("a").status()).holders
+        assert holder.fence == lease.fence
+        await lease.release()
+
+
+@virtual
+async def test_a_lease_outlives_one_restart_after_the_other() -> None:
+    """A vote that was forgotten is given once more as soon as that server votes again."""
+    async with clients(of := servers(), 1, ttl=4) as (client,):
+        lease = await client.lock("a").acquire()
+        for server in of:
+            server.kill()
+            server.start()  # at once, so the vote is missed before its lease has ended
+            await asyncio.sleep(70)
+            assert lease.state is LeaseState.HELD
+            assert [each.votes for each in client.servers()] == [1, 1, 1]
+        await lease.release()
+
+
+@virtual
+async def test_who_is_let_in_line_is_in_line_everywhere() -> None:
+    """Whom a server finds one too many, and the others do not, has its place there all the same."""
+    async with clients(of := servers(), 2, ttl=4) as (ours, other):
+        await ours.lock("a").acquire()
+        waiting = later(other.lock("a"))
+        await queued(ours.lock("a"), 1)
+        lines = [server.voter.states["lock:a"] for server in of]
+        lines[0].line_up((10**18, Waiter(other.id, 99)), Form(claim=1000))
+        limited = later(other.lock("a", max_waiters=2))
+        await asyncio.sleep(0.1)
+        assert [len(each.line) for each in lines] == [3, 2, 2]
+        waiting.cancel()
+        limited.cancel()
+
+
+@virtual
+async def test_each_asks_again_that_has_no_place() -> None:
+    """Who was refused at one server asks there again itself, though another of its client waits."""
+    async with clients(of := servers(), 2, ttl=4) as (ours, other):
+        await ours.lock("a").acquire()
+        tasks = [later(other.lock("a"))]
+        await queued(ours.lock("a"), 1)
+        of[0].refuses = True
+        tasks.append(later(other.lock("a")))
+        await asyncio.sleep(0.1)
+        of[0].refuses = False
+        lines = [server.voter.states["lock:a"].line for server in of]
+        assert [len(line) for line in lines] == [1, 2, 2]
+        await asyncio.sleep(1)
+        assert [len(line) for line in lines] == [2, 2, 2]
+        for task in tasks:
+            task.cancel()
+
+
+@virtual
+async def test_a_lease_is_lost_without_a_majority() -> None:
+    """Its body is cancelled when a majority of its votes has certainly ended, and not later."""
+    loop = asyncio.get_running_loop()
+    async with clients(of := servers(), 1, ttl=4) as (client,):
+        begun = loop.time()
+
+        async def hold() -> None:
+            async with client.lock("a") as lease:
+                of[0].stop()
+                of[2].stop()
+                await asyncio.sleep(3)
+                assert lease.state is LeaseState.AT_RISK
+                await asyncio.sleep(60)
+
+        with pytest.raises(aiolock.LeaseLost):
+            await hold()
+        assert loop.time() - begun < 4.5
+        for server in of:
+            server.resume()
+        await asyncio.sleep(5)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_released_by_a_bare_majority_of_which_one_has_forgotten() -> None:
+    """It has not lost the lock: a server that has forgotten its vote gives it to nobody else."""
+    async with clients(of := servers(), 1) as (client,):
+        of[2].stop()
+        lease = await client.lock("a").acquire()
+        of[1].voter.restart(empty=True)
+        assert await lease.release()
+        of[2].resume()
+        await asyncio.sleep(70)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_without_a_majority() -> None:
+    """Whoever asks is told which servers do not answer, and why; back again, it goes on."""
+    async with clients(of := servers(), 2) as (client, other):
+        of[0].kill()
+        of[2].kill()
+        lock = client.lock("a")
+        with pytest.raises(aiolock.StoreError, match="2 of 3 servers do not answer: server 0: it"):
+            await lock.acquire()
+        with pytest.raises(aiolock.StoreError, match="server 2: it was killed"):
+            await lock.acquire(blocking=False)
+        with pytest.raises(aiolock.StoreError, match="2 of 3 servers"):
+            await lock.status()
+        waiting = later(lock)
+        await asyncio.sleep(1)
+        of[0].back()
+        async with asyncio.timeout(1):
+            lease = await waiting
+        await lease.release()
+        of[2].back()
+        async with other.lock("a"):
+            pass
+        await asyncio.sleep(5)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_who_reaches_a_minority_is_in_nobodys_way() -> None:
+    """It gives back its vote and leaves the line, and comes back with its ticket."""
+    of = servers()
+    async with clients(of, 2) as (ours, other):
+        held = await later(other.lock("a"))
+        waiting = later(ours.lock("a"))
+        await queued(other.lock("a"), 1)
+        mine = [server._members[0] for server in of]
+        for member in mine[1:]:
+            member.breaks()
+        await asyncio.sleep(1)
+        behind = later(other.lock("a"))
+        await asyncio.sleep(1)
+        assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 1, 1]
+        for member in mine[1:]:
+            member.connects()
+        await asyncio.sleep(1)
+        assert [len(server.voter.states["lock:a"].line) for server in of] == [2, 2, 2]
+        await held.release()
+        first = await waiting
+        assert not behind.done()
+        await first.release()
+        await (await behind).release()
+
+
+@virtual
+async def test_a_dead_client_costs_its_lease() -> None:
+    """Whoever waits for one that died has it when its leases have ended at a majority."""
+    loop = asyncio.get_running_loop()
+    of = servers()
+    async with clients(of, 1) as (other,):
+        dead = aiolock.connect(store_on(of), ttl=3)
+        await dead.open()
+        held = await later(dead.lock("a"))
+        task = later(dead.lock("a"))
+        await queued(other.lock("a"), 1)
+        for server in of:
+            server._members[1].breaks()
+            server._members[1]._joined = False
+        begun = loop.time()
+        async with other.lock("a"):
+            assert 1 < loop.time() - begun < 3.5
+        task.cancel()
+        await asyncio.wait([task])
+        for server in of:
+            server._members[1]._joined = True
+            server._members[1].connects()
+        await dead.aclose()
+        assert held.state is not LeaseState.HELD
+
+
+# Options of locks
+
+
+@virtual
+async def test_min_hold_and_lock_delay() -> None:
+    """The lock stays closed at a majority, whoever of them is asked."""
+    loop = asyncio.get_running_loop()
+    async with clients(of := servers(), 2, ttl=4) as (ours, other):
+        begun = loop.time()
+        async with ours.lock("a", min_hold=7):
+            waiting = later(other.lock("a"))
+            await queued(ours.lock("a"), 1)
+        assert (await ours.lock("a").status()).closed > 5
+        of[0].stop()
+        lease = await waiting
+        assert 7 <= loop.time() - begun < 7.5
+        of[0].resume()
+        await lease.release()
+
+        async def lose() -> None:
+            async with ours.lock("b", lock_delay=5, ttl=4):
+                for server in of[1:]:
+                    server.stop()
+                await asyncio.sleep(60)
+
+        with pytest.raises(aiolock.LeaseLost):
+            await lose()
+        lost = loop.time()
+        for server in of[1:]:
+            server.resume()
+        async with other.lock("b"):
+            assert loop.time() - lost >= 4
+
+
+@virtual
+async def test_max_waiters() -> None:
+    """It is full where a majority says so, and then nobody is left in any line."""
+    async with clients(of := servers(), 2) as (ours, other):
+        held = await later(ours.lock("a"))
+        waiting = later(other.lock("a"))
+        await queued(ours.lock("a"), 1)
+        with pytest.raises(aiolock.QueueFull):
+            await ours.lock("a", max_waiters=1).acquire()
+        assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 1, 1]
+        await held.release()
+        await (await waiting).release()
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_priority() -> None:
+    """Who is more urgent is before all that wait, and takes nothing from who has entered."""
+    async with clients(servers(), 2) as (ours, other):
+        order = list[str]()
+
+        async def enter(client: LockClient, name: str, priority: int) -> None:
+            async with client.lock("a", priority=priority):
+                order.append(name)
+
+        async with ours.lock("a") as lease:
+            tasks = [asyncio.create_task(enter(ours, "later", 5))]
+            await queued(ours.lock("a"), 1)
+            tasks.append(asyncio.create_task(enter(other, "usual", 0)))
+            await queued(ours.lock("a"), 2)
+            tasks.append(asyncio.create_task(enter(ours, "urgent", -5)))
+            await queued(ours.lock("a"), 3)
+            assert lease.state is LeaseState.HELD
+        await asyncio.gather(*tasks)
+        assert order == ["urgent", "usual", "later"]
+
+
+@virtual
+async def test_the_rest_of_the_family() -> None:
+    """Re-entrant, several as one, periodic; extended and verified; broken and asked for."""
+    async with clients(of := servers(), 2) as (ours, other):
+        lock = ours.lock("a", reentrant=True)
+        async with lock as lease, lock:
+            assert await lease.verify()
+            await lease.extend(50)
+            assert lease.remaining() > 40
+            assert not lease.requested.is_set()
+            assert await other.lock("a").request_release()
+            await asyncio.sleep(0.01)
+            assert lease.requested.is_set()
+        async with other.multilock("a", "b"):
+            assert await ours.lock("b").locked()
+
+        async def is_broken() -> None:
+            async with ours.lock("c") as lease:
+                assert await other.lock("c").break_(lease.fence)
+                await asyncio.sleep(60)
+
+        with pytest.raises(aiolock.LeaseLost):
+            await is_broken()
+        assert not await other.lock("c").break_()
+        runs = list[float]()
+
+        async def job() -> None:
+            runs.append(asyncio.get_running_loop().time())
+
+        instances = [client.periodic("job", every=60) for client in (ours, other)]
+        jobs = [asyncio.create_task(each.run(job)) for each in instances]
+        await asyncio.sleep(290)
+        for task in jobs:
+            task.cancel()
+        await asyncio.wait(jobs)
+        assert len(runs) in (5, 6)
+        assert all(59 < b - a < 61 for a, b in itertools.pairwise(runs[1:]))
+        assert [s for s in await ours.snapshot(kind="lock") if s.holders or s.waiters] == []
+        closed = await left_behind(of)
+        assert set(closed) == {"periodic:job"}
+        assert len(closed) >= 2
+
+
+@virtual
+async def test_broken_at_one_server_after_the_other() -> None:
+    """Who is broken has lost the lock with the second vote: it does not get the first one back."""
+    async with clients(of := servers(), 2) as (ours, other):
+        lost = asyncio.get_running_loop().create_future()
+
+        async def is_broken() -> None:
+            async with ours.lock("a"):
+                for server in of[:2]:
+                    vote = server.voter.states["lock:a"].vote
+                    assert vote is not None
+                    server._members[1].take_away("lock:a", vote.waiter, lambda *_: None)
+                    await asyncio.sleep(1)
+                lost.set_result(None)
+
+        with pytest.raises(aiolock.LeaseLost, match="broke it"):
+            await is_broken()
+        assert not lost.done()
+        async with other.lock("a"):
+            pass
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_snapshot() -> None:
+    """All that somebody holds or waits for, whichever servers know of it, with labels."""
+    async with clients(servers(), 2, label="billing") as (ours, other):
+        async with ours.lock("a"), other.lock("b"):
+            waiting = later(other.lock("a"))
+            await queued(ours.lock("a"), 1)
+            await asyncio.sleep(3)
+            found = {status.name: status for status in await ours.snapshot()}
+            assert sorted(found) == ["a", "b"]
+            assert found["a"].waiters[0].client == other.id
+            assert found["a"].holders[0].label.startswith("billing")
+        await (await waiting).release()
+
+
+# Cancelled anywhere
+
+
+@pytest.mark.parametrize("fail", ["", "stop", "kill"])
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+async def test_cancelled_at_every_step(kind: Kind, fail: str) -> None:
+    """Nothing is left at any server, and at one that does not answer once it does."""
+    async with clients(of := servers(), 2, ttl=60) as (ours, other):
+        if fail:
+            getattr(of[1], fail)()
+            await asyncio.sleep(OUT_AFTER * 2)
+        lock, wanted = ours.lock("a"), other.lock("a")
+
+        async def scenario() -> None:
+            async with lock:
+                waiting = asyncio.ensure_future(wanted.acquire())
+                try:
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                finally:
+                    waiting.cancel()
+            lease = await lock.acquire(blocking=False)
+            if lease is not None:
+                await lease.release()
+
+        steps = 0
+        async for _ in cancel_everywhere(scenario, [kind]):
+            steps += 1
+            for server in of:
+                if server.answers:
+                    assert await left_behind([server]) == []
+        assert steps >= 3
+        of[1].resume() if fail == "stop" else of[1].back()
+        assert await left_behind(of) == []

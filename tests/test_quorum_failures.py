@@ -1,0 +1,290 @@
+"""Real servers that fail, a minority of them and more, and the processes that hold and wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+import aiolock
+from tests.failures import Locker, queued, take, until
+from tests.majorities import Majority, vouch
+from tests.proxy import Proxy
+
+LONGEST = 60.0
+TTL = 2.0
+
+
+@pytest.fixture(params=[3, 5])
+def majority(request: pytest.FixtureRequest) -> Iterator[Majority]:
+    """Servers to break."""
+    with Majority(request.param) as majority:
+        yield majority
+
+
+@pytest.fixture
+def three() -> Iterator[Majority]:
+    """Three servers to break."""
+    with Majority() as majority:
+        yield majority
+
+
+class Links:
+    """A link of the test's own to each of some servers, and what may happen to them."""
+
+    def __init__(self, majority: Majority, proxies: list[Proxy], prefix: str) -> None:
+        self.servers, self.proxies = majority.servers, proxies
+        self.urls = [proxy.url for proxy in proxies]
+        self.minority = range((len(proxies) - 1) // 2)
+        self._prefix = prefix
+        vouch(self.servers, self.urls, prefix, LONGEST)
+
+    def cut_off(self, number: int) -> None:
+        """Let nobody reach it."""
+        self.proxies[number].refuse()
+        self.proxies[number].cut()
+
+    def restart_with_data(self, number: int) -> None:
+        """Start it again, with all that it knew."""
+        self.servers[number].call("SAVE")
+        self.servers[number].restart()
+
+    def client(self) -> aiolock.LockClient:
+        """Another client of them."""
+        return aiolock.connect(self.urls, prefix=self._prefix, longest_ttl=LONGEST, ttl=TTL)
+
+
+@pytest.fixture
+async def links(majority: Majority, prefix: str) -> AsyncIterator[Links]:
+    """Links to all of them."""
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(Proxy(server.port)) for server in majority.servers
+        ]
+        yield Links(majority, proxies, prefix)
+
+
+Break = Callable[[Links, int], object]
+
+BREAKS: dict[str, tuple[Break, Break]] = {
+    "killed": (lambda on, n: on.servers[n].kill(), lambda on, n: on.servers[n].start()),
+    "stopped": (lambda on, n: on.servers[n].pause(), lambda on, n: on.servers[n].resume()),
+    "paused": (
+        lambda on, n: on.servers[n].call("CLIENT", "PAUSE", 1500, "ALL"),
+        lambda _on, _n: None,
+    ),
+    "cut_off": (
+        lambda on, n: on.cut_off(n),
+        lambda on, n: on.proxies[n].accept(),
+    ),
+    "deaf": (lambda on, n: on.proxies[n].deaf(), lambda on, n: on.proxies[n].hear()),
+    "slow": (
+        lambda on, n: on.proxies[n].delay(to_server=0.3, to_client=0.3),
+        lambda on, n: on.proxies[n].delay(),
+    ),
+    "emptied": (lambda on, n: on.servers[n].call("FLUSHALL"), lambda _on, _n: None),
+    "restarted_empty": (lambda on, n: on.servers[n].restart(), lambda _on, _n: None),
+    "restarted_with_data": (
+        lambda on, n: on.restart_with_data(n),
+        lambda _on, _n: None,
+    ),
+}
+"""What may happen to a server, and how that ends."""
+
+
+class Crowd:
+    """Tasks that take one lock again and again, and note what they must not see."""
+
+    def __init__(self) -> None:
+        self.fences: list[int] = []
+        self._inside = 0
+
+    async def work(self, lock: aiolock.Lock) -> None:
+        """Until cancelled."""
+        while True:
+            async with lock as lease:
+                assert not self._inside
+                self._inside += 1
+                self.fences.append(lease.fence)
+                await asyncio.sleep(0)
+                self._inside -= 1
+
+    async def goes_on(self) -> None:
+        """Return when a good many more have entered."""
+        enough = len(self.fences) + 30
+        await until(lambda: len(self.fences) >= enough)
+
+
+@pytest.mark.parametrize("how", BREAKS)
+async def test_a_minority_is_not_needed(links: Links, how: str) -> None:
+    """Two clients pass a lock to and fro meanwhile, and a lease is held, whatever breaks there."""
+    breaks, mends = BREAKS[how]
+    async with links.client() as ours, links.client() as theirs:
+        lease = await ours.lock("held").acquire()
+        crowd = Crowd()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(crowd.work(client.lock("passed")))
+                for client in (ours, theirs) * 3
+            ]
+            await crowd.goes_on()
+            for number in links.minority:
+                breaks(links, number)
+            await crowd.goes_on()
+            held_until = lease.remaining()
+            await until(lambda: lease.remaining() > held_until)  # it has been renewed since
+            for number in links.minority:
+                mends(links, number)
+            await crowd.goes_on()
+            for task in tasks:
+                task.cancel()
+        assert crowd.fences == sorted(set(crowd.fences))
+        assert lease.state in {"held", "at_risk"}
+        assert await lease.release()
+
+
+async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
+    """A body is cancelled at the end of its lease, and nobody enters before a majority is back."""
+    more = range(len(links.minority) + 1)
+    async with links.client() as ours, links.client() as theirs:
+
+        async def body() -> None:
+            async with ours.lock("a"):
+                for number in more:
+                    links.servers[number].pause()
+                await asyncio.sleep(60)
+
+        with pytest.raises(aiolock.LeaseLost):
+            await body()
+        waiting = asyncio.create_task(take(theirs.lock("a")))
+        with pytest.raises((aiolock.StoreError, aiolock.AcquireTimeout)):
+            async with ours.lock("b", timeout=0.5):
+                pass
+        assert not waiting.done()
+        for number in more:
+            links.servers[number].resume()
+        lease = await asyncio.wait_for(waiting, 20)
+        await lease.release()
+
+
+async def test_a_client_opens_with_a_majority(links: Links) -> None:
+    """It needs no more; with fewer it says which do not answer, and why."""
+    for number in links.minority:
+        links.servers[number].kill()
+    async with links.client() as client, client.lock("a"):
+        pass
+    links.servers[len(links.minority)].kill()
+    missing = len(links.minority) + 1
+    says = f"{missing} of {len(links.servers)} servers do not answer: 127.0.0.1"
+    with pytest.raises(aiolock.StoreError, match=says):
+        await links.client().open()
+
+
+async def test_nothing_is_left(three: Majority, prefix: str) -> None:
+    """Votes and lines go with those who had them, also at a server that came back meanwhile."""
+    three.vouch(prefix, LONGEST)
+    async with aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) as client:
+        crowd = Crowd()
+        tasks = [asyncio.create_task(crowd.work(client.lock("a"))) for _ in range(5)]
+        await crowd.goes_on()
+        three.servers[0].pause()
+        await crowd.goes_on()
+        three.servers[0].resume()
+        await crowd.goes_on()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await until(lambda: not three.left_behind(prefix))
+
+
+@pytest.fixture
+async def lockers(three: Majority, prefix: str) -> AsyncIterator[list[Locker]]:
+    """Three processes, with three servers."""
+    three.vouch(prefix, LONGEST)
+    async with AsyncExitStack() as stack:
+        new = [Locker(",".join(three.urls), prefix) for _ in range(3)]
+        yield list(await asyncio.gather(*map(stack.enter_async_context, new)))
+
+
+Does = Callable[[Locker], Awaitable[object]]
+
+
+async def killed(locker: Locker) -> None:
+    """Kill it, and wait until it is gone."""
+    locker.kill()
+    await locker.wait()
+
+
+async def test_a_holder_that_is_killed(lockers: list[Locker]) -> None:
+    """The next enters when its lease has ended, and no earlier."""
+    first, second, _ = lockers
+    await first.lock(ttl=1.5)
+    before = await first.entered()
+    await second.lock()
+    await killed(first)
+    after = await second.entered()
+    assert after["fence"] > before["fence"]
+    assert after["t"] - before["t"] >= 1.4  # a lease of 1.5 s, as its holder reckons
+    await second.unlock()
+
+
+async def test_a_waiter_that_is_killed(three: Majority, lockers: list[Locker], prefix: str) -> None:
+    """It is passed over by the servers: nobody waits for a lease of its."""
+    first, second, third = lockers
+    async with aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) as client:
+        await first.lock(ttl=LONGEST)
+        await first.entered()
+        for number, locker in enumerate((second, third), start=1):
+            await locker.lock(ttl=LONGEST)
+            await queued(client.lock("lock"), number)
+        await killed(second)
+        await until(lambda: not _listens(three, second.client))
+        await first.unlock()
+        await third.entered()
+        await third.unlock()
+
+
+async def test_a_waiter_that_is_stopped(
+    three: Majority, lockers: list[Locker], prefix: str
+) -> None:
+    """It costs a claim, and once it goes on it enters after the one that has entered meanwhile."""
+    first, second, third = lockers
+    async with aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) as client:
+        await first.lock()
+        await first.entered()
+        for number, locker in enumerate((second, third), start=1):
+            await locker.lock(ttl=1.0)
+            await queued(client.lock("lock"), number)
+        second.stop()
+        await first.unlock()
+        entered = await third.entered()
+        second.cont()
+        await queued(client.lock("lock"), 1)
+        await third.unlock()
+        assert (await second.entered())["fence"] > entered["fence"]
+        await second.unlock()
+
+
+async def test_a_holder_that_is_stopped(lockers: list[Locker]) -> None:
+    """Its body is cancelled when it goes on, and another has a higher fence by then."""
+    first, second, _ = lockers
+    await first.lock(ttl=1.0)
+    before = await first.entered()
+    await second.lock()
+    first.stop()
+    after = await second.entered()
+    assert after["fence"] > before["fence"]
+    first.cont()
+    await first.expect("cancelled it")
+    await second.unlock()
+
+
+def _listens(majority: Majority, client: str) -> bool:
+    """Whether a server still has a subscription of this client."""
+    return any(
+        client in channel
+        for server in majority.servers
+        for channel in server.call("PUBSUB", "CHANNELS")
+    )

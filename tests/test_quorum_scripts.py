@@ -1,0 +1,525 @@
+"""The scripts of a server that votes against the state machine: the same answers, the same state.
+
+As in `test_model`, which does this for the single server: leases are long, and end by being moved
+into the past on both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from typing import Any
+
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from aiolock.store import Late
+from aiolock.stores._member import (
+    UNBOUNDED,
+    InLine,
+    Marked,
+    Recalled,
+    Refused,
+    Silent,
+    Stand,
+    Voted,
+)
+from aiolock.stores.machine import PushDone, PushGranted, PushLost, PushRequested
+from aiolock.stores.quorum._voter import Push, PushInquired, VoterState, VoterStep
+from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis import _voting as voting
+from aiolock.stores.redis._codec import decode_any
+from aiolock.stores.redis._scripts import Script
+from aiolock.stores.redis._voting import VoteNames, VoteText
+from tests.servers import RedisServer
+
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
+"""Sequences; twenty times as many where the scripts were changed."""
+NAME = "the {name}"
+CLIENTS = ("ada", "bob", "cyd")
+AN_AGE = 10**14
+FORMS = (
+    "x10000",
+    "x10000",
+    "xf5000",
+    "x7000!2",
+    "x7000!-9",
+    "x10000~20000",
+    "x10000+30000",
+    f"x9000@{AN_AGE}",
+    "xq10000%7",  # of a later version
+    "xo10000",
+    "xo7000",
+    "s8000^5",
+    "sf8000^9",
+)
+WAITERS = [f"{form}:{client}:{seq}" for seq, form in enumerate(FORMS) for client in CLIENTS]
+MINUTE = 60_000
+FIRST = 1_790_000_000_000_000
+"""A ticket, and so a number: what is minted here is above that."""
+
+Told = tuple[str, str, int]
+
+
+def now() -> int:
+    """The time, in ms."""
+    return int(time.time() * 1000)
+
+
+class Scripts:
+    """A server that votes, by its scripts."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.redis: Any = redis.Redis(port=server.port, decode_responses=True)
+        self.raw: Any = redis.Redis(port=server.port)
+        self.names = VoteNames(f"model-{uuid.uuid4().hex[:8]}")
+        self.keys = self.names.keys(NAME)
+        self.votes, self.line, self.last, self.marker = self.keys
+        self.value = self.names.value(NAME)
+        self.pubsubs: dict[str, Any] = {}
+        self.log: list[Told] = []
+
+    def call(self, script: Script, *values: object, keys: list[str] | None = None) -> Any:
+        """The decoded reply; what was pushed is in the log."""
+        keys = self.keys if keys is None else keys
+        try:
+            reply = self.raw.eval(script.source, len(keys), *keys, *map(str, values))
+        except redis.ResponseError as error:
+            code, _, late = str(error).partition(" ")
+            if code != "LATE":
+                raise
+            return Late(int(late))
+        for client, pubsub in self.pubsubs.items():
+            self.redis.publish(self.names.channels + client, "that is all")
+            while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
+                self._heard(push)
+        if script is voting.RELEASE and isinstance(reply, bytes):
+            self._heard(reply.decode())
+        return script.decode(reply)
+
+    def _heard(self, push: str) -> None:
+        kind, *rest = push.split(" ")
+        if kind == "g":
+            self.log.append(("granted", rest[0], int(rest[1])))
+        elif kind == "i":
+            self.log.append(("inquired", rest[0], int(rest[1])))
+        elif kind == "d":
+            self.log.append(("done", "", 0))
+        elif kind == "r":
+            vote = VoteText.read(rest[0])
+            self.log.append(("requested", vote.waiter, vote.number))
+        else:
+            waiter, _, number = rest[0].rpartition(":")
+            self.log.append((rest[1], waiter, int(number)))
+
+    def listen(self, client: str) -> None:
+        if client not in self.pubsubs:
+            pubsub = self.redis.pubsub()
+            pubsub.subscribe(self.names.channels + client)
+            assert pubsub.get_message(timeout=10)["type"] == "subscribe"
+            self.pubsubs[client] = pubsub
+
+    def leave(self, client: str) -> None:
+        if client in self.pubsubs:
+            self.pubsubs.pop(client).close()
+            channel = self.names.channels + client
+            while self.redis.pubsub_numsub(channel)[0][1]:
+                pass  # the server has not read our good-bye yet
+
+    def vote(  # noqa: PLR0917  # as the machine's
+        self, waiter: str, ticket: int, ttl: int, proposal: int, wait: bool, most: int, late: int
+    ) -> Any:
+        values = (self.names.channels, ttl, most, int(wait), waiter, ticket, proposal, late)
+        return self.call(voting.VOTE, *values)
+
+    def out(self) -> tuple[str, float] | None:
+        """The vote that is out, and its score."""
+        first = self.redis.zrange(self.votes, 0, 0, withscores=True)
+        return first[0] if first and first[0][1] < 10**15 else None
+
+    def tombstones(self) -> set[str]:
+        after = 10**15 + now()
+        found = self.redis.zrangebyscore(self.votes, after, 10**15 + 10**13)
+        return {member.removeprefix("!") for member in found}
+
+    def close(self) -> None:
+        for client in list(self.pubsubs):
+            self.leave(client)
+        self.redis.delete(*self.keys, self.value)
+        self.redis.close()
+        self.raw.close()
+
+
+class Model:
+    """The same, by the machine."""
+
+    def __init__(self) -> None:
+        self.state = VoterState()
+        self.began = now()
+        self.silent = 0
+        self.listening = set[str]()
+        self.log: list[Told] = []
+
+    def step(self) -> VoterStep:
+        return VoterStep(self.state, self.began * 1000, self.listening.__contains__, self.silent)
+
+    def done(self, step: VoterStep, answered: str = "") -> None:
+        """Its pushes, as they are written down; with the answer comes the first grant."""
+        for push in step.pushes:
+            client = push.waiter.client
+            told = client in self.listening or (
+                client == answered and isinstance(push, PushGranted)
+            )
+            if told:
+                self.log.append(self._told(push))
+
+    @staticmethod
+    def _told(push: Push) -> Told:
+        if isinstance(push, PushDone):
+            return ("done", "", 0)
+        text = TEXTS[push.waiter]
+        if isinstance(push, PushGranted):
+            assert push.form == decode_any(text)[1]
+            return ("granted", text, push.fence)
+        if isinstance(push, PushLost):
+            return (push.reason, text, push.fence)
+        if isinstance(push, PushRequested):
+            return ("requested", text, push.fence)
+        assert isinstance(push, PushInquired)
+        return ("inquired", text, push.number)
+
+
+TEXTS = {decode_any(text)[0]: text for text in WAITERS}
+
+waiters = st.sampled_from(WAITERS)
+
+
+class Differential(RuleBasedStateMachine):
+    """Each rule does the same to both sides and compares what they say."""
+
+    server: RedisServer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.model = Scripts(self.server), Model()
+        self.tickets: dict[str, int] = {}
+        self.ticket = FIRST
+
+    @initialize()
+    def begin(self) -> None:
+        self.speak(0)
+        for client in CLIENTS:
+            self.come_back(client)
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def come_back(self, client: str) -> None:
+        self.real.listen(client)
+        self.model.listening.add(client)
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def vanish(self, client: str) -> None:
+        self.real.leave(client)
+        self.model.listening.discard(client)
+
+    @rule(left=st.sampled_from([0, 0, 0, 0, MINUTE, -1]))
+    def speak(self, left: int) -> None:
+        """It votes, or not for a while, or knows of no quorum."""
+        self.model.silent = left
+        if left < 0:
+            self.real.redis.delete(self.real.marker)
+        else:
+            self.real.redis.set(self.real.marker, f"run {now() + left if left else 0} charter")
+
+    def stand(self, text: str, *, early: bool = False) -> Stand:
+        waiter, form, _ = decode_any(text)
+        if text not in self.tickets:
+            self.ticket += 100
+            ahead = -100 * (waiter.seq % 3) if early else 0  # it asked before one that is here
+            # Two have one ticket only where their texts are in the order of who they are.
+            alike = 0 if waiter.seq < 2 else waiter.seq
+            own = self.ticket + ahead + alike + form.priority * 10**14
+            self.tickets[text] = own
+        return Stand(NAME, waiter, form, self.tickets[text])
+
+    @rule(
+        text=waiters,
+        early=st.booleans(),
+        ttl=st.sampled_from([30_000, MINUTE]),
+        proposal=st.sampled_from([0, 0, 1, -20, 300]),
+        wait=st.sampled_from([True, True, True, False]),
+        most=st.sampled_from([0, 0, 0, 1, 2]),
+        late=st.sampled_from([0, 0, MINUTE, -MINUTE]),
+    )
+    def vote(  # noqa: PLR0917  # as the machine's
+        self, text: str, early: bool, ttl: int, proposal: int, wait: bool, most: int, late: int
+    ) -> None:
+        stand = self.stand(text, early=early)
+        proposed = self.ticket + proposal if proposal else 0
+        not_after = (now() + late) * 1000 if late else 0
+        real = self.real.vote(text, stand.ticket, ttl, proposed, wait, most, not_after)
+        if late < 0:
+            assert isinstance(real, Late)
+            return
+        step = self.model.step()
+        model = step.vote(stand, ttl, proposed, wait=wait, most=most)
+        self.model.done(step)
+        if stand.form.counts and isinstance(real, InLine):  # it waits for nobody
+            assert real._replace(now=0) == model._replace(now=0)
+        else:
+            self.same(real, model)
+
+    def near(self, real: int, model: int) -> bool:
+        """Whether two times are alike, but for what this example has taken so far."""
+        return abs(real - model) < 8000 + now() - self.model.began
+
+    def same(self, real: Any, model: Any) -> None:
+        assert type(real) is type(model), (real, model)
+        if isinstance(real, Voted):
+            assert real.number == model.number
+            assert self.near(real.lease, model.lease)
+        elif isinstance(real, InLine):
+            assert real.place == model.place
+            assert self.near(real.until, model.until)
+            out = self.model.state.vote
+            shown = out is not None and not out.nobodys and real.place == 0
+            assert (real.holder is not None) == shown
+            if real.holder is not None:
+                assert out is not None
+                assert (real.holder.client, real.holder.seq) == out.waiter
+                assert real.holder.fence == out.number
+        elif isinstance(real, Silent):
+            assert self.near(real.left, model.left)
+            assert (real.left < 0) == (model.left < 0)
+        elif isinstance(real, Marked):
+            assert real.number == model.number
+            assert self.near(real.left, model.left)
+        elif not isinstance(real, Refused):
+            assert real._replace(now=0) == model._replace(now=0)
+
+    # What is done most often: it takes many of these until something is handed on.
+
+    @rule(
+        texts=st.lists(waiters, min_size=2, max_size=5, unique=True),
+        alike=st.booleans(),
+        left=st.sampled_from([0, 0, MINUTE]),
+        upto=st.sampled_from(["any", "this"]),
+    )
+    def come_and_go(self, texts: list[str], alike: bool, left: int, upto: str) -> None:
+        """Some stand in line, two perhaps with one ticket, and whoever has the vote leaves."""
+        self.speak(0)
+        for text in texts:
+            self.vote(text, alike, 30_000, 0, True, 0, 0)
+            self.same_pushes()
+            self.same_state()
+        self.speak(left)
+        self.release(texts[0], True, 0, upto, 0, 0)
+        self.same_pushes()
+        self.same_state()
+
+    def out(self) -> tuple[str, int]:
+        """Whose vote is out, and its number."""
+        vote = self.model.state.vote
+        if vote is None or vote.nobodys:
+            return WAITERS[0], 12345
+        return TEXTS[vote.waiter], vote.number
+
+    @rule(
+        text=waiters,
+        mine=st.sampled_from([True, True, False]),
+        highest=st.sampled_from([0, 0, -5, 5, 100]),
+        upto=st.sampled_from(["any", "any", "below", "this"]),
+        entered=st.sampled_from([-2, -1, 0, 10_000, 30_000]),
+        bury=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
+    )
+    def release(  # noqa: PLR0917  # as the machine's
+        self, text: str, mine: bool, highest: int, upto: str, entered: int, bury: int
+    ) -> None:
+        holder, number = self.out()
+        text = holder if mine else text
+        bound = {"any": UNBOUNDED, "below": number - 1, "this": number}[upto]
+        top = number + highest if highest else 0
+        buried = (now() + bury) * 1000 if bury else 0
+        channels = self.real.names.channels
+        real = self.real.call(voting.RELEASE, channels, bound, text, top, entered, buried)
+        step, waiter = self.model.step(), decode_any(text)[0]
+        model = step.release(waiter, top, bound, entered=entered, bury=buried)
+        self.model.done(step, waiter.client if model == 1 else "")
+        assert real == model
+
+    @rule(text=waiters, mine=st.booleans())
+    def give_way(self, text: str, mine: bool) -> None:
+        holder, number = self.out()
+        stand = self.stand(holder if mine else text)
+        text = TEXTS[stand.waiter]
+        values = (text, number, stand.ticket, self.real.names.channels)
+        real = self.real.call(voting.GIVE_WAY, *values)
+        step = self.model.step()
+        model = step.give_way(stand, number)
+        self.model.done(step)
+        self.same(real, model)
+
+    @rule(
+        text=waiters,
+        mine=st.sampled_from([True, True, False]),
+        off=st.sampled_from([0, 0, 0, 1]),
+        ttl=st.sampled_from([0, 20_000, 90_000]),
+        fence=st.sampled_from([0, 0, 40]),
+        entered=st.booleans(),
+    )
+    def renew(  # noqa: PLR0917  # as the machine's
+        self, text: str, mine: bool, off: int, ttl: int, fence: int, entered: bool
+    ) -> None:
+        holder, number = self.out()
+        text, number = holder if mine else text, number + off
+        known = number + fence if fence else 0
+        real = self.real.call(voting.RENEW, text, number, ttl, known, int(entered), 0)
+        waiter = decode_any(text)[0]
+        assert real == self.model.step().renew(waiter, number, ttl, known, entered=entered)
+
+    @rule(text=waiters, mine=st.booleans())
+    def take_away(self, text: str, mine: bool) -> None:
+        text = self.out()[0] if mine else text
+        end = text[text.index(":") :]
+        real = self.real.call(voting.BREAK, self.real.names.channels, end)
+        step = self.model.step()
+        assert real == step.take_away(decode_any(text)[0])
+        self.model.done(step)
+
+    @rule()
+    def request(self) -> None:
+        keys, values = [self.real.votes], (self.real.names.channels, 0)
+        real = self.real.call(scripts.REQUEST, *values, keys=keys)
+        step = self.model.step()
+        assert real == step.request()
+        self.model.done(step)
+
+    @rule(
+        text=waiters,
+        mine=st.sampled_from([True, True, False]),
+        off=st.sampled_from([-1, 0, 0, 5]),
+        keep=st.sampled_from([0, 30_000, 90_000]),
+        until=st.sampled_from([0, 0, MINUTE, -MINUTE]),
+        late=st.sampled_from([0, 0, 0, -MINUTE]),
+    )
+    def finish(  # noqa: PLR0917  # as the machine's
+        self, text: str, mine: bool, off: int, keep: int, until: int, late: int
+    ) -> None:
+        holder, number = self.out()
+        text, fence = holder if mine else text, max(1, number + off)
+        end, not_after = now() + until if until else 0, (now() + late) * 1000 if late else 0
+        channels = self.real.names.channels
+        real = self.real.call(voting.FINISH, text, fence, keep, end, channels, not_after)
+        if late:
+            assert isinstance(real, Late)
+            return
+        step = self.model.step()
+        model = step.finish(decode_any(text)[0], fence, keep, end)
+        self.model.done(step)
+        assert real == model
+
+    @rule()
+    def recall(self) -> None:
+        real: Recalled = self.real.call(voting.RECALL)
+        silent = self.model.silent
+        model = self.model.step().recall(-1 if not silent else 0)
+        assert (real.number, real.forgot) == (model.number, model.forgot)
+        assert self.near(real.left, model.left)
+
+    @rule(
+        count=st.integers(0, 12),
+        value=st.sampled_from(["", "ä", "b"]),
+    )
+    def post(self, count: int, value: str) -> None:
+        keys = [*self.real.keys, self.real.value]
+        values = (count, value, MINUTE, self.real.names.channels, 0)
+        real = self.real.call(voting.POST, *values, keys=keys)
+        step = self.model.step()
+        assert real == step.post(count, value, MINUTE)
+        self.model.done(step)
+
+    @rule()
+    def read(self) -> None:
+        real = self.real.call(voting.READ, keys=[self.real.votes, self.real.value])
+        model = self.model.step().read()
+        assert (real.count, real.value) == (model.count, model.value)
+        assert self.near(real.left, model.left) or not model.value
+
+    @rule()
+    def time_passes(self) -> None:
+        """The lease of the vote that is out ends."""
+        out, vote = self.real.out(), self.model.state.vote
+        if out is not None and vote is not None:
+            self.real.redis.zadd(self.real.votes, {out[0]: 1000 + out[1] % 1})
+            vote.end = 1000
+
+    @rule()
+    def numbers_are_forgotten(self) -> None:
+        self.real.redis.delete(self.real.last)
+        self.model.state.last = 0
+
+    @invariant()
+    def same_pushes(self) -> None:
+        # Each client's pushes are in order; between clients there is none.
+        for side in (self.real, self.model):
+            side.log.sort(key=lambda push: push[1].split(":")[1:2])
+        assert self.real.log == self.model.log
+        self.real.log.clear()
+        self.model.log.clear()
+
+    @invariant()
+    def same_state(self) -> None:
+        state, out = self.model.state, self.real.out()
+        if out is None or state.vote is None:
+            assert out is None
+            assert state.vote is None
+        else:
+            text, vote = VoteText.read(out[0]), state.vote
+            if vote.nobodys:
+                assert text.waiter == ("xfo0:-:1" if vote.marks else "xf0:-:0")
+            else:
+                assert text.waiter == TEXTS[vote.waiter]
+                assert text.ticket == vote.ticket
+                assert (out[1] % 1 > 0) == vote.unsure
+            assert text.number == vote.number
+            assert self.near(text.granted, vote.granted)
+            assert self.near(int(out[1]), vote.end)
+            assert self.real.redis.pttl(self.real.votes) > 0
+        line = [TEXTS[waiter] for _, waiter in state.line]
+        assert self.real.redis.zrange(self.real.line, 0, -1) == line
+        assert int(self.real.redis.get(self.real.last) or 0) == state.last
+        buried = {TEXTS[each] for each, end in state.given_up.items() if end > self.model.began}
+        assert self.real.tombstones() == buried
+
+    @invariant()
+    def keys_expire(self) -> None:
+        for key in (self.real.votes, self.real.line, self.real.last):
+            assert self.real.redis.pttl(key) != -1
+
+    def teardown(self) -> None:
+        self.real.close()
+
+
+def test_scripts_agree_with_the_machine(redis_server: RedisServer) -> None:
+    """Whatever is asked, in whatever order: the same answers, pushes and state."""
+
+    class OnThisServer(Differential):
+        server = redis_server
+
+    run_state_machine_as_test(
+        OnThisServer,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,75 @@
+"""What `aiolock ls`, `show` and `top` write of a status: nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+import aiolock
+from aiolock import Deadlock
+from aiolock.cli.rows import COLUMNS, cells
+from aiolock.cli.top import _Look
+from aiolock.observer import Blocked
+from aiolock.store import Party, Status
+
+EVIL = "\x1b]0;evil\x07\x9b2J\u202e\nnew line"
+"""Sets the title of a terminal, clears it, and turns around what comes behind."""
+
+HOLDER = Party(client="ab" * 12, host="web-3", pid=7, since=90.0, place=0, fence=1, remaining=20.0)
+FIRST = replace(HOLDER, since=98.0, place=1, fence=0, remaining=0.0)
+STATUS = Status("order:42", (HOLDER,), (FIRST,), kind="lock", now=100.0)
+
+
+@pytest.mark.parametrize("where", ["label", "host"])
+def test_nothing_that_a_terminal_obeys(where: str) -> None:
+    """Whatever a client of the same store calls itself, or its machine: it is written out."""
+    evil = replace(HOLDER, **{where: EVIL})  # type: ignore[arg-type]  # both are texts
+    status = replace(STATUS, holders=(evil,))
+    shown = [
+        *cells(status),
+        *str(status).splitlines(),
+        *str(Deadlock((Blocked("lock", "a", FIRST, evil),))).splitlines(),
+    ]
+    assert [line for line in shown if not line.isprintable()] == []
+    assert len(str(status).splitlines()) == 3
+    assert sum("evil" in line for line in shown) == 3
+
+
+def test_longest() -> None:
+    """Of all who wait: whoever is next may have come last, with a higher priority."""
+    later = replace(FIRST, since=40.0, place=2)
+    row = dict(zip(COLUMNS, cells(replace(STATUS, waiters=(FIRST, later))), strict=True))
+    assert (row["WAITING"], row["LONGEST"], row["FOR"]) == ("2", "60.0 s", "10.0 s")
+
+
+async def test_a_deadlock_that_is_over_is_shown_no_more() -> None:
+    """While one is shown, `top` looks for it each time; and seldom where there is none."""
+
+    class Client:
+        found: tuple[Deadlock, ...] = (Deadlock((Blocked("lock", "order:42", FIRST, HOLDER),)),)
+        asked = 0
+
+        async def snapshot(self, _: str, kind: str | None) -> list[Status]:
+            assert kind is None
+            return [STATUS]
+
+        async def deadlocks(self) -> tuple[Deadlock, ...]:
+            self.asked += 1
+            return self.found
+
+    look, client = _Look(), Client()
+    arguments = Namespace(pattern="*", kind=None, every=1.0, sort="name")
+
+    async def again() -> None:
+        await look.again(cast(aiolock.LockClient, client), arguments)
+
+    for times in (1, 2):
+        await again()
+        assert (len(look.deadlocks), client.asked) == (1, times)
+    client.found = ()
+    for _ in range(3):
+        await again()
+        assert (len(look.deadlocks), client.asked) == (0, 3)

@@ -1,0 +1,57 @@
+"""procrastinate: what the others have not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from procrastinate import App, RetryStrategy
+from procrastinate.jobs import Job
+from procrastinate.testing import InMemoryConnector
+
+import aiolock
+from aiolock.integrations._tasks import TryAgain
+from aiolock.integrations.procrastinate import Locks
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+
+
+@pytest.mark.parametrize("own", [0, 3, RetryStrategy(max_attempts=3)])
+def test_retry(own: int | RetryStrategy) -> None:
+    """What is put back comes again as often as it takes; all else is up to one's own strategy."""
+    retry = Locks(aiolock.connect("memory://"), retry_after=7).retry(own)
+    for attempts, again in ((0, own != 0), (2, own != 0), (3, False), (99, False)):
+        job = Job(
+            id=1,
+            queue="default",
+            lock=None,
+            queueing_lock=None,
+            task_name="welcome",
+            attempts=attempts,
+        )
+        decision = retry.get_retry_decision(exception=TryAgain(), job=job)
+        assert decision is not None
+        assert decision.retry_at is not None
+        assert 6 < (decision.retry_at - datetime.now(UTC)).total_seconds() <= 7
+        assert (retry.get_retry_decision(exception=ValueError(), job=job) is not None) == again
+
+
+async def test_a_client_that_cannot_be_opened() -> None:
+    """The job that would open it is put back, and one after it opens it."""
+    store = FaultyStore(MemoryStore(MemoryServer()))
+    locks = Locks(aiolock.connect(store), retry_after=0)
+    app = App(connector=InMemoryConnector())
+    begun = list[int]()
+
+    @app.task(name="welcome", retry=locks.retry())
+    @locks.locked("user:{user}")
+    async def welcome(user: int) -> None:
+        begun.append(user)
+
+    store.refuse("open")
+    async with app.open_async():
+        await welcome.defer_async(user=7)
+        await app.run_worker_async(wait=False, install_signal_handlers=False, listen_notify=False)
+    assert begun == [7]
+    assert store.calls["open"] == 2
+    await locks.client.aclose()
