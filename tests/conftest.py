@@ -17,6 +17,8 @@ from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.worlds import KINDS, World
 
+pytest.register_assert_rewrite("aiolock.testing")  # what a test of the contract saw is printed
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options that say on which loop the tests run, and with which stores."""

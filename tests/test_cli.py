@@ -540,17 +540,54 @@ async def test_run_that_is_killed(cli: Cli) -> None:
         await gone(pid)
 
 
+PR_SET_CHILD_SUBREAPER = 36
+LEAVE_ORPHAN = "(sh -c 'echo $$' &) ; sleep 0.5"
+COUNT_ZOMBIES = """
+n=0
+while left=$(ps -o stat= --ppid $PPID | grep -c Z); [ $left != 0 ] && [ $n -lt 100 ]; do
+  n=$((n + 1)); sleep 0.1
+done
+echo $left
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 async def test_run_reaps_what_others_leave(cli: Cli) -> None:
     """As the first process of a container it is the parent of all who have lost theirs."""
-    left = "left=$(ps -o stat= --ppid $PPID | grep -c Z)"
-    wait = f"n=0; while {left}; [ $left$n != 0$n ] && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done"
-    script = f"(sh -c 'echo $$' &) ; sleep 0.5; {wait}; echo $left"
 
     def adopt() -> None:
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
+    script = f"{LEAVE_ORPHAN}; {COUNT_ZOMBIES}"
     _, output, _ = await cli.run_with(adopt, "run", "job", *sh(script))
+    orphan, zombies = output.split()
+    assert int(orphan) > 0
+    assert zombies == "0"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
+async def test_run_reaps_what_was_left_early() -> None:
+    """Also who ended before the command was known to have been started: it is told of once."""
+    program = f"""
+import asyncio, ctypes
+from aiolock.cli.child import Child
+ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1)
+start = asyncio.create_subprocess_exec
+async def late(*argv, **options):
+    process = await start(*argv, **options)
+    await asyncio.sleep(1.5)
+    return process
+asyncio.create_subprocess_exec = late
+script = {LEAVE_ORPHAN + "; sleep 1.5; " + COUNT_ZOMBIES!r}
+asyncio.run(Child(["sh", "-c", script], None, grace=1.0).run())
+"""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, output, errors = await end_of(process)
+    assert errors == ""
     orphan, zombies = output.split()
     assert int(orphan) > 0
     assert zombies == "0"

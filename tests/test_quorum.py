@@ -11,9 +11,10 @@ import pytest
 
 import aiolock
 from aiolock import LeaseState, LockClient
-from aiolock.store import Form, Waiter
+from aiolock.store import CLAIM, Form, Full, Queued, Waiter
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._seat import OUT_AFTER
+from aiolock.testing import Peer
 from tests.cancel import KINDS, Kind, cancel_everywhere
 from tests.quorums import clients, left_behind, servers, store_on
 from tests.virtual import run
@@ -319,6 +320,41 @@ async def test_each_asks_again_that_has_no_place() -> None:
         assert [len(line) for line in lines] == [2, 2, 2]
         for task in tasks:
             task.cancel()
+
+
+@virtual
+async def test_no_grant_is_older_than_its_question() -> None:
+    """Where a server hears of the release first, it answers the waiter, and the others push."""
+    first, _, third = of = servers()
+    async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
+        grant = await ours.take("a")
+        third.stop()
+        waiter = other.waiter()
+        queued = await other.ask("a", waiter)
+        assert isinstance(queued, Queued)
+        first.stop()
+        releasing = ours.release("a", grant)
+        third._backlog.reverse()  # they came over two connections
+        third.resume()
+        handed = await other.handed()
+        assert handed.now >= queued.now
+        assert 0 < handed.lease <= CLAIM
+        first.resume()
+        await releasing
+
+
+@virtual
+async def test_how_many_wait_is_what_the_best_informed_server_says() -> None:
+    """One that has not heard of all of them yet counts fewer."""
+    late, *_ = of = servers()
+    async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
+        await ours.take("a")
+        await ours.queue("a")
+        late.stop()
+        await ours.queue("a")
+        late._backlog.clear()
+        late.resume()
+        assert await other.ask("a", max_waiters=1) == Full(2)
 
 
 @virtual

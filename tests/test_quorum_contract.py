@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from aiolock.store import Busy, Store
+from aiolock.store import Busy, Status, Store
 from aiolock.stores.memory import MemoryServer
+from aiolock.stores.quorum import _clock, _council
+from aiolock.stores.quorum._council import ANSWER_TIMEOUT
 from aiolock.stores.quorum._memory import voter_of
 from aiolock.testing import BoardContract, FaultyStore, LockContract, OnceContract, Peer
 from aiolock.testing._peer import Grant, fresh_name
-from tests.majorities import Majority, store_of
+from tests.majorities import Majority, store_of, vouch
+from tests.proxy import Proxy
+
+LATE = 0.002
+"""Seconds, each way."""
 
 
 class TestMemory(LockContract, OnceContract, BoardContract):
@@ -87,29 +93,51 @@ end
 """
 
 
+def _by_our_clock(_clocks: _clock.Clocks, _local: float) -> int:
+    return time.time_ns() // 1000
+
+
 class TestRedis(LockContract, OnceContract, BoardContract):
-    """Three real servers."""
+    """Three real servers, of which one hears of everything later than the others."""
 
     @pytest.fixture(autouse=True)
-    def _servers(self, majority: Majority, prefix: str) -> None:
-        self._majority, self._prefix = majority, prefix
-        majority.vouch(prefix)
+    async def _servers(
+        self, majority: Majority, prefix: str, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[None]:
+        """Nothing here depends on how well a busy machine lets a client know their clocks.
+
+        All clients give out tickets by one clock, and each question is answered by all servers.
+        """
+        self._majority, self._prefix, self._monkeypatch = majority, prefix, monkeypatch
+        self._asking = list[Callable[[str], Awaitable[Status]]]()
+        monkeypatch.setattr(_clock.Clocks, "now", _by_our_clock)
+        monkeypatch.setattr(_council, "OTHERS", ANSWER_TIMEOUT)
+        *_, late = majority.servers
+        async with Proxy(late.port) as proxy:
+            proxy.delay(to_server=LATE, to_client=LATE)
+            self._urls = [*majority.urls[:-1], proxy.url]
+            vouch(majority.servers, self._urls, prefix)
+            yield
 
     def store(self) -> Store:
-        """Another client of them."""
-        return store_of(self._majority.urls, self._prefix)
+        """Another client of them; once all have done what any was told does it ask for a status."""
+        store = store_of(self._urls, self._prefix)
+        ask = store.status
 
-    @asynccontextmanager
-    async def peers(self, count: int) -> AsyncGenerator[list[Peer], None]:
-        """So many clients, which have heard from the servers often enough to know their clocks.
+        async def settled(name: str, *, waiters: bool) -> Status:
+            await self._settle(name)
+            return await ask(name, waiters=waiters)
 
-        The order among clients is by those clocks, so it is only as good as the best answer was.
-        """
-        async with super().peers(count) as peers:
-            for peer in peers:
-                for _ in range(8):
-                    await peer.release(name := fresh_name(), await peer.take(name))
-            yield peers
+        def status(name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+            return asyncio.ensure_future(settled(name, waiters=waiters))
+
+        self._asking.append(ask)
+        self._monkeypatch.setattr(store, "status", status)
+        return store
+
+    async def _settle(self, name: str) -> None:
+        """All servers have carried out what any client has sent; some clients are closed."""
+        await asyncio.gather(*(ask(name) for ask in self._asking), return_exceptions=True)
 
     def _keys(self, name: str) -> list[str]:
         escaped = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
@@ -118,6 +146,7 @@ class TestRedis(LockContract, OnceContract, BoardContract):
 
     async def expire(self, peer: Peer, name: str, grant: Grant) -> None:
         """A renewal makes no vote shorter, so each server is told that its own has ended."""
+        await self._settle(name)
         votes = self._keys(name)[0]
         waiter = f":{grant.waiter.client}:{grant.waiter.seq}:"
         for server in self._majority.servers:

@@ -85,6 +85,8 @@ class Child:
         self._process = process
         while self._too_early:
             self._send(self._too_early.pop(0))
+        if _ON_LINUX:
+            self._reap_orphans()  # those that ended before we knew which child is not one of them
         return process
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:

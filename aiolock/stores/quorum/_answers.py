@@ -49,7 +49,7 @@ def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | Sto
     no = len(full) + len(taken) + sum(isinstance(each, Silent) for each in said)
     errors = [each for each in said if isinstance(each, Exception)]
     if len(full) > minority:
-        return Full(min(full))
+        return Full(max(full))  # a member may not have heard of all yet
     if no > minority:
         return queued(standing) if standing.wait else _busy(taken)
     if len(errors) > minority:

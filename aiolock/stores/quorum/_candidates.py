@@ -222,10 +222,11 @@ class Candidates(Marking):
                 return
         stand = standing.stand
         lease, since = lease_until(deadline, now, standing.ttl), now
-        if lease < standing.claim:  # as of any grant that is pushed
-            lease, since = standing.claim, deadline - lasts(standing.claim)
+        if lease < standing.claim:  # as of any grant that is pushed, after its question
+            since = max(deadline - lasts(standing.claim), standing.called)
+            lease = lease_until(deadline, since, standing.claim)
         # Two µs earlier, for rounding: it must not seem to be ours for longer.
-        when = int(since * 1e6) - 2
+        when = max(int(since * 1e6) - 2, int(standing.called * 1e6))
         self._inbox.granted(stand.name, stand.waiter, stand.form, fence, lease, when)
 
     def _answer(self, standing: Standing) -> None:
