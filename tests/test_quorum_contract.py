@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -15,11 +15,7 @@ from aiolock.stores.quorum._council import ANSWER_TIMEOUT
 from aiolock.stores.quorum._memory import voter_of
 from aiolock.testing import BoardContract, FaultyStore, LockContract, OnceContract, Peer
 from aiolock.testing._peer import Grant, fresh_name
-from tests.majorities import Majority, store_of, vouch
-from tests.proxy import Proxy
-
-LATE = 0.002
-"""Seconds, each way."""
+from tests.majorities import Majority, store_of
 
 
 class TestMemory(LockContract, OnceContract, BoardContract):
@@ -98,46 +94,40 @@ def _by_our_clock(_clocks: _clock.Clocks, _local: float) -> int:
 
 
 class TestRedis(LockContract, OnceContract, BoardContract):
-    """Three real servers, of which one hears of everything later than the others."""
+    """Three real servers."""
 
     @pytest.fixture(autouse=True)
-    async def _servers(
-        self, majority: Majority, prefix: str, monkeypatch: pytest.MonkeyPatch
-    ) -> AsyncIterator[None]:
-        """Nothing here depends on how well a busy machine lets a client know their clocks.
+    def _servers(self, majority: Majority, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing here depends on how quick each of them is on a busy machine.
 
-        All clients give out tickets by one clock, and each question is answered by all servers.
+        All clients give out tickets by one clock, a look at all servers waits for each of them, and
+        what was asked of them is carried out everywhere before anything else is done.
         """
         self._majority, self._prefix, self._monkeypatch = majority, prefix, monkeypatch
-        self._asking = list[Callable[[str], Awaitable[Status]]]()
+        self._looks = list[Callable[[str], Awaitable[Status]]]()
+        majority.vouch(prefix)
         monkeypatch.setattr(_clock.Clocks, "now", _by_our_clock)
         monkeypatch.setattr(_council, "OTHERS", ANSWER_TIMEOUT)
-        *_, late = majority.servers
-        async with Proxy(late.port) as proxy:
-            proxy.delay(to_server=LATE, to_client=LATE)
-            self._urls = [*majority.urls[:-1], proxy.url]
-            vouch(majority.servers, self._urls, prefix)
-            yield
 
     def store(self) -> Store:
-        """Another client of them; once all have done what any was told does it ask for a status."""
-        store = store_of(self._urls, self._prefix)
-        ask = store.status
-
-        async def settled(name: str, *, waiters: bool) -> Status:
-            await self._settle(name)
-            return await ask(name, waiters=waiters)
-
-        def status(name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-            return asyncio.ensure_future(settled(name, waiters=waiters))
-
-        self._asking.append(ask)
-        self._monkeypatch.setattr(store, "status", status)
+        """Another client of them."""
+        store = store_of(self._majority.urls, self._prefix)
+        self._looks.append(store.status)
+        for name in ("acquire", "release", "finish", "status", "request"):
+            self._monkeypatch.setattr(store, name, self._settled(getattr(store, name)))
         return store
 
-    async def _settle(self, name: str) -> None:
-        """All servers have carried out what any client has sent; some clients are closed."""
-        await asyncio.gather(*(ask(name) for ask in self._asking), return_exceptions=True)
+    def _settled(self, ask: Callable[..., Awaitable[object]]) -> Callable[..., object]:
+        async def settled(asked: Awaitable[object]) -> object:
+            answer = await asked
+            await self._settle()
+            return answer
+
+        return lambda *args, **options: asyncio.ensure_future(settled(ask(*args, **options)))
+
+    async def _settle(self) -> None:
+        """All servers have carried out what any client has sent. Some clients may be closed."""
+        await asyncio.gather(*(look("unused") for look in self._looks), return_exceptions=True)
 
     def _keys(self, name: str) -> list[str]:
         escaped = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
@@ -146,7 +136,7 @@ class TestRedis(LockContract, OnceContract, BoardContract):
 
     async def expire(self, peer: Peer, name: str, grant: Grant) -> None:
         """A renewal makes no vote shorter, so each server is told that its own has ended."""
-        await self._settle(name)
+        await self._settle()
         votes = self._keys(name)[0]
         waiter = f":{grant.waiter.client}:{grant.waiter.seq}:"
         for server in self._majority.servers:

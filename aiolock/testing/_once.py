@@ -26,7 +26,7 @@ class OnceContract(Contract):
             assert await ann.release(name, grant) == WAS_ABSENT
             assert await bob.told_done() == name
             for peer, waiter, ticket, wait in (
-                (bob, places[0].waiter, places[0].ticket, True),
+                *((bob, waiter, ticket, True) for waiter, ticket in places),
                 (bob, bob.waiter(_ONCE), 0, True),
                 (ann, ann.waiter(_ONCE), 0, False),
             ):
