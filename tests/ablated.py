@@ -31,7 +31,7 @@ OPTIONS = [
     "--timeout-method=thread",
 ]
 
-PATIENCE = 3.0
+PATIENCE = 2.0
 """Seconds for which a test waits for what does not come, where it would wait for longer."""
 
 

@@ -1494,7 +1494,7 @@ SAFEGUARDS = (
         "            self.connection = None\n            connection.pgconn.finish()\n",
         "            pass\n",
         "test_postgres.py::test_lost_as_soon_as_it_is_greeted[_pipe]",
-        seconds=10,
+        seconds=7,
     ),
     Safeguard(
         "… plans are pinned",
@@ -1771,7 +1771,7 @@ SAFEGUARDS = (
         "_PRCTL(_PDEATHSIG, int(signal.SIGTERM))",
         "pass",
         "test_cli.py::test_run_that_is_killed",
-        seconds=30,
+        seconds=10,
     ),
     Safeguard(
         "what a program has started ends with it",
@@ -1779,7 +1779,7 @@ SAFEGUARDS = (
         "os.killpg(self._process.pid, number)",
         "self._process.send_signal(number)",
         "test_cli.py::test_run_that_loses_the_lock",
-        seconds=30,
+        seconds=10,
     ),
     Safeguard(
         "a signal that is ignored stays so",
@@ -1795,7 +1795,7 @@ SAFEGUARDS = (
         "                os.waitpid(found.si_pid, os.WNOHANG)\n",
         "                return\n",
         "test_cli.py::test_run_reaps_what_others_leave",
-        seconds=10,
+        seconds=8,
     ),
     Safeguard(
         "labels: what is over soon has none",
@@ -2233,7 +2233,7 @@ SAFEGUARDS = (
         "  redis.call('ZREM', QUEUE, head) --",
         "  redis.call('ZREM', HOLDERS, grant)\n  redis.call('ZREM', QUEUE, head) --",
         "test_redis_cluster.py::test_handed_on_while_the_slot_is_moving[locks]",
-        seconds=10,
+        seconds=7,
     ),
     Safeguard(
         "… nor where locks are shared",
@@ -2328,7 +2328,7 @@ SAFEGUARDS = (
         "        except BaseException:\n            body.close()\n",
         "        except BaseException:\n            pass\n",
         "test_sync_interrupted.py::test_interrupted_anywhere[entered]",
-        seconds=10,
+        seconds=6,
     ),
     Safeguard(
         "… and where it is just being left",
@@ -2336,7 +2336,7 @@ SAFEGUARDS = (
         "            for body in taken:\n                body.close()\n",
         "            pass\n",
         "test_sync_interrupted.py::test_interrupted_anywhere[entered]",
-        seconds=10,
+        seconds=6,
     ),
     Safeguard(
         "a thread that asks has its answer before it hears of a loss",
@@ -2419,7 +2419,7 @@ SAFEGUARDS = (
         "            if request.writer in begun:\n",
         "            if False:\n",
         "test_web_aiohttp.py::test_lost_when_the_response_has_begun",
-        seconds=10,
+        seconds=6,
     ),
     Safeguard(
         "web: whom the server interrupts is told so",
@@ -2594,7 +2594,7 @@ SAFEGUARDS = (
         "(error := mismatch(said.others)) is not None:\n",
         "(error := mismatch(())) is not None:\n",
         "test_protocols.py::test_others_came_where_all_was_gone",
-        seconds=12,
+        seconds=7,
     ),
     Safeguard(
         "who asks several servers again is released, though that was not sent",
@@ -2626,7 +2626,7 @@ SAFEGUARDS = (
         "local left = silent()\n",
         "local left = nil\n",
         "test_quorum_servers.py::test_emptied_while_it_runs",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "all clients have one list of servers",
