@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -183,6 +184,24 @@ async def test_the_commands_connection_cannot_be_made_again(
         assert 1 <= len(calls) <= 2
         monkeypatch.undo()
         await until(lambda: number(own_mariadb, client) is not None)
+
+
+async def test_certificates_are_not_loaded_for_each_connection(
+    mariadb_server: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none is looked at: that took longer than all else of an opening."""
+    loaded = list[ssl.SSLContext]()
+    create = ssl.create_default_context
+
+    def counted(*args: Any, **options: Any) -> ssl.SSLContext:
+        loaded.append(create(*args, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    for _ in range(3):
+        async with aiolock.connect(mariadb_server.url("app")):
+            pass
+    assert len(loaded) <= 1
 
 
 async def test_many_are_rung_at_once(own_mariadb: MariaDBServer) -> None:
