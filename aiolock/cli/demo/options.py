@@ -6,7 +6,6 @@ import argparse
 from dataclasses import dataclass
 
 import aiolock
-from aiolock.cli.demo.shop import in_a_file
 
 _WORKERS = 4
 
@@ -99,6 +98,11 @@ def options(arguments: argparse.Namespace) -> Options:
         ttl=arguments.ttl,
         kill=arguments.kill and not in_memory,
     )
+
+
+def in_a_file(url: str) -> bool:
+    """Whether the locks are in an SQLite file."""
+    return url.startswith("sqlite://")
 
 
 def _count(text: str) -> int:

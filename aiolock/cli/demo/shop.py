@@ -18,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 
+from aiolock.cli.demo.options import in_a_file
+
 Value = TypeVar("Value")
 
 _KEPT: Final = 3600
@@ -170,11 +172,6 @@ class FileShop:
         """See `Shop`."""
         rows = await self._do(self._read, "SELECT item, fence FROM sales ORDER BY rowid")
         return [Sale(*row) for row in rows]
-
-
-def in_a_file(url: str) -> bool:
-    """Whether the locks are in an SQLite file."""
-    return url.startswith("sqlite://")
 
 
 def shop_file(url: str, prefix: str) -> Path:

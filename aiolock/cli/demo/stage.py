@@ -18,8 +18,9 @@ from aiolock.cli.demo.crew import Crew, crew
 from aiolock.cli.demo.customers import Customers, Visit
 from aiolock.cli.demo.kills import Kill, Look, arranged, kill, look, look_at_key
 from aiolock.cli.demo.observed import Observed
+from aiolock.cli.demo.options import in_a_file
 from aiolock.cli.demo.peer import key
-from aiolock.cli.demo.shop import MemoryShop, Shop, in_a_file, redis_client, shop_beside, tidy
+from aiolock.cli.demo.shop import MemoryShop, Shop, redis_client, shop_beside, tidy
 from aiolock.cli.demo.worker import LOCK, Guard, Order, Setup
 from aiolock.stores.memory import MemoryServer, MemoryStore
 

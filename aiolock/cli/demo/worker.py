@@ -22,8 +22,9 @@ import aiolock
 from aiolock.cli.demo.customers import CURRENT, Customers, Visit
 from aiolock.cli.demo.failure import first, reason
 from aiolock.cli.demo.observed import Observed
+from aiolock.cli.demo.options import in_a_file
 from aiolock.cli.demo.peer import PeerCustomers, new_locks
-from aiolock.cli.demo.shop import Sale, Shop, in_a_file, shop_beside
+from aiolock.cli.demo.shop import Sale, Shop, shop_beside
 from aiolock.stores import redis, sqlite
 
 _FLUSH: Final = 0.1
