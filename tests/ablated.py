@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Collection, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
@@ -66,12 +67,15 @@ def run(test: str, folder: Path, *, seconds: float, limit: float) -> tuple[int, 
     printed = folder / "printed"
     printed.touch()
     arguments = [f"tests/{test}", *OPTIONS, f"--timeout={seconds}"]
-    process = _forks().Process(target=_run, args=(arguments, str(folder), str(printed)))
-    process.start()
-    process.join(limit)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    # What a test leaves behind whose time is up. Its servers may still end, and write to it.
+    with tempfile.TemporaryDirectory(prefix="aiolock-", ignore_cleanup_errors=True) as left:
+        Path(left).chmod(0o711)  # a database server is another user's
+        process = _forks().Process(target=_run, args=(arguments, str(folder), str(printed), left))
+        process.start()
+        process.join(limit)
+        if process.is_alive():
+            process.kill()
+            process.join()
     assert process.exitcode is not None
     return process.exitcode, printed.read_text("utf-8", "replace")
 
@@ -83,7 +87,7 @@ def _forks() -> ForkServerContext:
     return context
 
 
-def _run(arguments: Sequence[str], folder: str, printed: str) -> None:
+def _run(arguments: Sequence[str], folder: str, printed: str, temporary: str) -> None:
     output = os.open(printed, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -91,6 +95,7 @@ def _run(arguments: Sequence[str], folder: str, printed: str) -> None:
     # The other package goes before the real one, also in the processes that the test starts.
     sys.path[:0] = [folder, str(ROOT)]
     os.environ |= {"PYTHONPATH": folder, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary
     os.environ["AIOLOCK_TEST_PATIENCE"] = str(PATIENCE)  # it waits in vain
     gc.freeze()  # what the fork has inherited is no garbage
     import pytest

@@ -17,6 +17,7 @@ from aiolock import AcquireTimeout, LockError, NotHeld, QueueFull, WouldDeadlock
 from aiolock.store import Form, Granted, Waiter
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests.virtual import VirtualLoop
 from tests.worlds import World, asking, queued, settled, virtual
 
 
@@ -177,6 +178,23 @@ async def test_not_blocking_whatever_the_lock_says(
         await queued(lock, 1)
     lease = await waiting
     await lease.release()
+
+
+@virtual
+@pytest.mark.parametrize("free", [True, False], ids=["free", "taken"])
+async def test_a_process_that_stands_still_past_its_timeout(free: bool) -> None:
+    """What the store has answered meanwhile is heard: that is no store that does not answer."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    server = MemoryServer()
+    store = FaultyStore(MemoryStore(server))  # whose answers take more turns of the loop
+    async with aiolock.connect(store) as client, aiolock.connect(server) as other:
+        if not free:
+            await other.lock("a").acquire()
+        acquiring = asyncio.create_task(client.lock("a").acquire(timeout=0.01))
+        loop.call_soon(loop.advance, 1.0)  # when it has asked
+        lease = await acquiring
+        assert (lease is not None) == free
 
 
 @virtual

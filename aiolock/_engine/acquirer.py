@@ -59,6 +59,8 @@ class AlreadyDone(Exception):
     """What was to be done once is done."""
 
 
+_TURNS: Final = 3
+"""Of the event loop, in which what has arrived is read, is understood, and reaches its task."""
 _WHY: Final[tuple[tuple[type[BaseException], GaveUp], ...]] = (
     (asyncio.CancelledError, "cancelled"),
     (AlreadyDone, "done"),
@@ -106,7 +108,7 @@ class Acquirer:
         why: GaveUp = "busy"
         try:
             if timeout is not None and wait:
-                timer = self._loop.call_later(timeout, attempt.stop, _TimedOut())
+                timer = self._loop.call_later(timeout, self._time_is_up, attempt, _TURNS)
             if await self._granted(attempt, wait=wait):
                 return self._keep(attempt, owner)
         except _TimedOut:
@@ -142,6 +144,13 @@ class Acquirer:
         if not self._lookout.awake:
             self._lookout.wake()
         return attempt
+
+    def _time_is_up(self, attempt: Attempt, turns: int) -> None:
+        """An answer that came while this process was stopped or busy is heard first."""
+        if turns and attempt.phase is Phase.ASKING:
+            self._loop.call_soon(self._time_is_up, attempt, turns - 1)
+        elif not attempt.ended:
+            attempt.stop(_TimedOut())
 
     async def _granted(self, attempt: Attempt, *, wait: bool) -> bool:
         """Ask, wait for the push, and see to it that it is not too late; False: it was not free."""
