@@ -1629,7 +1629,7 @@ SAFEGUARDS = (
         "        if seldom:\n            self._hurry.set()\n",
         "",
         "test_mysql.py::test_by_looking",
-        seconds=20,
+        seconds=10,
     ),
     Safeguard(
         "… a long name has a short id",

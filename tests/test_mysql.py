@@ -510,18 +510,17 @@ async def test_busy_for_others(own_mariadb: MariaDBServer) -> None:
 # --- Bells
 
 
-async def test_by_looking(own_mariadb: MariaDBServer) -> None:
+async def test_by_looking(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody rings, a client looks: soon while one of its waiters is queued."""
+    monkeypatch.setattr(_ear, "_AT_LEISURE", 60.0)
     url = own_mariadb.url("app", "?doorbell=poll&poll=0.02")
     async with pair(url) as (ours, theirs):
         for _ in range(3):
-            began = time.monotonic()  # they have just looked, but for the first time
             lease = await take(ours.lock("x"))
             waiting = asyncio.create_task(take(theirs.lock("x")))
             await queued(ours.lock("x"), 1)
             await lease.release()
-            await (await asyncio.wait_for(waiting, 5)).release()
-            assert time.monotonic() - began < 0.9  # at leisure it is a second
+            await (await asyncio.wait_for(waiting, 20)).release()
 
 
 @pytest.mark.parametrize(("rings", "polls"), [(True, False), (False, True)])
