@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._seat import OUT_AFTER
 from aiolock.testing import Peer
 from tests.cancel import KINDS, Kind, cancel_everywhere
-from tests.quorums import clients, left_behind, servers, store_on
+from tests.quorums import Server, clients, left_behind, servers, store_on
 from tests.virtual import run
 from tests.worlds import queued, virtual
 
@@ -584,6 +585,47 @@ async def test_the_rest_of_the_family() -> None:
         closed = await left_behind(of)
         assert set(closed) == {"periodic:job"}
         assert len(closed) >= 2
+
+
+@virtual
+@pytest.mark.parametrize(
+    "ahead", [(0.0, 0.01, 0.03), (0.03, 0.0, 0.01), (0.5, 0.0, 0.2), (0.0, 0.0, 9e8)]
+)
+async def test_one_run_in_a_period_by_clocks_that_differ(ahead: tuple[float, ...]) -> None:
+    """Who was voted for in the last period does not run by that vote, and one of this."""
+    time = asyncio.get_running_loop().time
+    of = [
+        Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
+        for number, seconds in enumerate(ahead)
+    ]
+    async with clients(of, 3) as all_of_them:
+        runs = list[float]()
+
+        async def job() -> None:
+            runs.append(time())
+
+        instances = [client.periodic("job", every=60) for client in all_of_them]
+        jobs = [asyncio.create_task(each.run(job)) for each in instances]
+        for number in range(6):
+            missed, away = of[number % 3], of[(number + 1) % 3]
+            await asyncio.sleep(47)
+            missed.stop()
+            await asyncio.sleep(13.5)
+            missed.resume()  # it votes for the next, and knows of no run in this period
+            await asyncio.sleep(0.5)
+            away.stop()
+            await asyncio.sleep(230)
+            away.resume()
+            await asyncio.sleep(9)
+        for task in jobs:
+            task.cancel()
+        await asyncio.wait(jobs)
+        median = 1e9 + sorted(ahead)[1]
+        periods = [int(run + median) // 60 for run in runs]
+        assert len(set(periods)) == len(periods)
+        if max(ahead) < 1:  # with one of them away, two have to agree on which period it is
+            assert len(runs) == 31
+            assert all((run + median) % 60 < 2 for run in runs[1:])
 
 
 @virtual

@@ -136,7 +136,9 @@ class Asking:
         if ballot.phase is Phase.OVER:
             return  # what releases it goes behind what had asked
         if isinstance(answer, Voted):
-            self._voted(standing, server, answer.number, sent + lasts(answer.lease))
+            at_once = answer.lease in {standing.ttl, standing.claim}  # else some time ago
+            given = answer.now if at_once else (standing.heard[server] or (0.0, 0))[1]
+            self._voted(standing, server, answer.number, sent + lasts(answer.lease), given)
             if ballot.phase is Phase.ENTERED:
                 return  # one more changes nothing
         elif isinstance(answer, InLine):
@@ -179,13 +181,19 @@ class Asking:
         if line is not None:
             line.look_by(when, self._time())
 
-    def _voted(self, standing: Standing, server: int, number: int, deadline: float) -> None:
+    def _voted(  # where, which, and until when
+        self, standing: Standing, server: int, number: int, deadline: float, given: int
+    ) -> None:
+        """There is a vote, of ``given``, in µs of the member's clock, or of later than that."""
         if standing.stand.form.counts:
             standing.ballot.counted(server, number, deadline)
             return
         self._seen = max(self._seen, number)
         standing.ballot.expire(self._time())
+        before = standing.ballot.votes[server]
         leave = standing.ballot.voted(server, number, deadline)
+        if standing.ballot.votes[server] is not before:
+            standing.given[server] = given // 1000
         if leave is not None:
             self._release_at(standing, server, leave.upto, unheard)
 

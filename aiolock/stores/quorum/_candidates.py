@@ -26,6 +26,7 @@ from aiolock.stores.quorum._answers import Patience, denied, granted
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._marks import Marking
+from aiolock.stores.quorum._periods import is_in_one, outdated
 from aiolock.stores.quorum._standing import Line, Standing, lasts, lease_until
 from aiolock.stores.quorum._votes import Enter, Raise, Recall
 
@@ -109,7 +110,9 @@ class Candidates(Marking):
         """A member has voted for one that stood in line."""
         standing = self.standings[waiter]
         began = standing.began(server, now, self._time())
-        self._voted(standing, server, number, began + lasts(lease))
+        if standing.stand.form.period:
+            self._clocks.heard(server, now, self._time())  # it has turned there
+        self._voted(standing, server, number, began + lasts(lease), now)
         if not standing.inside:
             self._look(standing)
 
@@ -188,8 +191,7 @@ class Candidates(Marking):
 
     def _look(self, standing: Standing, reason: str = "expired") -> None:
         if standing.waits:
-            if standing.mark is not None:
-                self._mark_votes(standing)
+            self._weigh(standing)
             steps = standing.ballot.look(self._time())
             if standing.stand.form.once and Recall() not in steps:
                 standing.recalled_at = -math.inf  # what is heard now was asked too soon
@@ -210,6 +212,15 @@ class Candidates(Marking):
             name, waiter, fence = standing.stand.name, standing.stand.waiter, standing.ballot.fence
             self._abandon(standing, entered=True)
             self._inbox.lost(name, waiter, fence, reason)
+
+    def _weigh(self, standing: Standing) -> None:
+        """Let go of votes that do not count: of what is done, or of a period that is over."""
+        if standing.mark is not None:
+            self._mark_votes(standing)
+        if standing.stand.form.period:
+            for step in outdated(standing, self._clocks, self._time()):
+                self._give_way(standing, step)
+            standing.ballot.unsure = not is_in_one(standing)
 
     def _enter(self, standing: Standing, fence: int) -> None:
         """It has entered: its client is told, by the answer it waits for or by a push."""

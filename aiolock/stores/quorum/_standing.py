@@ -40,6 +40,7 @@ class Standing:
         "ballot",
         "called",
         "entered_at",
+        "given",
         "heard",
         "idle",
         "mark",
@@ -70,6 +71,8 @@ class Standing:
         """When it was asked last."""
         self.heard: list[tuple[float, int] | None] = [None] * servers
         """When that was asked which was answered last, and the member's clock then."""
+        self.given = [0] * servers
+        """When the vote was given that it has, by the member's clock, in ms; or before that."""
         self.said: list[Answer | Exception | None] = [None] * servers
         """What it was told last, where that was no vote."""
         self.ask_at = [math.inf] * servers

@@ -102,8 +102,9 @@ class Ballot:
     def __init__(self, servers: int, *, once: bool = False) -> None:
         self.quorum = servers // 2 + 1
         self.unsure = once
-        """Whether it is not known that what is to be done once is not done. What was found holds
-        for as long as there is a majority of the votes: else somebody may have done it since."""
+        """Whether it is not to enter yet, though it has a majority: it is not known that what is to
+        be done once is not done. What was found holds for as long as there is a majority of the
+        votes: else somebody may have done it since. Of a period, see `_periods`."""
         self._once = once
         self.phase = Phase.WAITING
         self.votes: list[Vote | None] = [None] * servers
@@ -250,7 +251,7 @@ class Ballot:
         return steps
 
     def turned(self, server: int) -> None:
-        """The vote there is turned into a mark: it is not counted from now on."""
+        """The vote there is turned into a mark, or given back: it is not counted from now on."""
         vote = self.votes[server]
         if vote is not None:
             self._drop(server, vote)
