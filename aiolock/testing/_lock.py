@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from aiolock.store import (
-    CLAIM,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -28,6 +27,7 @@ from aiolock.store import (
 )
 from aiolock.testing._base import Contract
 from aiolock.testing._peer import (
+    CLAIM,
     LONG,
     PATIENCE,
     PLAIN,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from aiolock.store import CLAIM, WAS_ABSENT, WAS_HOLDER, Done, Form, Granted
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, Done, Form, Granted
 from aiolock.testing._base import Contract
-from aiolock.testing._peer import LONG, Grant, fresh_name
+from aiolock.testing._peer import CLAIM, LONG, Grant, fresh_name
 
 _ONCE: Final = Form(CLAIM, once=True, remember=LONG)
 

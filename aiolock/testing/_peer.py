@@ -8,10 +8,12 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self
 
-from aiolock.store import CLAIM, Answer, Form, Granted, Pass, Queued, Renewal, Rule, Store, Waiter
+from aiolock.store import Answer, Form, Granted, Pass, Queued, Renewal, Rule, Store, Waiter
 
 LONG: Final = 60_000
 """A ttl, in ms, that does not end while a test runs."""
+CLAIM: Final = 30_000
+"""A claim, in ms, that does not end while a test runs on a busy machine."""
 PATIENCE: Final = 20.0
 """Seconds after which a test of the contract hangs."""
 A_MOMENT: Final = 0.01

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 
 from aiolock.store import (
-    CLAIM,
     RUN,
     WAS_ABSENT,
     WAS_HOLDER,
@@ -17,7 +16,7 @@ from aiolock.store import (
     Form,
     Queued,
 )
-from aiolock.testing._peer import A_MOMENT, READER, Grant, Lost, Peer, fresh_name
+from aiolock.testing._peer import A_MOMENT, CLAIM, READER, Grant, Lost, Peer, fresh_name
 from aiolock.testing._shared import SharedContract
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 from aiolock.store import (
-    CLAIM,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -24,6 +23,7 @@ from aiolock.store import (
 from aiolock.testing._base import Contract
 from aiolock.testing._peer import (
     A_MOMENT,
+    CLAIM,
     LONG,
     PLAIN,
     READER,
