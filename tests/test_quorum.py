@@ -330,7 +330,7 @@ async def test_no_grant_is_older_than_its_question() -> None:
     async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
         grant = await ours.take("a")
         third.stop()
-        waiter = other.waiter()
+        waiter = other.waiter(Form(CLAIM))
         queued = await other.ask("a", waiter)
         assert isinstance(queued, Queued)
         first.stop()
