@@ -30,6 +30,18 @@ RUNS = {
     ("stranded", 5): 5,
     ("twice", 3): 30,
     ("twice", 5): 10,
+    ("quiet, shared", 3): 100,
+    ("quiet, shared", 5): 30,
+    ("all, shared", 3): 40,
+    ("all, shared", 5): 10,
+    ("drift, shared", 3): 30,
+    ("drift, shared", 5): 10,
+    ("storm, shared", 3): 40,
+    ("storm, shared", 5): 10,
+    ("stranded, shared", 3): 10,
+    ("stranded, shared", 5): 5,
+    ("twice, shared", 3): 20,
+    ("twice, shared", 5): 5,
 }
 """How many simulations of each world; a fault of those that were found shows in some tens."""
 _FAR = 4000
@@ -215,6 +227,20 @@ def test_every_order_of_events() -> None:
     assert Search(2, 1).run() > 10_000
 
 
+@pytest.mark.parametrize(
+    "search",
+    [
+        Search(2, 1, readers=[1]),
+        Search(3, 1, servers=2, readers=[1, 2]),
+        Search(3, 1, servers=2, readers=[0, 2]),
+    ],
+    ids=["one_reads", "the_first_writes", "the_second_writes"],
+)
+def test_every_order_of_readers_and_writers(search: Search) -> None:
+    """Readers may be inside together, beside nobody else; nobody waits for ever for several."""
+    assert search.run() > 10_000
+
+
 class _NotTold(Ballot):
     def _is_known(self, standing: list[Vote], fence: int) -> bool:
         return True
@@ -234,9 +260,17 @@ class _OneLess(Ballot):
     [
         (Search(2, 1, _NotTold, tells=False), "fence"),
         (Search(2, 1, _OneLess), "two"),
-        (Search(3, 1, inquires=False), "for ever"),
+        (Search(3, 1, inquires=0), "for ever"),
+        (Search(3, 1, servers=2, readers=[1, 2], inquires=1), "for ever"),
+        (Search(2, 1, readers=[0], beside=True), "two"),
     ],
-    ids=["a_fence_that_is_known", "a_majority", "inquiries"],
+    ids=[
+        "a_fence_that_is_known",
+        "a_majority",
+        "inquiries",
+        "inquiries_of_all_that_share",
+        "readers_wait_for_who_writes",
+    ],
 )
 def test_without(search: Search, finds: str) -> None:
     """The search finds what each of these is there for."""
@@ -250,12 +284,14 @@ def test_without(search: Search, finds: str) -> None:
 @pytest.mark.parametrize(("world", "servers"), RUNS, ids=[f"{w}-{n}" for w, n in RUNS])
 def test_simulation(world: str, servers: int) -> None:
     """Whatever breaks: never two inside, fences grow, all who live are served; in order, if not."""
-    entered = 0
+    entered = beside = 0
     for seed in range(RUNS[world, servers]):
         simulation = Simulation(seed, WORLDS[world], servers)
         simulation.run()
         entered += simulation.counts["entered"]
+        beside += simulation.counts["beside"]
     assert entered > 10 * RUNS[world, servers]
+    assert (beside > 0) == (WORLDS[world].readers > 0)
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda ablation: ablation.name)

@@ -44,7 +44,8 @@ def campaign(world: str, servers: int, seconds: float, seed: int) -> int:
         totals += simulation.counts
     entered = totals["entered"] or 1
     print(  # noqa: T201
-        f"{world:9} N={servers}: {runs:6,} runs, {totals['entered']:9,} entries, {wrong} wrong;"
+        f"{world:16} N={servers}: {runs:6,} runs, {totals['entered']:9,} entries,"
+        f" {totals['beside']:,} times beside another, {wrong} wrong;"
         f" for each {totals['commands'] / entered:.1f} commands,"
         f" {totals['raise'] / entered:.3f} raises, {totals['give way'] / entered:.3f} votes given"
         f" back, {totals['Inquire'] / entered:.3f} inquiries",

@@ -119,8 +119,30 @@ class _VotesAtOnce(Server):
 
 
 class _NeverInquires(Server):
-    def _inquire(self, out: Out) -> None:
-        pass
+    def _in_the_way(self, who: at.Who) -> list[Out]:
+        return []
+
+
+class _InquiresOfWhoSharesNothing(Server):
+    def _in_the_way(self, who: at.Who) -> list[Out]:
+        return [out for out in super()._in_the_way(who) if not out.who.shares]
+
+
+class _SharesWithWhoDoesNot(Server):
+    def _fits(self, who: at.Who) -> bool:
+        return not self.out or who.shares
+
+
+class _SharesPastWhoWaits(Server):
+    def _is_first(self, who: at.Who) -> bool:
+        return super()._is_first(who) or (who.shares and bool(self.out))
+
+
+class _TakesAllThatShare(Server):
+    def _take_back(self, given: at.GiveWay, now: float) -> Answer:
+        if given.who in self.out:
+            self.out = {given.who: self.out[given.who]}
+        return super()._take_back(given, now)
 
 
 class _TakesWhateverItFinds(Server):
@@ -133,16 +155,15 @@ class _LetsItKeepTheNumber(Server):
     def _next(self, before: Out, now: float) -> Answer:
         if self._head() == before.who and before.end > now:
             self._unqueue(before.who)
-            self.out = before
+            self.out[before.who] = before
             return Granted(before.number, before.end - now, now)
         return super()._next(before, now)
 
 
 class _RenewsWhatAnotherHas(Server):
     def _renew(self, renewal: at.Renew, now: float) -> Answer:
-        out = self.out
-        if out is not None and out.who != renewal.who and renewal.fence:
-            self.out = Out(renewal.who, renewal.number, now + renewal.ttl)
+        if self.out and renewal.who not in self.out and renewal.fence:
+            self.out = {renewal.who: Out(renewal.who, renewal.number, now + renewal.ttl)}
             return Done(now)
         return super()._renew(renewal, now)
 
@@ -191,4 +212,24 @@ ABLATIONS: Final = (
         "stepping aside without a majority", Kinds(_NeverStepsAside), "stranded", "forgotten", 0
     ),
     Ablation("asking again", Kinds(_NeverAsksAgain), "all", "forgotten", 3),
+    Ablation(
+        "nobody beside who shares with nobody",
+        Kinds(server=_SharesWithWhoDoesNot),
+        *("quiet, shared", "two", 0),
+    ),
+    Ablation(
+        "inquiries of those that share",
+        Kinds(server=_InquiresOfWhoSharesNothing),
+        *("all, shared", "forgotten", 300),
+    ),
+    Ablation(
+        "behind who waits, also where it would fit",
+        Kinds(server=_SharesPastWhoWaits),
+        *("quiet, shared", "order", 4),
+    ),
+    Ablation(
+        "one vote is given back, and not those beside it",
+        Kinds(server=_TakesAllThatShare),
+        *("quiet, shared", "two", 11),
+    ),
 )

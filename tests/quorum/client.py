@@ -132,11 +132,11 @@ class Client:
 
     # Asking
 
-    def acquire(self, name: str, patience: float | None) -> Waiter:
+    def acquire(self, name: str, patience: float | None, *, shares: bool = False) -> Waiter:
         """Wait for the lock, or for so many ms at most."""
         ticket = max(int(self._servers_clock() * 1000), self._last_ticket + 1)
         self._last_ticket = ticket
-        waiter = Waiter(self, Who(ticket, name), self.ballot(), patience)
+        waiter = Waiter(self, Who(ticket, name, shares), self.ballot(), patience)
         self.waiters[waiter.who] = waiter
         for server in range(self.servers):
             self._ask(waiter, server)

@@ -6,20 +6,22 @@ anything else may happen. Servers begin with different last fences, and proposal
 worst case. A client's ticket is its number, so tickets and arrivals differ in every way.
 
 In every state: at most one is inside, fences grow in the order of entering, and nothing ends before
-all have been inside. ``python -m tests.quorum.exhaustive [CLIENTS] [TIMES]`` goes through more than
-the tests do.
+all have been inside. Some of the clients may be readers: they may be inside together, and then the
+fence of each is higher than that of any before it who was no reader. ``python -m
+tests.quorum.exhaustive [CLIENTS] [TIMES] [READERS] [SERVERS]`` goes through more than the tests do;
+the first clients are the readers. Two servers decide together: that is a quorum, too, and a smaller
+world.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise, Vote
 
-SERVERS: Final = 3
 _FOR_EVER: Final = 1.0
 _NOW: Final = 0.0
 
@@ -40,8 +42,8 @@ class Message(NamedTuple):
 class Server(NamedTuple):
     """One of the servers."""
 
-    holder: int | None
-    number: int
+    out: tuple[tuple[int, int], ...]
+    """Who has a vote, and its number: one, or readers."""
     queue: tuple[int, ...]
     last: int
 
@@ -75,10 +77,12 @@ class State(NamedTuple):
     servers: tuple[Server, ...]
     clients: tuple[Client, ...]
     fence: int
+    """The highest of all that have entered."""
+    writers_fence: int
+    """… of those that are no readers."""
 
 
 Links = tuple[tuple[Message, ...], ...]
-_NONE: Final[Links] = ((),) * SERVERS
 
 
 def _more(links: Links, server: int, *messages: Message) -> Links:
@@ -107,10 +111,21 @@ class Search:
         times: int,
         ballot: type[Ballot] = Ballot,
         *,
-        inquires: bool = True,
+        servers: int = 3,
+        readers: Collection[int] = (),
+        inquires: int | None = None,
         tells: bool = True,
+        beside: bool = False,
     ) -> None:
-        """``inquires``: servers do. ``tells``: releases tell the highest number."""
+        """``readers``: which of the clients are.
+
+        What may be left out: servers inquire at so many of those that are in the way, at most.
+        ``tells``: releases tell the highest number. ``beside``: readers do not mind who writes.
+        """
+        self._servers = servers
+        self._none: Links = ((),) * servers
+        self._readers = frozenset(readers)
+        self._beside = beside
         self._clients = clients
         self._times = times
         self._ballot = ballot
@@ -121,11 +136,12 @@ class Search:
     def run(self) -> int:
         """Go through it; how many states there were. Raises `Wrong`."""
         first = State(
-            tuple(Server(None, 0, (), 2 * server) for server in range(SERVERS)),
+            tuple(Server((), (), 2 * server) for server in range(self._servers)),
             tuple(
-                Client(who, self._times, None, _NONE, _NONE, _NONE) for who in range(self._clients)
+                Client(who, self._times, None, self._none, self._none, self._none)
+                for who in range(self._clients)
             ),
-            0,
+            *(0, 0),
         )
         seen, front = {first}, [first]
         while front:
@@ -143,7 +159,7 @@ class Search:
         return self.states
 
     def _thawed(self, kept: Votes) -> Ballot:
-        ballot = self._ballot(SERVERS)
+        ballot = self._ballot(self._servers)
         ballot.phase = Phase.ENTERED if kept.entered else Phase.WAITING
         ballot._void, ballot._inquired = list(kept.void), list(kept.inquired)
         ballot.highest = kept.highest
@@ -159,7 +175,7 @@ class Search:
                 yield self._asks(state, index, client)
             if client.votes is not None and client.votes.entered:
                 yield self._leaves(state, index, client)
-            for server in range(SERVERS):
+            for server in range(self._servers):
                 if client.commands[server]:
                     yield self._executed(state, index, client, server)
                 if client.answers[server]:
@@ -176,20 +192,22 @@ class Search:
 
     def _asks(self, state: State, index: int, client: Client) -> State:
         commands = client.commands
-        for server in range(SERVERS):
+        for server in range(self._servers):
             commands = _more(commands, server, Message("vote", client.who))
-        votes = frozen(self._ballot(SERVERS))
+        votes = frozen(self._ballot(self._servers))
         return self._with(state, index, client._replace(votes=votes, commands=commands))
 
     def _leaves(self, state: State, index: int, client: Client) -> State:
         assert client.votes is not None
         commands = client.commands
-        for server in range(SERVERS):
+        for server in range(self._servers):
             highest = client.votes.highest if self._tells else 0
             release = Message("release", client.who, fence=highest)
             commands = _more(commands, server, release)
         # What is on its way to it belongs to nobody now: its release is.
-        gone = Client(client.who + self._clients, client.left - 1, None, commands, _NONE, _NONE)
+        gone = Client(
+            client.who + self._clients, client.left - 1, None, commands, self._none, self._none
+        )
         return self._with(state, index, gone)
 
     def _executed(self, state: State, index: int, client: Client, server: int) -> State:
@@ -226,48 +244,65 @@ class Search:
 
     def _release(self, server: Server, command: Message) -> tuple[Server, None, list[Message]]:
         queue = tuple(other for other in server.queue if other != command.who)
-        after = server._replace(queue=queue, last=max(server.last, command.fence))
-        if server.holder != command.who:
-            return after, None, []
-        after, pushes = self._next(after._replace(holder=None))
+        out = tuple(each for each in server.out if each[0] != command.who)
+        after, pushes = self._next(Server(out, queue, max(server.last, command.fence)))
         return after, None, pushes
 
     def _take_back(
         self, server: Server, command: Message
     ) -> tuple[Server, Message | None, list[Message]]:
-        if (server.holder, server.number) != (command.who, command.number):
+        vote = command.who, command.number
+        if vote not in server.out:
             return server, None, []
         queue = tuple(sorted((*server.queue, command.who)))
-        after, pushes = self._next(server._replace(holder=None, queue=queue))
-        if after.holder == command.who:
-            return after, pushes[0], []
-        return after, None, pushes
+        out = tuple(each for each in server.out if each != vote)
+        after, pushes = self._next(server._replace(out=out, queue=queue))
+        answers = [push for push in pushes if push.who == command.who]
+        others = [push for push in pushes if push.who != command.who]
+        return after, answers[0] if answers else None, others
 
     @staticmethod
     def _raise(server: Server, command: Message) -> tuple[Server, Message | None, list[Message]]:
-        if (server.holder, server.number) != (command.who, command.number):
+        if (command.who, command.number) not in server.out:
             return server, None, []
         after = server._replace(last=max(server.last, command.fence))
         return after, command._replace(kind="raised"), []
 
     def _vote(self, server: Server, who: int) -> tuple[Server, Message | None, list[Message]]:
-        if server.holder is None:
-            # A server that has nobody in its queue gives its vote to the first who asks.
-            assert not server.queue
-            after = server._replace(holder=who, number=server.last + 1, last=server.last + 1)
-            return after, Message("granted", who, after.number), []
-        pushes: list[Message] = []
-        if who < server.holder and self._inquires:
-            pushes.append(Message("inquire", server.holder, server.number))
-        return server._replace(queue=tuple(sorted((*server.queue, who)))), None, pushes
+        if self._fits(server, who) and (not server.queue or who < server.queue[0]):
+            after = self._voted(server, who)
+            return after, Message("granted", who, after.last), []
+        pushes = [
+            Message("inquire", other, number)
+            for other, number in server.out
+            if who < other and not self._go_together(who, other)
+        ]
+        queue = tuple(sorted((*server.queue, who)))
+        return server._replace(queue=queue), None, pushes[: self._inquires]
+
+    def _reads(self, who: int) -> bool:
+        return who % self._clients in self._readers
+
+    def _go_together(self, who: int, other: int) -> bool:
+        return self._reads(who) and self._reads(other)
+
+    def _fits(self, server: Server, who: int) -> bool:
+        if self._beside and self._reads(who):
+            return True
+        return all(self._go_together(who, other) for other, _ in server.out)
 
     @staticmethod
-    def _next(server: Server) -> tuple[Server, list[Message]]:
-        if not server.queue:
-            return server, []
-        who, number = server.queue[0], server.last + 1
-        after = Server(who, number, server.queue[1:], number)
-        return after, [Message("granted", who, number)]
+    def _voted(server: Server, who: int) -> Server:
+        number = server.last + 1
+        return server._replace(out=tuple(sorted((*server.out, (who, number)))), last=number)
+
+    def _next(self, server: Server) -> tuple[Server, list[Message]]:
+        pushes: list[Message] = []
+        while server.queue and self._fits(server, server.queue[0]):
+            who, *others = server.queue
+            server = self._voted(server._replace(queue=tuple(others)), who)
+            pushes.append(Message("granted", who, server.last))
+        return server, pushes
 
     def _heard(
         self, state: State, index: int, client: Client, server: int, message: Message
@@ -281,36 +316,44 @@ class Search:
                 ballot.inquired(server, message.number)
             case _:  # raised
                 ballot.renewed(server, message.number, _FOR_EVER, message.fence)
-        commands, fence = client.commands, state.fence
+        commands = client.commands
         for step in ballot.look(_NOW):
             match step:
                 case Enter(entered):
-                    fence = self._enters(state, index, entered)
+                    state = self._enters(state, client.who, entered)
                 case Raise(at, number, least):
                     told = Message("raise", client.who, number, least)
                     commands = _more(commands, at, told)
                 case GiveWay(at, number):
                     commands = _more(commands, at, Message("give way", client.who, number))
         client = client._replace(votes=frozen(ballot), commands=commands)
-        return self._with(state, index, client)._replace(fence=fence)
+        return self._with(state, index, client)
 
-    @staticmethod
-    def _enters(state: State, index: int, fence: int) -> int:
-        for other, client in enumerate(state.clients):
-            if other != index and client.votes is not None and client.votes.entered:
+    def _enters(self, state: State, who: int, fence: int) -> State:
+        for client in state.clients:
+            inside = client.votes is not None and client.votes.entered
+            if inside and not self._go_together(who, client.who):
                 raise Wrong("two: they are inside at once")
-        if fence <= state.fence:
-            raise Wrong(f"fence: {fence} after {state.fence}")
-        return fence
+        reads = self._reads(who)
+        before = state.writers_fence if reads else state.fence
+        if fence <= before:
+            raise Wrong(f"fence: {fence} after {before}")
+        writers = state.writers_fence if reads else fence
+        return state._replace(fence=max(state.fence, fence), writers_fence=writers)
 
 
 def main() -> None:
     """The command."""
-    clients, times = (int(argument) for argument in (*sys.argv[1:], "2", "1")[:2])
+    clients, times, readers, servers = (
+        int(argument) for argument in (*sys.argv[1:], *("2", "1", "0", "3")[len(sys.argv) - 1 :])
+    )
     began = time.monotonic()
-    states = Search(clients, times).run()
+    states = Search(clients, times, servers=servers, readers=range(readers)).run()
     seconds = time.monotonic() - began
-    print(f"{clients} clients, {times} times each: {states:,} states, {seconds:.0f} s")  # noqa: T201
+    print(  # noqa: T201
+        f"{clients} clients, of which {readers} read, {times} times each, {servers} servers:"
+        f" {states:,} states, {seconds:.0f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,12 @@ class Who(NamedTuple):
 
     ticket: int
     id: str
+    shares: bool = False
+    """It enters beside others that share: a reader."""
+
+    def goes_with(self, other: Who) -> bool:
+        """Whether both may have a vote of one server at a time."""
+        return self.shares and other.shares
 
 
 # Commands. Each may be carried out twice, late, and in any order.
@@ -124,7 +130,10 @@ class Out:
 
 
 class Server:
-    """What one server does, by its own clock."""
+    """What one server does, by its own clock.
+
+    Its votes are out to one that shares with nobody, or to any number of those that share.
+    """
 
     def __init__(self, listens: Callable[[Who], bool], push: Callable[[Who, Push], object]) -> None:
         self._listens = listens
@@ -135,7 +144,7 @@ class Server:
 
     def forget(self) -> None:
         """Lose all memory."""
-        self.out: Out | None = None
+        self.out: dict[Who, Out] = {}
         self.queue: list[Who] = []
         self.last = 0
 
@@ -159,32 +168,56 @@ class Server:
     def _vote(self, asked: Vote, now: float) -> Answer:
         if self._silent(now):
             return Silent(self.votes_from - now, now)
-        if self.out is not None and self.out.end <= now:
-            ended, self.out = self.out, None
-            self._push(ended.who, Lost(ended.number))
-        if self.out is None:
-            head = self._head()
-            if head is None or asked.who <= head:
-                self._unqueue(asked.who)
-                return self._grant(asked.who, asked.ttl, asked.proposal, now)
-            self._enqueue(asked.who)
-            return Queued(self._advance(now), now)
-        if self.out.who == asked.who:
-            return Granted(self.out.number, self.out.end - now, now)
-        self._enqueue(asked.who)
-        if asked.who < self.out.who:
-            self._inquire(self.out)
-        return Queued(self.out.end - now, now)
+        self._reap(now)
+        who = asked.who
+        if who in self.out:
+            return self._has(who, now)
+        if self._fits(who) and self._is_first(who):
+            self._unqueue(who)
+            return self._grant(who, asked.ttl, asked.proposal, now)
+        self._enqueue(who)
+        for out in self._in_the_way(who):
+            self._push(out.who, Inquire(out.number))
+        self._advance(now, asking=who)
+        return self._answer(who, now)
 
-    def _inquire(self, out: Out) -> None:
-        self._push(out.who, Inquire(out.number))
+    def _reap(self, now: float) -> None:
+        for out in list(self.out.values()):
+            if out.end <= now:
+                del self.out[out.who]
+                self._push(out.who, Lost(out.number))
+
+    def _fits(self, who: Who) -> bool:
+        """Whether it may have a vote beside those that are out."""
+        return all(who.goes_with(other) for other in self.out)
+
+    def _is_first(self, who: Who) -> bool:
+        head = self._head()
+        return head is None or who <= head
+
+    def _in_the_way(self, who: Who) -> list[Out]:
+        """The votes that those have who are behind it, and with whom it can not have one."""
+        return [out for out in self.out.values() if who < out.who and not who.goes_with(out.who)]
+
+    def _has(self, who: Who, now: float) -> Granted:
+        out = self.out[who]
+        return Granted(out.number, out.end - now, now)
+
+    def _answer(self, who: Who, now: float) -> Answer:
+        if who in self.out:
+            return self._has(who, now)
+        return Queued(min((out.end for out in self.out.values()), default=now) - now, now)
 
     def _release(self, left: Release, now: float) -> Answer:
         self._learn(left.highest)
+        was_in_line = left.who in self.queue
         self._unqueue(left.who)
-        if self.out is not None and self.out.who == left.who and self._within(self.out, left):
-            self.out = None
+        out = self.out.get(left.who)
+        if out is not None and self._within(out, left):
+            del self.out[left.who]
             self._advance(now)
+        elif was_in_line:
+            self._advance(now)  # it may have kept others from entering beside those inside
         return Done(now)
 
     @staticmethod
@@ -195,24 +228,21 @@ class Server:
         self.last = max(self.last, highest)
 
     def _take_back(self, given: GiveWay, now: float) -> Answer:
-        out = self.out
-        if out is None or out.who != given.who or out.number != given.number:
+        out = self.out.get(given.who)
+        if out is None or out.number != given.number:
             return Refused(now)
-        self.out = None
+        del self.out[given.who]
         self._enqueue(given.who)
         return self._next(out, now)
 
     def _next(self, before: Out, now: float) -> Answer:
-        """The first in the queue has it; if that is the same again, under a new number."""
-        left = self._advance(now, asking=before.who)
-        out = self.out
-        if out is not None and out.who == before.who:
-            return Granted(out.number, left, now)
-        return Queued(left, now)
+        """Who is first in the queue has it; if that is the same again, under a new number."""
+        self._advance(now, asking=before.who)
+        return self._answer(before.who, now)
 
     def _renew(self, renewal: Renew, now: float) -> Answer:
-        out = self.out
-        if out is None or out.who != renewal.who or out.number != renewal.number or out.end <= now:
+        out = self.out.get(renewal.who)
+        if out is None or out.number != renewal.number or out.end <= now:
             return Refused(now)
         out.end = max(out.end, now + renewal.ttl)
         self._learn(renewal.fence)
@@ -233,16 +263,13 @@ class Server:
 
     def _grant(self, who: Who, lease: float, proposal: int, now: float) -> Granted:
         self.last = max(self.last + 1, proposal)
-        self.out = Out(who, self.last, now + lease)
+        self.out[who] = Out(who, self.last, now + lease)
         return Granted(self.last, lease, now)
 
-    def _advance(self, now: float, asking: Who | None = None) -> float:
-        """The first in the queue has it, if there is one; for how long."""
-        head = self._head()
-        if head is None:
-            return 0.0
-        self._unqueue(head)
-        granted = self._grant(head, CLAIM, 0, now)
-        if head != asking:
-            self._push(head, granted)
-        return granted.lease
+    def _advance(self, now: float, asking: Who | None = None) -> None:
+        """Those that are first in the queue have votes, for as long as they fit."""
+        while (head := self._head()) is not None and self._fits(head):
+            self._unqueue(head)
+            granted = self._grant(head, CLAIM, 0, now)
+            if head != asking:
+                self._push(head, granted)

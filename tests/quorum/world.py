@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tests.quorum.client import Client, Waiter
@@ -52,10 +52,12 @@ class World:
     """Of the clients' clocks, one of these; of the servers', one of those, or the last."""
     fast_servers: bool = False
     limit: float = _LIMIT
+    readers: float = 0.0
+    """How many of those that acquire share it with others that do."""
 
 
 _ALL: Final = (*("crash", "amnesia", "amnesia", "stop", "pause", "die", "cut", "deaf", "isolate"),)
-WORLDS: Final = {
+_ALONE: Final = {
     "quiet": World(skews=(0.0, 5.0), rates=(1.0, 1.0, 1.0)),
     "all": World(_ALL),
     "drift": World(("isolate holder",), quick=True, skews=(1.0,), fast_servers=True),
@@ -71,6 +73,12 @@ WORLDS: Final = {
         rates=(0.985, 0.985, 1.015),
     ),
 }
+_SHARED: Final = {
+    f"{name}, shared": replace(world, readers=0.6)
+    for name, world in _ALONE.items()
+    if name != "too fast"
+}
+WORLDS: Final = _ALONE | _SHARED
 
 
 @dataclass
@@ -118,7 +126,10 @@ class Simulation:
         self._mean_delay = rng.choice([2.0, 2.0, 10.0])
         self._in_order: dict[tuple[Client, int, str], float] = {}
         self._entered: list[Waiter] = []
-        self._last_fence = 0
+        self._fence = 0
+        """The highest of all that have entered."""
+        self._writers_fence = 0
+        """… of those that shared it with nobody."""
         skew = rng.choice(world.skews)
         self.places = [self._place(index, kinds.server, skew) for index in range(servers)]
         many = rng.randint(2, 4 if servers == 3 else 5)
@@ -190,7 +201,8 @@ class Simulation:
         patience = rng.choice([None, None, None, 500.0, 2000.0]) if faulty else None
         bodies = [0.0, 1.0, 20.0, 200.0, 1500.0] if faulty else [0.0, 3.0, 30.0]
         name = f"{client.name}.{task}.{self._left[client, task]}"
-        waiter = client.acquire(name, patience)
+        shares = self.world.readers > 0 and rng.random() < self.world.readers
+        waiter = client.acquire(name, patience, shares=shares)
         waiter.body, waiter.task = rng.choice(bodies), task
 
     def over(self, waiter: Waiter) -> None:
@@ -274,18 +286,30 @@ class Simulation:
     # What must never be
 
     def entered(self, waiter: Waiter) -> None:
-        """A waiter has entered: alone, and with the highest fence."""
+        """A waiter has entered: beside nobody, or where all of them share; with a high fence.
+
+        Who shares with nobody has a higher one than all before it. Who shares has a higher one
+        than all before it who did not: of two that may be inside together, neither is first.
+        """
         self.counts["entered"] += 1
         self.counts.update(waiter.done.keys())
         for other in self.inside:
             deadline = other.ballot.deadline
             relies = deadline is not None and deadline > other.client.clock()
-            if other.client.alive and relies:
+            if not (other.client.alive and relies):
+                continue
+            if not waiter.who.goes_with(other.who):
                 raise Violation(f"two: {other.who.id} and {waiter.who.id} at {self.time:.1f} ms")
-        if waiter.ballot.fence <= self._last_fence:
-            text = f"{waiter.ballot.fence} of {waiter.who.id} after {self._last_fence}"
+            self.counts["beside"] += 1
+        fence, before = waiter.ballot.fence, self._fence
+        if waiter.who.shares:
+            before = self._writers_fence
+        if fence <= before:
+            text = f"{fence} of {waiter.who.id} after {before}"
             raise Violation(f"fence: {text} at {self.time:.1f} ms")
-        self._last_fence = waiter.ballot.fence
+        self._fence = max(self._fence, fence)
+        if not waiter.who.shares:
+            self._writers_fence = fence
         self.inside.append(waiter)
         self._entered.append(waiter)
 
@@ -323,9 +347,14 @@ class Simulation:
         )
 
     def _check_order(self) -> None:
-        """Who asked more than a round trip after another stood in line does not overtake it."""
+        """Who asked more than a round trip after another stood in line does not overtake it.
+
+        Those that share enter in any order, where nobody else is between them.
+        """
         for index, waiter in enumerate(self._entered):
             for later in self._entered[index + 1 :]:
                 stood = later.queued_at
+                if waiter.who.goes_with(later.who):
+                    continue
                 if stood is not None and stood + _ROUND_TRIP < waiter.started:
                     raise Violation(f"order: {waiter.who.id} overtook {later.who.id}")
