@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.store import Late
+from aiolock.store import Late, Waiter
 from aiolock.stores._member import (
     UNBOUNDED,
     InLine,
@@ -61,6 +61,13 @@ FORMS = (
     "xo7000",
     "s8000^5",
     "sf8000^9",
+    "s10000",
+    "s10000",
+    "s10000",
+    "sf7000",
+    "s10000~20000",
+    "s10000+30000",
+    "s7000!-9",
 )
 WAITERS = [f"{form}:{client}:{seq}" for seq, form in enumerate(FORMS) for client in CLIENTS]
 MINUTE = 60_000
@@ -141,10 +148,11 @@ class Scripts:
         values = (self.names.channels, ttl, most, int(wait), waiter, ticket, proposal, late)
         return self.call(voting.VOTE, *values)
 
-    def out(self) -> tuple[str, float] | None:
-        """The vote that is out, and its score."""
-        first = self.redis.zrange(self.votes, 0, 0, withscores=True)
-        return first[0] if first and first[0][1] < 10**15 else None
+    def out(self) -> dict[tuple[int, Waiter], tuple[VoteText, str, float]]:
+        """The votes that are out as they are written, and their scores, by number and waiter."""
+        found = self.redis.zrangebyscore(self.votes, "-inf", f"({10**15}", withscores=True)
+        read = [(VoteText.read(text), text, score) for text, score in found]
+        return {(each[0].number, decode_any(each[0].waiter)[0]): each for each in read}
 
     def tombstones(self) -> set[str]:
         after = 10**15 + now()
@@ -173,13 +181,11 @@ class Model:
         return VoterStep(self.state, self.began * 1000, self.listening.__contains__, self.silent)
 
     def done(self, step: VoterStep, answered: str = "") -> None:
-        """Its pushes, as they are written down; with the answer comes the first grant."""
+        """Its pushes, as they are written down; with the answer comes a grant, if it is one."""
         for push in step.pushes:
             client = push.waiter.client
-            told = client in self.listening or (
-                client == answered and isinstance(push, PushGranted)
-            )
-            if told:
+            alone = isinstance(push, PushGranted) and not push.form.shared
+            if client in self.listening or (client == answered and alone):
                 self.log.append(self._told(push))
 
     @staticmethod
@@ -213,6 +219,7 @@ class Differential(RuleBasedStateMachine):
         self.real, self.model = Scripts(self.server), Model()
         self.tickets: dict[str, int] = {}
         self.ticket = FIRST
+        self.ended = 1000
 
     @initialize()
     def begin(self) -> None:
@@ -253,7 +260,7 @@ class Differential(RuleBasedStateMachine):
     @rule(
         text=waiters,
         early=st.booleans(),
-        ttl=st.sampled_from([30_000, MINUTE]),
+        ttl=st.sampled_from([30_000, MINUTE, 20 * MINUTE]),
         proposal=st.sampled_from([0, 0, 1, -20, 300]),
         wait=st.sampled_from([True, True, True, False]),
         most=st.sampled_from([0, 0, 0, 1, 2]),
@@ -289,13 +296,13 @@ class Differential(RuleBasedStateMachine):
         elif isinstance(real, InLine):
             assert real.place == model.place
             assert self.near(real.until, model.until)
-            out = self.model.state.vote
-            shown = out is not None and not out.nobodys and real.place == 0
-            assert (real.holder is not None) == shown
+            out = self.model.state.out
             if real.holder is not None:
-                assert out is not None
-                assert (real.holder.client, real.holder.seq) == out.waiter
-                assert real.holder.fence == out.number
+                assert real.place == 0
+                who = real.holder.client, real.holder.seq
+                assert (who, real.holder.fence) in [(each.waiter, each.number) for each in out]
+            elif real.place == 0:  # of several it is that which ends first
+                assert not out or any(each.nobodys for each in out)
         elif isinstance(real, Silent):
             assert self.near(real.left, model.left)
             assert (real.left < 0) == (model.left < 0)
@@ -321,30 +328,31 @@ class Differential(RuleBasedStateMachine):
             self.same_pushes()
             self.same_state()
         self.speak(left)
-        self.release(texts[0], True, 0, upto, 0, 0)
+        self.release(texts[0], 0, 0, upto, 0, 0)
         self.same_pushes()
         self.same_state()
 
-    def out(self) -> tuple[str, int]:
-        """Whose vote is out, and its number."""
-        vote = self.model.state.vote
-        if vote is None or vote.nobodys:
+    def out(self, which: int = 0) -> tuple[str, int]:
+        """Whose vote is out, and its number: one of them."""
+        votes = [vote for vote in self.model.state.out if not vote.nobodys]
+        if not votes:
             return WAITERS[0], 12345
+        vote = votes[which % len(votes)]
         return TEXTS[vote.waiter], vote.number
 
     @rule(
         text=waiters,
-        mine=st.sampled_from([True, True, False]),
+        mine=st.sampled_from([0, 1, 2, None]),
         highest=st.sampled_from([0, 0, -5, 5, 100]),
         upto=st.sampled_from(["any", "any", "below", "this"]),
         entered=st.sampled_from([-2, -1, 0, 10_000, 30_000]),
         bury=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
     )
     def release(  # noqa: PLR0917  # as the machine's
-        self, text: str, mine: bool, highest: int, upto: str, entered: int, bury: int
+        self, text: str, mine: int | None, highest: int, upto: str, entered: int, bury: int
     ) -> None:
-        holder, number = self.out()
-        text = holder if mine else text
+        holder, number = self.out(mine or 0)
+        text = text if mine is None else holder
         bound = {"any": UNBOUNDED, "below": number - 1, "this": number}[upto]
         top = number + highest if highest else 0
         buried = (now() + bury) * 1000 if bury else 0
@@ -355,10 +363,10 @@ class Differential(RuleBasedStateMachine):
         self.model.done(step, waiter.client if model == 1 else "")
         assert real == model
 
-    @rule(text=waiters, mine=st.booleans())
-    def give_way(self, text: str, mine: bool) -> None:
-        holder, number = self.out()
-        stand = self.stand(holder if mine else text)
+    @rule(text=waiters, mine=st.sampled_from([0, 1, None]))
+    def give_way(self, text: str, mine: int | None) -> None:
+        holder, number = self.out(mine or 0)
+        stand = self.stand(text if mine is None else holder)
         text = TEXTS[stand.waiter]
         values = (text, number, stand.ticket, self.real.names.channels)
         real = self.real.call(voting.GIVE_WAY, *values)
@@ -369,25 +377,25 @@ class Differential(RuleBasedStateMachine):
 
     @rule(
         text=waiters,
-        mine=st.sampled_from([True, True, False]),
+        mine=st.sampled_from([0, 1, 2, None]),
         off=st.sampled_from([0, 0, 0, 1]),
         ttl=st.sampled_from([0, 20_000, 90_000]),
         fence=st.sampled_from([0, 0, 40]),
         entered=st.booleans(),
     )
     def renew(  # noqa: PLR0917  # as the machine's
-        self, text: str, mine: bool, off: int, ttl: int, fence: int, entered: bool
+        self, text: str, mine: int | None, off: int, ttl: int, fence: int, entered: bool
     ) -> None:
-        holder, number = self.out()
-        text, number = holder if mine else text, number + off
+        holder, number = self.out(mine or 0)
+        text, number = text if mine is None else holder, number + off
         known = number + fence if fence else 0
         real = self.real.call(voting.RENEW, text, number, ttl, known, int(entered), 0)
         waiter = decode_any(text)[0]
         assert real == self.model.step().renew(waiter, number, ttl, known, entered=entered)
 
-    @rule(text=waiters, mine=st.booleans())
-    def take_away(self, text: str, mine: bool) -> None:
-        text = self.out()[0] if mine else text
+    @rule(text=waiters, mine=st.sampled_from([0, 1, None]))
+    def take_away(self, text: str, mine: int | None) -> None:
+        text = text if mine is None else self.out(mine)[0]
         end = text[text.index(":") :]
         real = self.real.call(voting.BREAK, self.real.names.channels, end)
         step = self.model.step()
@@ -404,17 +412,17 @@ class Differential(RuleBasedStateMachine):
 
     @rule(
         text=waiters,
-        mine=st.sampled_from([True, True, False]),
+        mine=st.sampled_from([0, 1, 2, None]),
         off=st.sampled_from([-1, 0, 0, 5]),
         keep=st.sampled_from([0, 30_000, 90_000]),
         until=st.sampled_from([0, 0, MINUTE, -MINUTE]),
         late=st.sampled_from([0, 0, 0, -MINUTE]),
     )
     def finish(  # noqa: PLR0917  # as the machine's
-        self, text: str, mine: bool, off: int, keep: int, until: int, late: int
+        self, text: str, mine: int | None, off: int, keep: int, until: int, late: int
     ) -> None:
-        holder, number = self.out()
-        text, fence = holder if mine else text, max(1, number + off)
+        holder, number = self.out(mine or 0)
+        text, fence = text if mine is None else holder, max(1, number + off)
         end, not_after = now() + until if until else 0, (now() + late) * 1000 if late else 0
         channels = self.real.names.channels
         real = self.real.call(voting.FINISH, text, fence, keep, end, channels, not_after)
@@ -453,24 +461,35 @@ class Differential(RuleBasedStateMachine):
         assert (real.count, real.value) == (model.count, model.value)
         assert self.near(real.left, model.left) or not model.value
 
-    @rule()
-    def time_passes(self) -> None:
-        """The lease of the vote that is out ends."""
-        out, vote = self.real.out(), self.model.state.vote
-        if out is not None and vote is not None:
-            self.real.redis.zadd(self.real.votes, {out[0]: 1000 + out[1] % 1})
-            vote.end = 1000
+    @rule(which=st.integers(0, 2))
+    def time_passes(self, which: int) -> None:
+        """The lease of a vote that is out ends."""
+        real, model = self.real.out(), self.model.state.out
+        if model:
+            vote = model[which % len(model)]
+            _, text, score = real[vote.number, vote.waiter]
+            self.ended += 1
+            self.real.redis.zadd(self.real.votes, {text: self.ended + score % 1})
+            vote.end = self.ended
 
     @rule()
     def numbers_are_forgotten(self) -> None:
-        self.real.redis.delete(self.real.last)
-        self.model.state.last = 0
+        """Not while votes are shared, whose numbers differ: it is kept for longer than they are."""
+        if not self.model.state.shared:
+            self.real.redis.delete(self.real.last)
+            self.model.state.last = 0
 
     @invariant()
     def same_pushes(self) -> None:
         # Each client's pushes are in order; between clients there is none.
+        # Of several votes it is all one whose waiter is told first.
         for side in (self.real, self.model):
-            side.log.sort(key=lambda push: push[1].split(":")[1:2])
+            side.log.sort(
+                key=lambda push: (
+                    push[1].split(":")[1:2],
+                    push[1] if push[0] in {"inquired", "requested"} else "",
+                )
+            )
         assert self.real.log == self.model.log
         self.real.log.clear()
         self.model.log.clear()
@@ -478,21 +497,21 @@ class Differential(RuleBasedStateMachine):
     @invariant()
     def same_state(self) -> None:
         state, out = self.model.state, self.real.out()
-        if out is None or state.vote is None:
-            assert out is None
-            assert state.vote is None
-        else:
-            text, vote = VoteText.read(out[0]), state.vote
+        assert sorted(out) == sorted((vote.number, vote.waiter) for vote in state.out)
+        for vote in state.out:
+            text, _, score = out[vote.number, vote.waiter]
             if vote.nobodys:
-                assert text.waiter == ("xfo0:-:1" if vote.marks else "xf0:-:0")
+                mode = "s" if vote.form.shared else "x"
+                assert text.waiter == ("xfo0:-:1" if vote.marks else f"{mode}f0:-:0")
             else:
                 assert text.waiter == TEXTS[vote.waiter]
                 assert text.ticket == vote.ticket
-                assert (out[1] % 1 > 0) == vote.unsure
-            assert text.number == vote.number
+                assert (score % 1 > 0) == vote.unsure
             assert self.near(text.granted, vote.granted)
-            assert self.near(int(out[1]), vote.end)
-            assert self.real.redis.pttl(self.real.votes) > 0
+            assert self.near(int(score), vote.end)
+            assert self.real.redis.pttl(self.real.votes) > vote.end - now()
+            if vote.form.shared and not vote.nobodys:
+                assert self.real.redis.pttl(self.real.last) > vote.end - now()
         line = [TEXTS[waiter] for _, waiter in state.line]
         assert self.real.redis.zrange(self.real.line, 0, -1) == line
         assert int(self.real.redis.get(self.real.last) or 0) == state.last
@@ -506,6 +525,56 @@ class Differential(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.real.close()
+
+
+def test_who_comes_before_several_inquires_of_all_that_are_behind_it(
+    redis_server: RedisServer,
+) -> None:
+    """A writer wants the votes of all readers behind it, and of none before it."""
+    real, readers = Scripts(redis_server), [f"s10000:{client}:1" for client in CLIENTS]
+    for client in CLIENTS:
+        real.listen(client)
+    real.redis.set(real.marker, "run 0 charter")
+    for ticket, text in zip((10, 30, 40), readers, strict=True):
+        assert isinstance(real.vote(text, ticket, MINUTE, FIRST, True, 0, 0), Voted)
+    assert real.log == []
+    assert isinstance(real.vote("x10000:ada:2", 20, MINUTE, FIRST, True, 0, 0), InLine)
+    assert sorted(real.log) == [
+        ("inquired", text, FIRST + number) for number, text in enumerate(readers) if number
+    ]
+    real.close()
+
+
+def test_votes_are_known_for_as_long_as_the_longest_lease(redis_server: RedisServer) -> None:
+    """A reader that comes later, for a short while, makes the server forget nobody."""
+    real, long, short = Scripts(redis_server), "s10000:ada:1", "s10000:bob:1"
+    real.redis.set(real.marker, "run 0 charter")
+    assert isinstance(real.vote(long, 10, 60 * MINUTE, FIRST, True, 0, 0), Voted)
+    for again in range(2):
+        voted = real.vote(short, 20, MINUTE, FIRST, True, 0, 0)
+        assert isinstance(voted, Voted)
+        if again:
+            assert real.call(voting.RENEW, short, voted.number, MINUTE, 0, 0, 0)
+        assert real.redis.pttl(real.votes) > 59 * MINUTE
+        assert real.redis.pttl(real.last) > 59 * MINUTE
+    real.call(voting.RELEASE, real.names.channels, -1, short, FIRST + 1000, 0, 0)
+    assert int(real.redis.get(real.last)) == FIRST + 1000
+    assert real.redis.pttl(real.last) > 59 * MINUTE
+    real.close()
+
+
+def test_who_leaves_the_line_lets_those_in_that_it_kept_back(redis_server: RedisServer) -> None:
+    """A writer that gives up, between a reader that has a vote and one that stands behind it."""
+    real, behind = Scripts(redis_server), "s10000:bob:1"
+    for client in CLIENTS:
+        real.listen(client)
+    real.redis.set(real.marker, "run 0 charter")
+    real.vote("s10000:ada:1", 10, MINUTE, FIRST, True, 0, 0)
+    for ticket, text in ((20, "x10000:cyd:1"), (30, behind)):
+        real.vote(text, ticket, MINUTE, FIRST, True, 0, 0)
+    real.call(voting.RELEASE, real.names.channels, -1, "x10000:cyd:1", 0, -1, 0)
+    assert real.log == [("granted", behind, FIRST + 1)]
+    real.close()
 
 
 def test_scripts_agree_with_the_machine(redis_server: RedisServer) -> None:

@@ -62,7 +62,7 @@ class MemoryVoter:
     @property
     def left_behind(self) -> list[str]:
         """The names of which there is a vote, or a line."""
-        return [name for name, state in self.states.items() if state.vote or state.line]
+        return [name for name, state in self.states.items() if state.out or state.line]
 
     def enrol(self, charter: Charter, memory: Memory) -> Enrolled:
         """See ``lua/quorum/enrol.lua``."""
@@ -99,21 +99,22 @@ class MemoryVoter:
         return answer
 
     def status(self, name: str) -> Status:
-        """Who has the vote of this name, and who stands in line."""
+        """Who has a vote of this name, and who stands in line."""
         state, now = self.states.get(name) or VoterState(), self.now()
-        vote, holders, closed = state.vote, tuple[Party, ...](), 0.0
-        if vote is not None and (left := vote.end / 1000 - now / 1e6) > 0:
-            if vote.nobodys:
-                closed = left
-            else:
+        holders, closed = list[Party](), 0.0
+        for vote in state.out:
+            left = vote.end / 1000 - now / 1e6
+            if left > 0 and vote.nobodys:
+                closed = max(closed, left)
+            elif left > 0:
                 holder = self._party(vote.waiter, vote.form, vote.granted / 1000, 0)
-                holders = (replace(holder, fence=vote.number, remaining=left),)
+                holders.append(replace(holder, fence=vote.number, remaining=left))
         waiters = tuple(
             self._party(waiter, form, (ticket - form.priority * PRIORITY) / 1e6, place)
             for place, (ticket, waiter) in enumerate(state.line, start=1)
             for form in (state.waiting[waiter][1],)
         )
-        return Status(name, holders, waiters, closed, now=now / 1e6)
+        return Status(name, tuple(holders), waiters, closed, now=now / 1e6)
 
     def _party(self, waiter: Waiter, form: Form, since: float, place: int) -> Party:
         return Party(

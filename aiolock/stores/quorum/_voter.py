@@ -9,6 +9,10 @@ waits brings its ticket, so that all lines have one order. A vote has a number t
 every word about one names it. Whoever is asked to give way stands in line again, and gets a new
 number even if it is first. And a server that may have forgotten its votes gives none for a while.
 
+A vote is out to one waiter, or several are to some that share, as grants are of one server: a
+reader stands behind a writer that waits, and those that stand in a row have votes together. Whoever
+comes before those that have votes, and does not share with them, inquires of all of them.
+
 What is done once leaves a *mark* where its vote was: as long as it is remembered, that is a vote of
 nobody's, so a server has a mark or a vote out, and never both. What follows from that is in
 `aiolock.stores.quorum._marks`. What is counted is in nobody's way, and needs no vote: whoever waits
@@ -73,7 +77,7 @@ Push = PushGranted | PushLost | PushRequested | PushDone | PushInquired
 
 @dataclass(slots=True)
 class Vote:
-    """The vote of one name that is out."""
+    """A vote that is out."""
 
     waiter: Waiter
     form: Form
@@ -111,6 +115,7 @@ class VoterState:
         "last_until",
         "line",
         "posted_until",
+        "shared",
         "value",
         "vote",
         "waiting",
@@ -118,6 +123,9 @@ class VoterState:
 
     def __init__(self) -> None:
         self.vote: Vote | None = None
+        """The one that is out, to one that shares with nobody."""
+        self.shared: list[Vote] = []
+        """Or those that are out to some that share."""
         self.line: list[tuple[int, Waiter]] = []
         """Tickets and waiters, in order."""
         self.waiting: dict[Waiter, tuple[int, Form]] = {}
@@ -132,9 +140,37 @@ class VoterState:
         """What is put up, until `posted_until` (ms)."""
         self.posted_until = 0
 
+    @property
+    def out(self) -> list[Vote]:
+        """All votes that are out, in the order of their ends."""
+        if self.vote is not None:
+            return [self.vote]
+        return sorted(self.shared, key=lambda vote: vote.end)
+
+    def vote_of(self, waiter: Waiter, number: int = 0) -> Vote | None:
+        """The vote that it has; only of that number, unless it is 0."""
+        mine = [vote for vote in self.out if vote.waiter == waiter]
+        return next((vote for vote in mine if number in {0, vote.number}), None)
+
+    def put(self, vote: Vote) -> None:
+        if vote.form.shared:
+            self.shared.append(vote)
+        else:
+            self.vote = vote
+
+    def take(self, vote: Vote) -> None:
+        if vote.form.shared:
+            self.shared.remove(vote)
+        else:
+            self.vote = None
+
+    def fits(self, form: Form) -> bool:
+        """Whether such a waiter may have a vote beside those that are out."""
+        return self.vote is None and (form.shared or not self.shared)
+
     def idle(self, ms: int) -> bool:
         """Whether nothing is to be kept of it."""
-        if (self.vote is not None and self.vote.end > ms) or self.line:
+        if any(vote.end > ms for vote in self.out) or self.line:
             return False
         if self.posted_until > ms:
             return False
@@ -186,8 +222,8 @@ class VoterStep:
         said = self._without_a_vote(stand, wait=wait)
         if said is not None:
             return said
-        vote, place = state.vote, (stand.ticket, waiter)
-        if vote is None:
+        place, fits = (stand.ticket, waiter), state.fits(form)
+        if fits:
             head = self._head()
             if head is None or place <= head:
                 state.leave(waiter)
@@ -196,11 +232,10 @@ class VoterStep:
             crowd = self._line_up(place, form, most)
             if crowd is not None:
                 return crowd
-            if vote is not None and not vote.nobodys and place < vote.place:
-                self.pushes.append(PushInquired(vote.waiter, vote.number))
-        if vote is None:
-            self._advance()
-        return self._in_line(waiter, wait=wait)
+            if not fits:
+                self._inquire(place, form)
+        voted = self._advance(asking=waiter) if fits else None
+        return voted or self._in_line(waiter, wait=wait)
 
     def release(
         self, waiter: Waiter, highest: int, upto: int, *, entered: int, bury: int = 0
@@ -213,15 +248,17 @@ class VoterStep:
         if bury:
             alive = {each: end for each, end in state.given_up.items() if end > self._ms}
             state.given_up = alive | {waiter: -(-bury // 1000)}
-        vote = state.vote
-        if vote is None or vote.waiter != waiter:
-            missing = WAS_UNKNOWN if self._silent else WAS_ABSENT
+        vote = state.vote_of(waiter)
+        if vote is None or (upto != UNBOUNDED and vote.number > upto):
+            if was_in_line and state.shared:
+                self._advance()  # it may have kept those behind it from what is shared
+            missing = WAS_UNKNOWN if vote is None and self._silent else WAS_ABSENT
             return WAS_QUEUED if was_in_line else missing
-        if upto != UNBOUNDED and vote.number > upto:
-            return WAS_QUEUED if was_in_line else WAS_ABSENT
-        state.vote = None
+        state.take(vote)
         lost = self._ms if entered == LOST else None
-        if entered == OUTSIDE or not self._close(vote, lost=lost, entered=entered):
+        if entered != OUTSIDE:
+            self._close(vote, lost=lost, entered=entered)
+        if state.vote is None:
             self._advance()
         return WAS_HOLDER
 
@@ -229,17 +266,17 @@ class VoterStep:
         """See `Member.give_way`."""
         state, waiter = self._state, stand.waiter
         self._asker = waiter.client
-        vote = state.vote
-        if vote is None or vote.waiter != waiter or vote.number != number:
+        vote = state.vote_of(waiter, number)
+        if vote is None:
             return Refused(self._now)
-        state.vote = None
+        state.take(vote)
         state.line_up((stand.ticket, waiter), stand.form)
         return self._advance(asking=waiter) or self._in_line(waiter, wait=True)
 
     def renew(self, waiter: Waiter, number: int, ttl: int, fence: int, *, entered: bool) -> bool:
         """See `Member.renew`."""
-        vote = self._state.vote
-        if vote is None or vote.waiter != waiter or vote.number != number or vote.end <= self._ms:
+        vote = self._state.vote_of(waiter, number)
+        if vote is None or vote.end <= self._ms:
             return False
         if ttl:
             vote.end = max(vote.end, self._ms + ttl)
@@ -249,8 +286,8 @@ class VoterStep:
 
     def take_away(self, waiter: Waiter) -> int:
         """See `Member.take_away`."""
-        vote = self._state.vote
-        if vote is None or vote.waiter != waiter:
+        vote = self._state.vote_of(waiter)
+        if vote is None:
             return 0
         self._end(vote, "broken", self._ms)
         if self._state.vote is None:
@@ -259,11 +296,9 @@ class VoterStep:
 
     def request(self) -> int:
         """See `Member.request`."""
-        vote = self._state.vote
-        if vote is None or vote.nobodys or vote.end <= self._ms:
-            return 0
-        self.pushes.append(PushRequested(vote.waiter, vote.number))
-        return int(self._listens(vote.waiter.client))
+        asked = [vote for vote in self._state.out if not vote.nobodys and vote.end > self._ms]
+        self.pushes += [PushRequested(vote.waiter, vote.number) for vote in asked]
+        return sum(self._listens(vote.waiter.client) for vote in asked)
 
     def finish(self, waiter: Waiter, fence: int, keep: int, until: int) -> int:
         """See `Member.finish`."""
@@ -274,8 +309,10 @@ class VoterStep:
         if vote is not None and vote.end > self._ms:
             if not vote.nobodys and vote.waiter != waiter:
                 return 0
-        elif vote is not None and vote.waiter != waiter:
+        elif state.shared or (vote is not None and vote.waiter != waiter):
             self._reap()
+            if state.shared:
+                return 0
             vote = state.vote  # it may be closed for a while now
         end = min(self._ms + keep, until or self._ms + keep)
         if end <= self._ms:
@@ -334,9 +371,10 @@ class VoterStep:
         if form.counts:
             return self._counted(stand, wait=wait)
         self._reap()
-        vote = state.vote
-        if vote is not None and vote.waiter == waiter:
+        vote = state.vote_of(waiter)
+        if vote is not None:
             return Voted(vote.number, vote.end - self._ms, self._now)
+        vote = state.vote
         if form.once and vote is not None and vote.marks:
             state.leave(waiter)
             return Marked(vote.number, vote.end - self._ms, self._now)
@@ -352,11 +390,20 @@ class VoterStep:
             state.line_up((stand.ticket, stand.waiter), form)
         return InLine(KEEP_ALIVE, int(wait), self._now)
 
+    def _inquire(self, place: tuple[int, Waiter], form: Form) -> None:
+        """All that are behind it have votes with which it can not have one: it wants them."""
+        for vote in self._state.out:
+            if place < vote.place and not vote.nobodys and not (form.shared and vote.form.shared):
+                self.pushes.append(PushInquired(vote.waiter, vote.number))
+
     def _reap(self) -> None:
-        """A vote whose lease has ended goes; so do the others of its client, which is stuck."""
-        state, vote = self._state, self._state.vote
-        if vote is None or vote.end > self._ms:
-            return
+        """Votes whose lease has ended go; so do the others of their clients, which are stuck."""
+        for vote in self._state.out:
+            if vote.end <= self._ms:
+                self._reap_one(vote)
+
+    def _reap_one(self, vote: Vote) -> None:
+        state = self._state
         self._end(vote, "expired", vote.end)
         if vote.unsure or not vote.form.fixed:
             for _, waiter in list(state.line):
@@ -365,7 +412,7 @@ class VoterStep:
 
     def _end(self, vote: Vote, reason: str, lost: int) -> None:
         """It was lost."""
-        self._state.vote = None
+        self._state.take(vote)
         if not vote.nobodys:
             self.pushes.append(PushLost(vote.waiter, vote.number, reason))
             self._close(vote, lost=lost)
@@ -387,13 +434,16 @@ class VoterStep:
                 if not self._is_there(waiter.client):
                     state.leave(waiter)
             if most <= len(state.line):
-                return Crowded(len(state.line), self._now)
+                crowd = Crowded(len(state.line), self._now)
+                if state.shared:
+                    self._advance()  # the dead may have kept others from what is shared
+                return crowd
         state.line_up(place, form)
         return None
 
     def _in_line(self, waiter: Waiter, *, wait: bool) -> InLine:
-        state, vote = self._state, self._state.vote
-        until = 0 if vote is None else vote.end - self._ms
+        state, out = self._state, self._state.out
+        until = out[0].end - self._ms if out else 0
         if not wait:
             return InLine(until, 0, self._now)
         return InLine(until, 1 if state.line[0][1] == waiter else 2, self._now)
@@ -406,7 +456,7 @@ class VoterStep:
         least = proposal or ticket - form.priority * PRIORITY
         number = state.last + 1 if state.last and not proposal else max(state.last + 1, least)
         self._learn(number, lasts=lease)
-        state.vote = Vote(waiter, form, number, ticket, self._ms + lease, self._ms)
+        state.put(Vote(waiter, form, number, ticket, self._ms + lease, self._ms))
         return Voted(number, lease, self._now)
 
     def _learn(self, number: int, lasts: int = 0) -> None:
@@ -417,32 +467,40 @@ class VoterStep:
             state.last_until = max(state.last_until, self._ms + lasts + REMEMBERED)
 
     def _advance(self, *, asking: Waiter | None = None) -> Voted | None:
-        """Nobody has the vote: who is first in line gets it; what that is told if it is asking."""
-        head = None if self._silent else self._head()
-        if head is None:
-            return None
-        _, waiter = head
-        _, form = self._state.waiting[waiter]
-        self._state.leave(waiter)
-        voted = self._cast(head, form, form.claim, 0)
-        if waiter == asking:
-            return voted
-        self.pushes.append(PushGranted(waiter, form, voted.number, form.claim, self._now))
-        return None
+        """Those that are first in line get votes while they fit; what one hears that is asking."""
+        state, mine = self._state, None
+        while not self._silent and (head := self._head()) is not None:
+            _, waiter = head
+            _, form = state.waiting[waiter]
+            if not state.fits(form):
+                break
+            state.leave(waiter)
+            voted = self._cast(head, form, form.claim, 0)
+            if waiter == asking:
+                mine = voted
+            else:
+                push = PushGranted(waiter, form, voted.number, form.claim, self._now)
+                self.pushes.append(push)
+            if not form.shared:
+                break  # nobody fits beside it
+        return mine
 
-    def _close(self, vote: Vote, *, lost: int | None = None, entered: int = 0) -> bool:
-        """Let nobody in for as long as the terms of a vote that has ended say; whether they do."""
+    def _close(self, vote: Vote, *, lost: int | None = None, entered: int = 0) -> None:
+        """Let nobody in for as long as the terms of a vote that has ended say.
+
+        Where it was shared, nobody who does not share.
+        """
         form, state = vote.form, self._state
         if not form.closes:
-            return False
+            return
         opens = form.opens(vote.granted, lost, confirmed=lost is None or not vote.unsure)
         if lost is None and form.after_grant:
             # It was inside from later on than it had this vote.
             opens = max(opens, self._ms - entered + form.after_grant)
         if opens <= self._ms:
-            return False
-        terms = Form(claim=0, fixed=True)
-        state.vote = Vote(_CLOSED, terms, vote.number, 0, opens, vote.granted)
+            return
+        terms = Form(claim=0, fixed=True, shared=form.shared)
+        closed = Vote(_CLOSED, terms, vote.number, 0, opens, vote.granted, unsure=False)
+        state.put(closed)
         if state.line:
             self.pushes.append(PushDone(state.line[0][1]))
-        return True

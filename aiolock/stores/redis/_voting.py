@@ -164,7 +164,7 @@ def seen(name: str, reply: Any) -> Status:
     for text, end in zip(votes[::2], votes[1::2], strict=True):
         vote = VoteText.read(text.decode())
         if decode_any(vote.waiter)[0].client == NOBODY:
-            closed = (int(float(end)) - now / 1000) / 1000
+            closed = max(closed, (int(float(end)) - now / 1000) / 1000)
             continue
         known[vote.number] = vote
         held += [f"{vote.waiter}:{vote.number}".encode(), end]

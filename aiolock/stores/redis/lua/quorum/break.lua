@@ -8,14 +8,20 @@ local CHANNELS = ARGV[1]
 --@include clock
 --@include quorum/present_vote
 --@include quorum/end_vote
+--@include quorum/hand_shared
 --@include quorum/hand_vote
 
-local vote, score = present_vote()
-if not vote or vote:match(VOTE):sub(-#ARGV[2]) ~= ARGV[2] then
-  return 0
+local votes = redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS, 'WITHSCORES')
+for i = 1, #votes, 2 do
+  if votes[i]:match(VOTE):sub(-#ARGV[2]) == ARGV[2] then
+    end_vote(votes[i], tonumber(votes[i + 1]), 'broken', NOW)
+    local left = present_vote()
+    if not left then
+      hand_vote()
+    elseif left:byte() == SHARED then
+      hand_shared()
+    end
+    return 1
+  end
 end
-end_vote(vote, score, 'broken', NOW)
-if not present_vote() then
-  hand_vote()
-end
-return 1
+return 0

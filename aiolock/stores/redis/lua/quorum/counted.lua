@@ -1,6 +1,10 @@
 -- counted(waiter, ticket, number, waits): `vote` for who waits for a count of so many, which is in nobody's
 -- way: it has it where it is there, and else stands in line for a push. Returns the reply.
 local function counted(waiter, ticket, number, waits)
+  local given_up = redis.call('ZSCORE', VOTES, '!' .. waiter)
+  if given_up and given_up - COUNTERS > NOW then
+    return {0, tonumber(STAMP)}
+  end
   local count = redis.call('ZSCORE', VOTES, 'count')
   if count and count - COUNTERS >= number then
     redis.call('ZREM', LINE, waiter)

@@ -28,6 +28,14 @@ if vote then
 end
 if remembered == 0 then
   return known and number == fence and 1 or 0
+elseif vote and vote:byte() == SHARED then
+  while vote and score <= NOW do
+    reap_vote(vote, score)
+    vote, score = present_vote()
+  end
+  if vote then
+    return 0
+  end
 elseif vote and who ~= waiter then
   if score > NOW and who:match(CLIENT) ~= NOBODY then
     return 0

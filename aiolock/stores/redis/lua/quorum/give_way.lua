@@ -11,17 +11,20 @@
 local CHANNELS = ARGV[4]
 --@include clock
 --@include quorum/present_vote
+--@include quorum/vote_of
+--@include quorum/hand_shared
 --@include quorum/hand_vote
 
 local waiter, number, ticket = ARGV[1], ARGV[2], ARGV[3]
-local vote, score = present_vote()
-if not vote or vote:sub(1, #waiter + #number + 2) ~= waiter .. ':' .. number .. ':' then
+local vote, score = vote_of(waiter .. ':' .. number .. ':')
+if not vote then
   return {0, tonumber(STAMP)}
 end
 redis.call('ZREM', VOTES, vote)
 redis.call('ZADD', LINE, ticket, waiter)
 redis.call('PEXPIRE', LINE, QUEUE_LASTS)
-local fresh, claim = hand_vote(waiter:match(CLIENT), waiter)
+local hand = vote:byte() == SHARED and present_vote() and hand_shared or hand_vote
+local fresh, claim = hand(waiter:match(CLIENT), waiter)
 if fresh then
   return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
 end

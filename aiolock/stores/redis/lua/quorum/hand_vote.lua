@@ -1,4 +1,5 @@
--- hand_vote(asker, asking, with_reply): nobody has the vote, so who is first in line gets it, for its claim.
+-- hand_vote(asker, asking, with_reply): nobody has the vote, so who is first in line gets it, for its claim; and
+-- where it shares, so do those behind it that share.
 --   asker       the client that is answered now
 --   asking      the waiter that is: where it is first, it gets no push
 --   with_reply  a push to the asker goes with the reply, by which it comes sooner
@@ -7,6 +8,7 @@
 --@include quorum/first_of
 --@include quorum/cast
 --@include tell
+--@include quorum/hand_shared
 local function hand_vote(asker, asking, with_reply)
   if redis.call('EXISTS', LINE) == 0 or silent() then
     return
@@ -14,6 +16,8 @@ local function hand_vote(asker, asking, with_reply)
   local waiter, ticket = first_of(asker)
   if not waiter then
     return
+  elseif waiter:byte() == SHARED then
+    return hand_shared(asker, asking)
   end
   redis.call('ZREM', LINE, waiter)
   local claim, client = waiter:match('^%a+(%d+)[^:]*:([^:]+):')

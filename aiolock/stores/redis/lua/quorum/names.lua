@@ -1,7 +1,7 @@
 -- quorum/names: the constants of the scripts of a server that votes, beside those of all (see `names`).
 --
--- The votes are a sorted set, of one member at most: `<waiter>:<number>:<ticket>:<when it was given (ms)>`;
--- its score is when its lease ends (ms), and UNCONFIRMED more until its waiter has said that it is inside.
+-- The votes are a sorted set: `<waiter>:<number>:<ticket>:<when it was given (ms)>`, of one member, or of several
+-- whose waiters share (s); the score of each is when its lease ends (ms), and UNCONFIRMED more until its waiter has said that it is inside.
 -- Beside it the set keeps what was given up, as among the holders of a single server, and what `post`
 -- has counted. Where something is done that is to be done once, the vote is nobody's for so long: its waiter
 -- is DONE, and its number the fence of whoever did it. The line is a sorted set of those who wait, by their tickets. All lines of a quorum have

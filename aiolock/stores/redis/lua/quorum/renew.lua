@@ -10,20 +10,25 @@
 --@include outlives
 --@include quorum/learn
 --@include quorum/present_vote
+--@include quorum/vote_of
 
 local too_late = late(ARGV[6])
 if too_late then
   return too_late
 end
 local waiter, number, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local vote, score = present_vote()
-if not vote or score <= NOW or vote:sub(1, #waiter + #number + 2) ~= waiter .. ':' .. number .. ':' then
+local vote, score = vote_of(waiter .. ':' .. number .. ':')
+if not vote or score <= NOW then
   return 0
 elseif ttl > 0 then
   local mark = ARGV[5] == '1' and 0 or score % 1
   local ends = math.max(math.floor(score), NOW + ttl)
   -- PEXPIRE first: at maxmemory it is allowed, and after it so are the others.
-  redis.call('PEXPIRE', VOTES, ends - NOW + KEPT + outlives(waiter))
+  local kept = ends - NOW + KEPT + outlives(waiter)
+  if waiter:byte() == SHARED then
+    kept = math.max(kept, redis.call('PTTL', VOTES)) -- as in `cast`
+  end
+  redis.call('PEXPIRE', VOTES, kept)
   redis.call('ZADD', VOTES, 'XX', ends + mark, vote)
   if ARGV[4] ~= '0' then
     learn(ARGV[4], ttl)

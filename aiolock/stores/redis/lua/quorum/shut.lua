@@ -1,6 +1,6 @@
 -- shut(waiter, number, granted, lost, unsure, entered): a vote that was given at `granted` (ms) has ended, and
 -- its terms may keep the others out for a while, as in `close`: then it is nobody's. Who is first in line
--- is told, and asks for how long. Returns whether they do.
+-- is told, and asks for how long. Where it shared, it keeps out those only that do not. Returns whether it is so.
 --   lost     when its waiter lost it (ms); nil where it gave it back
 --   unsure   it may never have been inside
 --   entered  for how many ms it was, where it says so; else nil or false
@@ -19,7 +19,7 @@ local function shut(waiter, number, granted, lost, unsure, entered)
   if opens <= NOW then
     return false
   end
-  redis.call('ZADD', VOTES, opens, 'xf0:' .. NOBODY .. ':0:' .. number .. ':0:' .. granted)
+  redis.call('ZADD', VOTES, opens, waiter:sub(1, 1) .. 'f0:' .. NOBODY .. ':0:' .. number .. ':0:' .. granted)
   keep(opens - NOW + KEPT)
   local first = redis.call('ZRANGE', LINE, 0, 0)[1]
   if first then

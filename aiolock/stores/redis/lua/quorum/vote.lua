@@ -31,8 +31,11 @@ if left then
   return {4, left, tonumber(STAMP)}
 elseif waiter:byte() == SHARED then
   local _, number = waiter:match(FLAGS_COUNT_CLIENT)
-  return counted(waiter, ticket, tonumber(number), ARGV[4] == '1')
-elseif redis.call('EXISTS', VOTES, LINE) == 0 then
+  if number then
+    return counted(waiter, ticket, tonumber(number), ARGV[4] == '1')
+  end
+end
+if redis.call('EXISTS', VOTES, LINE) == 0 then
   return cast(waiter, ticket, ttl, proposal) .. ' ' .. ttl .. ' ' .. STAMP
 end
 return vote_taken(waiter, ticket, ttl, proposal, tonumber(ARGV[3]), ARGV[4] == '1')

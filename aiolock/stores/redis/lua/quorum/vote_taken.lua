@@ -1,9 +1,12 @@
 -- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, where there is a vote out, or a line. Returns
 -- the reply.
 --@include quorum/present_vote
+--@include quorum/vote_of
 --@include quorum/reap_vote
 --@include quorum/first_of
 --@include quorum/cast
+--@include quorum/inquire_all
+--@include quorum/hand_shared
 --@include quorum/hand_vote
 --@include remove_dead
 --@include busy
@@ -17,12 +20,20 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       return {0, tonumber(STAMP)}
     end
   end
-  if vote and score <= NOW then
+  while vote and score <= NOW do
     reap_vote(vote, score)
     vote, score = present_vote()
   end
+  local is_shared = vote and vote:byte() == SHARED
+  local fits = not vote or is_shared and waiter:byte() == SHARED
   local holder, number, theirs
-  if vote then
+  if is_shared then
+    local mine, ends = vote_of(waiter .. ':')
+    if mine then
+      local _, its_number = mine:match(VOTE)
+      return {1, tonumber(its_number), math.floor(ends) - NOW, tonumber(STAMP)}
+    end
+  elseif vote then
     holder, number, theirs = vote:match(VOTE)
     if holder == waiter then
       return {1, tonumber(number), math.floor(score) - NOW, tonumber(STAMP)}
@@ -30,12 +41,13 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       redis.call('ZREM', LINE, waiter)
       return {5, tonumber(number), math.floor(score) - NOW, tonumber(STAMP)}
     end
-  else
+  end
+  if fits then
     holder, theirs = first_of(asker)
   end
   local order = holder and ticket - theirs
   local before = not holder or order < 0 or order == 0 and waiter <= holder
-  if not vote and before then
+  if fits and before then
     redis.call('ZREM', LINE, waiter)
     return {1, tonumber(cast(waiter, ticket, ttl, proposal)), tonumber(ttl), tonumber(STAMP)}
   end
@@ -44,18 +56,29 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       remove_dead(asker)
       local waiting = redis.call('ZCARD', LINE)
       if waiting >= most then
+        if is_shared then
+          hand_shared(asker) -- the dead may have kept others from what is shared
+        end
         return {3, waiting, tonumber(STAMP)}
       end
     end
     redis.call('ZADD', LINE, ticket, waiter)
     redis.call('PEXPIRE', LINE, QUEUE_LASTS)
-    local client = vote and holder:match(CLIENT)
-    if vote and before and client ~= NOBODY then
-      tell(holder, client, 'i ' .. holder .. ' ' .. number .. ' ' .. VOTES)
+    if is_shared and not fits then
+      inquire_all(waiter, ticket)
+    elseif vote and before and not fits then
+      local client = holder:match(CLIENT)
+      if client ~= NOBODY then
+        tell(holder, client, 'i ' .. holder .. ' ' .. number .. ' ' .. VOTES)
+      end
     end
   end
-  if not vote then
-    hand_vote(asker)
+  if fits then
+    local hand = vote and hand_shared or hand_vote
+    local fresh, claim = hand(asker, waiter)
+    if fresh then
+      return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
+    end
     vote, score = present_vote()
   end
   local left = vote and math.floor(score) - NOW or 0
