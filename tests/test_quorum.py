@@ -112,8 +112,6 @@ def test_kinds_that_a_majority_cannot_decide() -> None:
         client.barrier("a", 2)
     with pytest.raises(aiolock.Unsupported, match="does not add up"):
         client.event("a")
-    with pytest.raises(aiolock.Unsupported, match="not offered on several servers yet"):
-        client.rwlock("a")
 
 
 async def test_servers_by_what_is_given() -> None:

@@ -13,12 +13,19 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import _clock, _council
 from aiolock.stores.quorum._council import ANSWER_TIMEOUT
 from aiolock.stores.quorum._memory import voter_of
-from aiolock.testing import BoardContract, FaultyStore, LockContract, OnceContract, Peer
+from aiolock.testing import (
+    BoardContract,
+    FaultyStore,
+    LockContract,
+    OnceContract,
+    Peer,
+    ReadersContract,
+)
 from aiolock.testing._peer import Grant, fresh_name
 from tests.majorities import Majority, store_of
 
 
-class TestMemory(LockContract, OnceContract, BoardContract):
+class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
     """Three servers in this process."""
 
     number = 3
@@ -35,8 +42,8 @@ class TestMemory(LockContract, OnceContract, BoardContract):
         """A renewal makes no vote shorter, so each server is told that its own has ended."""
         assert await peer.holds(name, grant)
         for server in self._memory:
-            vote = voter_of(server).states[name].vote
-            if vote is not None and vote.waiter == grant.waiter:
+            vote = voter_of(server).states[name].vote_of(grant.waiter)
+            if vote is not None:
                 vote.end = server.now() // 1000
         await asyncio.sleep(0)
 
@@ -93,7 +100,7 @@ def _by_our_clock(_clocks: _clock.Clocks, _local: float) -> int:
     return time.time_ns() // 1000
 
 
-class TestRedis(LockContract, OnceContract, BoardContract):
+class TestRedis(LockContract, OnceContract, BoardContract, ReadersContract):
     """Three real servers."""
 
     @pytest.fixture(autouse=True)
@@ -113,7 +120,7 @@ class TestRedis(LockContract, OnceContract, BoardContract):
         """Another client of them."""
         store = store_of(self._majority.urls, self._prefix)
         self._looks.append(store.status)
-        for name in ("acquire", "release", "finish", "status", "request"):
+        for name in ("acquire", "release", "finish", "status", "request", "break_"):
             self._monkeypatch.setattr(store, name, self._settled(getattr(store, name)))
         return store
 

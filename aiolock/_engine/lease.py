@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
 from aiolock._engine.policy import Policy, Seconds, checked_ttl, to_ms
 from aiolock._engine.watchdog import Watchdog
-from aiolock.errors import LeaseLost, StoreError
+from aiolock.errors import LeaseLost, StoreError, Unsupported
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
 
 log = logging.getLogger("aiolock")
@@ -191,7 +191,8 @@ class Lease:
         `LeaseLost` when it is not ours any more; `StoreError` when nobody knows whether readers
         may have entered, and then it is to be taken for downgraded, or downgraded again. Cancelled,
         it is carried out all the same. Where it was confirmed, a second time does nothing.
-        `TypeError` for a lease of anything else.
+        `TypeError` for a lease of anything else; `Unsupported` where several servers vote, and
+        then it is held as before.
         """
         hold = self._hold
         if not hold.policy.downgrades:
@@ -204,6 +205,8 @@ class Lease:
             downgraded = hold.downgraded = self._watchdog.downgrade(hold)
         # Should two tasks await it, the cancellation of one is not the other's.
         await asyncio.wait([downgraded])
+        if isinstance(downgraded.exception(), Unsupported):
+            hold.shared = False  # it was not sent to anybody
         if downgraded.result() == WAS_ABSENT:
             self._watchdog.lose(hold, LossReason.REFUSED)
         self._still_ours()

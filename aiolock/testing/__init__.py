@@ -27,6 +27,7 @@ from aiolock.testing._faulty import FaultyStore, Operation
 from aiolock.testing._lock import LockContract
 from aiolock.testing._once import OnceContract
 from aiolock.testing._peer import Peer
+from aiolock.testing._readers import ReadersContract
 from aiolock.testing._runs import RunsContract
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "OnceContract",
     "Operation",
     "Peer",
+    "ReadersContract",
     "RunsContract",
     "StoreContract",
 ]

@@ -9,7 +9,9 @@ from aiolock.store import Party, Status, Waiter
 
 
 def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Status:
-    """Who has a majority of the votes holds it; the others wait, by their tickets.
+    """Who has a majority of the votes holds it, as may several that share; the others wait.
+
+    Those by their tickets, and holders by their fences.
 
     Of those that did not answer it is not known whom they vote for: so whoever may have a majority
     with them is taken for the holder, if it has more votes than anybody else.
@@ -25,12 +27,17 @@ def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Stat
     holders = list[Party]()
     for who, parties in votes.items():
         known = len(parties) >= quorum
-        most = all(len(parties) > len(each) for other, each in votes.items() if other != who)
+        most = all(
+            len(parties) > len(each)
+            for other, each in votes.items()
+            if other != who and not (parties[0].shared and each[0].shared)
+        )
         if known or (most and len(parties) + size - len(said) >= quorum):
             holders.append(_holder(parties, quorum))
             waiting.pop(who, None)
         elif who not in waiting:
             waiting[who] = replace(parties[0], fence=0, remaining=0.0)
+    holders.sort(key=lambda party: party.fence)
     order = sorted(waiting.items(), key=lambda each: (each[1].since, each[0]))
     waiters = tuple(replace(party, place=n) for n, (_, party) in enumerate(order, start=1))
     return Status(name, tuple(holders), waiters, _closed(list(said.values()), quorum), now=now)

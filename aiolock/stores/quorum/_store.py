@@ -21,6 +21,7 @@ from aiolock.store import (
     Pass,
     Posted,
     Renewal,
+    Rule,
     ServerStatus,
     Status,
     Waiter,
@@ -32,22 +33,22 @@ from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._seat import Seat
 from aiolock.stores.quorum._statuses import merged, numbered
 
-OFFERS: Final = frozenset({"lock", "once", "election", "periodic"})
+OFFERS: Final = frozenset({"lock", "rwlock", "once", "election", "periodic"})
 """The kinds that a majority can decide."""
 _NOT_COUNTED: Final = (
     "what different servers count does not add up, where each knows of some only: use one server"
 )
 _WHY_NOT: Final = {
-    "rwlock": (
-        "a writer and readers that have some votes each would have to give way to one another,"
-        " which is not offered on several servers yet: use one server, or a lock"
-    ),
     "latch": _NOT_COUNTED,
     "event": _NOT_COUNTED,
     "barrier": _NOT_COUNTED,
 }
 _RENEWAL_TIMEOUT: Final = 1.0
 """Seconds for the members to answer a renewal; nobody knows of what is not answered then."""
+_NO_DOWNGRADE: Final = (
+    "who writes on several servers cannot go on as a reader: those that have not heard of it would"
+    " take it for somebody else. Release it and acquire the read lock, or use one server"
+)
 _A_MOMENT: Final = 1_000
 """Milliseconds: what is put up for less than that is not written back."""
 
@@ -209,7 +210,7 @@ class QuorumStore:
     ) -> asyncio.Future[Answer]:
         if self._council is None:
             return self._failed(_closed())
-        if form.shared and not form.counts:
+        if form.shared and form.rule is not Rule.ALWAYS and not form.counts:
             return self._failed(Unsupported(f"{name!r} is of a kind that a quorum does not offer"))
         return self._candidates.acquire(
             *(name, waiter, form, ttl), ticket=ticket, wait=wait, most=max_waiters
@@ -315,8 +316,12 @@ class QuorumStore:
         )
         status, numbers = found
         holders = {Waiter(party.client, party.seq): party.fence for party in status.holders}
+        # Of two readers, the fence of one may be the number of a vote of the other.
+        named = {waiter for waiter, fence in holders.items() if fence in fences}
+        others = set(fences) - set(holders.values())
+        named |= {numbers[fence] for fence in others if fence in numbers}
         broken = 0
-        for waiter in {numbers[fence] for fence in fences if fence in numbers}:
+        for waiter in named:
             taken = await council.ask(partial(_take_away, name, waiter), _sum)
             broken += waiter in holders and taken > 0
         return broken
@@ -368,7 +373,7 @@ class QuorumStore:
         return self._unsupported()
 
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
-        return self._unsupported()
+        return self._failed(Unsupported(f"{name!r}: {_NO_DOWNGRADE}"))
 
     def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
         return self._unsupported()
