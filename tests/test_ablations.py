@@ -2855,9 +2855,9 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… by the scripts as well",
-        f"{LUA}/quorum/release.lua",
-        "if is_shared and was_in_line then",
-        "if false then",
+        f"{LUA}/quorum/release_shared.lua",
+        "    if was_in_line then\n",
+        "    if false then\n",
         "test_quorum_scripts.py::test_who_leaves_the_line_lets_those_in_that_it_kept_back",
         seconds=15,
     ),
@@ -2900,8 +2900,8 @@ SAFEGUARDS = (
     Safeguard(
         "a downgrade that is refused leaves a writer",
         "_engine/lease.py",
-        "            hold.shared = False  # it",
-        "            pass  # it",
+        "            self._hold.shared = False  # nobody",
+        "            pass  # nobody",
         "test_quorum_rwlock.py::test_no_downgrade",
     ),
 )

@@ -145,6 +145,70 @@ async def test_a_minority_is_not_needed(links: Links, how: str) -> None:
         assert await lease.release()
 
 
+class Rates:
+    """Tasks that read and write by turns, and note what they must not see."""
+
+    def __init__(self) -> None:
+        self.entered = self.together = 0
+        self._readers = self._writers = 0
+        self._highest = self._of_writers = 0
+
+    async def read(self, client: aiolock.LockClient) -> None:
+        """Until cancelled."""
+        while True:
+            async with client.rwlock("rates").read() as lease:
+                assert not self._writers
+                assert lease.fence > self._of_writers
+                self._readers += 1
+                self.entered += 1
+                self.together = max(self.together, self._readers)
+                self._highest = max(self._highest, lease.fence)
+                await asyncio.sleep(0.002)
+                self._readers -= 1
+
+    async def write(self, client: aiolock.LockClient) -> None:
+        """Until cancelled."""
+        while True:
+            async with client.rwlock("rates").write() as lease:
+                assert not self._writers
+                assert not self._readers
+                assert lease.fence > self._highest
+                self._writers += 1
+                self.entered += 1
+                self._highest = self._of_writers = lease.fence
+                await asyncio.sleep(0)
+                self._writers -= 1
+
+    async def goes_on(self) -> None:
+        """Return when a good many more have entered."""
+        enough = self.entered + 30
+        await until(lambda: self.entered >= enough)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "cut_off", "restarted_empty"])
+async def test_readers_and_writers_need_no_minority(links: Links, how: str) -> None:
+    """They go on, whatever breaks there, and a writer is never beside anybody."""
+    breaks, mends = BREAKS[how]
+    async with links.client() as ours, links.client() as theirs:
+        rates = Rates()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(what(client))
+                for client in (ours, theirs)
+                for what in (rates.read, rates.read, rates.read, rates.write)
+            ]
+            await rates.goes_on()
+            for number in links.minority:
+                breaks(links, number)
+            await rates.goes_on()
+            for number in links.minority:
+                mends(links, number)
+            await rates.goes_on()
+            for task in tasks:
+                task.cancel()
+        assert rates.together > 1
+
+
 async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
     """A body is cancelled at the end of its lease, and nobody enters before a majority is back."""
     more = range(len(links.minority) + 1)

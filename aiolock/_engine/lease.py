@@ -203,13 +203,16 @@ class Lease:
         if downgraded is None or (downgraded.done() and downgraded.exception() is not None):
             hold.shared = True
             downgraded = hold.downgraded = self._watchdog.downgrade(hold)
+            downgraded.add_done_callback(self._undo_if_refused)
         # Should two tasks await it, the cancellation of one is not the other's.
         await asyncio.wait([downgraded])
-        if isinstance(downgraded.exception(), Unsupported):
-            hold.shared = False  # it was not sent to anybody
         if downgraded.result() == WAS_ABSENT:
             self._watchdog.lose(hold, LossReason.REFUSED)
         self._still_ours()
+
+    def _undo_if_refused(self, downgraded: asyncio.Future[int]) -> None:
+        if not downgraded.cancelled() and isinstance(downgraded.exception(), Unsupported):
+            self._hold.shared = False  # nobody has heard of it
 
     async def _ask(self, ttl: int) -> bool:
         self._watchdog.check_here()

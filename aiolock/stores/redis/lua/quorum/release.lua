@@ -14,19 +14,15 @@ local CHANNELS = ARGV[1]
 --@include quorum/learn
 --@include quorum/silent
 --@include quorum/present_vote
---@include quorum/vote_of
 --@include quorum/shut
---@include quorum/hand_shared
 --@include quorum/hand_vote
+--@include quorum/release_shared
 
 local upto, waiter, highest, entered, copies = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 -- First a write that is allowed at maxmemory: then so are all others.
 local was_in_line = redis.call('ZREM', LINE, waiter) == 1
 local vote, score = present_vote()
-local is_shared, number, granted = vote and vote:byte() == SHARED, nil, nil
-if is_shared then
-  vote, score = vote_of(waiter .. ':')
-end
+local number, granted
 if vote and vote:sub(1, #waiter + 1) == waiter .. ':' then
   number, granted = vote:match('^(%d+):%-?%d+:(%d+)$', #waiter + 2) -- of VOTE: without looking for its waiter
 end
@@ -36,20 +32,15 @@ end
 if copies ~= '0' then
   give_up(waiter, math.ceil(copies / 1000))
 end
-if not number or upto ~= '-1' and number - upto > 0 then
-  if is_shared and was_in_line then
-    hand_shared(waiter:match(CLIENT)) -- it may have kept those behind it from what is shared
-  end
+if vote and vote:byte() == SHARED then
+  return release_shared(waiter, upto, entered, was_in_line)
+elseif not number or upto ~= '-1' and number - upto > 0 then
   return was_in_line and 2 or not number and silent() and 3 or 0
 end
 redis.call('ZREM', VOTES, vote)
 local lost = entered == -2 and NOW or nil
-local is_shut = entered ~= -1 and waiter:find(HAS_TERMS)
-    and shut(waiter, number, granted, lost, score % 1 == UNCONFIRMED, not lost and entered)
-if is_shared and present_vote() then
-  hand_shared(waiter:match(CLIENT))
-  return 1
-elseif is_shut then
+if entered ~= -1 and waiter:find(HAS_TERMS)
+    and shut(waiter, number, granted, lost, score % 1 == UNCONFIRMED, not lost and entered) then
   return 1
 elseif redis.call('EXISTS', LINE) == 0 then
   return 1 -- as `hand_vote` finds, which costs more to call
