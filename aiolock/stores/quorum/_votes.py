@@ -20,10 +20,9 @@ with leases in place of servers that never fail:
   time is not counted again for as long as it holds, though it may vote for it at once. Else who is
   broken at one server after the other would get each vote back, and hold a lock that was another's
   in between. So it is with all of them once the deadline was over: another may have been inside.
-
-* **Readers and writers need nothing here.** A server votes for any number that share, and for nobody
-  beside one that does not. So majorities of two that must not be inside together still meet, and of
-  those only it is said that the fence of the later is higher.
+* **Readers and writers need nothing here.** A server votes for any number that share, and for
+  nobody beside one that does not. So majorities of two that must not be inside together still
+  meet. Only of those two is the fence of the later the higher one.
 
 * **What is done once is asked for first.** Who wants it done and has a majority holds that, and
   enters only when it was found that nobody has done it: see `_marks`.
