@@ -2684,8 +2684,8 @@ SAFEGUARDS = (
     Safeguard(
         "what one server knows to be done is written back",
         "stores/quorum/_candidates.py",
-        "                self._mark_votes(standing)\n",
-        "                pass\n",
+        "            self._mark_votes(standing)\n",
+        "            pass\n",
         "test_quorum_once.py::test_died_half_way",
         seconds=10,
     ),
