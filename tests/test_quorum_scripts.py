@@ -393,6 +393,18 @@ class Differential(RuleBasedStateMachine):
         waiter = decode_any(text)[0]
         assert real == self.model.step().renew(waiter, number, ttl, known, entered=entered)
 
+    @rule(
+        text=waiters,
+        mine=st.booleans(),
+        off=st.sampled_from([0, 0, 0, -1, 1]),
+        more=st.sampled_from([0, 1, 100]),
+    )
+    def reserve(self, text: str, mine: bool, off: int, more: int) -> None:
+        holder, number = self.out()
+        text, number = holder if mine else text, number + off
+        real = self.real.call(voting.RESERVE, text, number, number + more)
+        assert real == self.model.step().reserve(decode_any(text)[0], number, number + more)
+
     @rule(text=waiters, mine=st.sampled_from([0, 1, None]))
     def take_away(self, text: str, mine: int | None) -> None:
         text = text if mine is None else self.out(mine)[0]

@@ -10,7 +10,7 @@ import pytest
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
 from aiolock.stores.quorum._counts import Tally
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise, Release, Vote
-from tests.quorum.ablations import ABLATIONS, Ablation
+from tests.quorum.ablations import ABLATIONS, Ablation, _HandsOnWhatIsUnknown
 from tests.quorum.exhaustive import Search, Wrong
 from tests.quorum.world import WORLDS, Simulation, Violation
 
@@ -28,6 +28,13 @@ RUNS = {
     ("storm", 5): 15,
     ("stranded", 3): 10,
     ("stranded", 5): 5,
+    ("crowd", 3): 20,
+    ("crowd", 5): 8,
+    ("crowd, all", 3): 20,
+    ("crowd, all", 5): 8,
+    ("crowd, drift", 3): 20,
+    ("crowd, storm", 3): 20,
+    ("crowd, storm", 5): 8,
     ("twice", 3): 30,
     ("twice", 5): 10,
     ("quiet, shared", 3): 100,
@@ -62,6 +69,39 @@ def test_who_has_a_majority_enters() -> None:
     assert ballot.fence == 7
     assert ballot.deadline == LATER - 1
     assert ballot.look(0.0) == []
+
+
+def test_handed_on_under_a_fence_that_a_majority_knows() -> None:
+    """And within the same deadline: nothing of it need ever arrive anywhere."""
+    ballot = Ballot(3)
+    assert ballot.reserve(9) == []
+    assert ballot.hand_on(0.0) == 0
+    ballot.voted(0, 7, LATER)
+    ballot.voted(1, 7, LATER - 1)
+    ballot.look(0.0)
+    assert ballot.hand_on(0.0) == 0
+    assert ballot.reserve(9) == [Raise(0, 7, 9), Raise(1, 7, 9)]
+    ballot.renewed(0, 7, 0.0, 9)
+    assert ballot.hand_on(0.0) == 0
+    ballot.renewed(1, 7, 0.0, 9)
+    assert [ballot.hand_on(0.0) for _ in range(3)] == [8, 9, 0]
+    assert (ballot.fence, ballot.highest, ballot.deadline) == (9, 9, LATER - 1)
+
+
+def test_handed_on_only_while_a_majority_of_the_votes_stands() -> None:
+    """What has ended may be somebody else's, though its server knew the fence."""
+    ballot = Ballot(3)
+    for server in range(3):
+        ballot.voted(server, 7, LATER - server)
+    ballot.look(0.0)
+    for server in range(3):
+        ballot.renewed(server, 7, 0.0, 20)
+    assert ballot.hand_on(LATER - 1.5) == 8
+    ballot.gone(0, 7, LATER - 1.5)
+    assert ballot.hand_on(LATER - 2.5) == 9
+    assert ballot.hand_on(LATER - 1.5) == 0
+    ballot.voted(0, 30, 2 * LATER)
+    assert ballot.hand_on(LATER - 2.5) == 0, "its deadline was over once"
 
 
 def test_the_fence_is_told_to_a_majority_first() -> None:
@@ -260,6 +300,7 @@ class _OneLess(Ballot):
     [
         (Search(2, 1, _NotTold, tells=False), "fence"),
         (Search(2, 1, _OneLess), "two"),
+        (Search(2, 2, _HandsOnWhatIsUnknown, hands_on=True), "fence"),
         (Search(3, 1, inquires=0), "for ever"),
         (Search(3, 1, servers=2, readers=[1, 2], inquires=1), "for ever"),
         (Search(2, 1, readers=[0], beside=True), "two"),
@@ -267,6 +308,7 @@ class _OneLess(Ballot):
     ids=[
         "a_fence_that_is_known",
         "a_majority",
+        "a_fence_that_is_known_beforehand",
         "inquiries",
         "inquiries_of_all_that_share",
         "readers_wait_for_who_writes",

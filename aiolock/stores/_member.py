@@ -19,6 +19,9 @@ from aiolock.store import Form, Inbox, Party, Waiter
 
 UNBOUNDED = -1
 """A release of whatever vote there is: see `Member.release`."""
+GONE, ALONE, SHARED = 0, 1, 2
+"""Answers to `Member.reserve`: that vote does not stand; of those in line, all are of its client;
+others may be there."""
 OUTSIDE, LOST = -1, -2
 """A release of what has never entered, or has entered and lost that."""
 
@@ -233,6 +236,12 @@ class Member(Protocol):
         """Let this vote last for ``ttl`` ms from now, at least, and know this fence.
 
         Answers whether it stands; a ttl of 0 asks only that. ``entered``: its waiter is inside.
+        """
+
+    def reserve(self, stand: Stand, number: int, fence: int, heard: Heard) -> None:
+        """Know this fence, if this vote stands, and say whether another client stands in line.
+
+        What a client asks that may hand the lock on among its own: `GONE`, `ALONE` or `SHARED`.
         """
 
     def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:

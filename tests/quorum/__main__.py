@@ -48,7 +48,8 @@ def campaign(world: str, servers: int, seconds: float, seed: int) -> int:
         f" {totals['beside']:,} times beside another, {wrong} wrong;"
         f" for each {totals['commands'] / entered:.1f} commands,"
         f" {totals['raise'] / entered:.3f} raises, {totals['give way'] / entered:.3f} votes given"
-        f" back, {totals['Inquire'] / entered:.3f} inquiries",
+        f" back, {totals['Inquire'] / entered:.3f} inquiries,"
+        f" {totals['handed on'] / entered:.2f} handed on",
         flush=True,
     )
     return wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from aiolock.stores.quorum._votes import Ballot, GiveWay, Release, Step, Vote
+from aiolock.stores.quorum._votes import Ballot, GiveWay, Raise, Release, Step, Vote
 from tests.quorum import server as at
 from tests.quorum.client import Client, Waiter
 from tests.quorum.server import Answer, Done, Granted, Out, Server
@@ -63,6 +63,22 @@ class _RevivesWhatIsVoid(Ballot):
         return super().voted(server, number, deadline)
 
 
+class _HandsOnWhatIsUnknown(Ballot):
+    def hand_on(self, now: float) -> int:
+        known = [vote.known for vote in self.votes if vote is not None]
+        for vote in self.votes:
+            if vote is not None:
+                vote.known = self.fence + 1
+        fence = super().hand_on(now)
+        for vote in self.votes:
+            if vote is not None:
+                vote.known = known.pop(0)
+        return fence
+
+    def reserve(self, fence: int) -> list[Raise]:
+        return super().reserve(self.fence)
+
+
 def _with(ballot: type[Ballot]) -> type[Client]:
     class Other(Client):
         def __init__(self, *arguments: object) -> None:
@@ -108,6 +124,17 @@ class _KeepsItsNumber(Client):
             assert isinstance(answer, Granted)
             sent.waiter.ballot._void[server] = answer.number - 1
         super().answered(server, number, answer)
+
+
+class _HandsOnThoughOthersWait(Client):
+    def is_alone(self) -> bool:
+        self._shared_until = float("-inf")
+        return True
+
+
+class _TellsNobodyWhoWaits(Client):
+    def _line_up(self) -> None:
+        pass
 
 
 # Of the server
@@ -210,6 +237,21 @@ ABLATIONS: Final = (
     Ablation("inquiries", Kinds(server=_NeverInquires), "all", "forgotten", 11),
     Ablation(
         "stepping aside without a majority", Kinds(_NeverStepsAside), "stranded", "forgotten", 0
+    ),
+    Ablation(
+        "fences that are known before it is handed on",
+        Kinds(_with(_HandsOnWhatIsUnknown)),
+        *("crowd, all", "fence", 9),
+    ),
+    Ablation(
+        "handed on only where nobody else waits",
+        Kinds(_HandsOnThoughOthersWait),
+        *("crowd", "order", 13),
+    ),
+    Ablation(
+        "who waits here stands in line in time",
+        Kinds(_TellsNobodyWhoWaits),
+        *("crowd, all", "forgotten", 6),
     ),
     Ablation("asking again", Kinds(_NeverAsksAgain), "all", "forgotten", 3),
     Ablation(

@@ -20,6 +20,14 @@ _FOR_GOOD: Final = 27 * _RESEND
 """ms until it is given up."""
 _LONG: Final = 3 * _RESEND
 _UNBOUNDED: Final = float("inf")
+FRESH: Final = 10.0
+"""ms for which it is relied on that no other client waits, from before that was asked."""
+_AHEAD: Final = 8
+"""Fences that are known before somebody has them."""
+_LAZY: Final = 50.0
+"""ms for which a waiter stands in no queue, and until what was in vain is tried again."""
+_UNDECIDED: Final = 20.0
+"""ms for which nobody has it, at most, before it is released."""
 
 
 def lasts(lease: float) -> float:
@@ -62,6 +70,12 @@ class Waiter:
         self.ask_at = [_UNBOUNDED] * servers
         self.renewing = [0.0] * servers
         """Since when a renewal is under way; 0 if none is."""
+        self.local = False
+        """It stands in no queue, behind a holder of its own client."""
+        self.undecided = False
+        """Its body has ended, and it is not known yet who is next."""
+        self.ahead_asked = float("-inf")
+        """When it was asked last whether it may be handed on."""
         self.done: Counter[str] = Counter()
 
     @property
@@ -101,6 +115,12 @@ class Client:
         self._pinged = [float("-inf")] * servers
         self._seen = 0
         self._last_ticket = 0
+        self._alone = [float("-inf")] * servers
+        """When each was asked that said last that no other client waits there."""
+        self.hands_on = False
+        """Whether it hands on among its own waiters."""
+        self._shared_until = float("-inf")
+        """Before that it is not tried to hand anything on: others wait."""
 
     def ballot(self) -> Ballot:
         """The votes of one more waiter."""
@@ -137,7 +157,10 @@ class Client:
         ticket = max(int(self._servers_clock() * 1000), self._last_ticket + 1)
         self._last_ticket = ticket
         waiter = Waiter(self, Who(ticket, name, shares), self.ballot(), patience)
+        waiter.local = self._holder() is not None and self.is_alone()
         self.waiters[waiter.who] = waiter
+        if waiter.local:
+            waiter.queued_at = waiter.started
         for server in range(self.servers):
             self._ask(waiter, server)
         self.tick(waiter)
@@ -145,6 +168,8 @@ class Client:
 
     def _ask(self, waiter: Waiter, server: int) -> None:
         if waiter.asking[server] or waiter.ballot.votes[server] or waiter.ballot.aside:
+            return
+        if waiter.local:
             return
         waiter.asking[server] = True
         waiter.asked[server] = self.clock()
@@ -182,6 +207,8 @@ class Client:
             case Silent():
                 waiter.ballot.forgotten(server)
                 waiter.ask_at[server] = self.clock() + answer.left * 1.02 + 3
+            case at.Reserved(others):
+                self._reserved(waiter, server, sent, others=others)
             case _:
                 self._done(waiter, server, sent, refused=isinstance(answer, at.Refused))
         self.look(waiter)
@@ -197,6 +224,8 @@ class Client:
                     waiter.ballot.renewed(server, number, until, fence)
             case at.GiveWay():
                 waiter.ask_at[server] = self.clock()  # it had ended
+            case at.Reserve(_, number, _):
+                self._gone(waiter, server, number)
             case _:
                 pass
 
@@ -289,22 +318,113 @@ class Client:
 
     def _ends(self, waiter: Waiter) -> None:
         """Its body has ended."""
-        if waiter.inside:
+        if not waiter.inside:
+            return
+        if not self.hands_on or not self._lasts_still(waiter) or not self._own():
+            self._leave(waiter)
+            return
+        self.network.left(waiter)
+        self.network.over(waiter)
+        waiter.undecided = True
+        now = self.clock()
+        if now >= self._shared_until:
+            self._ask_ahead(waiter)
+            self.network.later(_UNDECIDED, lambda: self._decide(waiter, late=True), self)
+            self._decide(waiter)
+        else:
             self._leave(waiter)
 
     def _leave(self, waiter: Waiter) -> None:
         """It is over: it left, gave up, or has lost the lock."""
         if waiter.inside:
-            self.network.left(waiter)
+            self._line_up()
+            if not waiter.undecided:
+                self.network.left(waiter)
         waiter.ballot.leave()
         del self.waiters[waiter.who]
         for server in self.released_at(waiter):
             self._release(waiter, server, waiter.ballot.highest)
-        self.network.over(waiter)
+        if not waiter.undecided:
+            self.network.over(waiter)
 
     def released_at(self, waiter: Waiter) -> list[int]:
         """The servers that are told that it has left: all."""
-        return list(range(self.servers))
+        return [] if waiter.local else list(range(self.servers))
+
+    # Handing on to a waiter of this client
+
+    def _holder(self) -> Waiter | None:
+        return next((waiter for waiter in self.waiters.values() if waiter.inside), None)
+
+    def _own(self) -> list[Waiter]:
+        """Those that wait, in order."""
+        waiting = [each for each in self.waiters.values() if each.ballot.phase is Phase.WAITING]
+        return sorted(waiting, key=lambda waiter: waiter.who)
+
+    def is_alone(self) -> bool:
+        """Whether a majority has said lately that no other client waits."""
+        since = self.clock() - FRESH
+        return sum(asked >= since for asked in self._alone) >= self.quorum
+
+    def _ask_ahead(self, waiter: Waiter) -> None:
+        """Have the next fences known, and hear whether other clients wait."""
+        now = self.clock()
+        if now - waiter.ahead_asked < FRESH / 2 and self.next_is_known(waiter):
+            return
+        waiter.ahead_asked = now
+        for step in waiter.ballot.reserve(waiter.ballot.fence + _AHEAD):
+            reserve = at.Reserve(waiter.who, step.vote, step.fence)
+            self._send(step.server, reserve, waiter)
+
+    @staticmethod
+    def next_is_known(waiter: Waiter) -> bool:
+        """Whether some server knows the next fence."""
+        votes = waiter.ballot.votes
+        return any(vote is not None and vote.known > waiter.ballot.fence for vote in votes)
+
+    def _reserved(self, waiter: Waiter, server: int, sent: _Sent, *, others: bool) -> None:
+        assert isinstance(sent.command, at.Reserve)
+        never = -_UNBOUNDED
+        waiter.ballot.renewed(server, sent.command.number, never, sent.command.fence)
+        if others:
+            self._alone = [float("-inf")] * self.servers
+            self._shared_until = self.clock() + _LAZY
+            self._line_up()
+        else:
+            self._alone[server] = max(self._alone[server], sent.first)
+        if waiter.undecided:
+            self._decide(waiter)
+
+    def _decide(self, waiter: Waiter, *, late: bool = False) -> None:
+        """Nobody has it: the next has, if that is one of ours for sure."""
+        if not waiter.inside or not waiter.undecided:
+            return
+        own, now = self._own(), self.clock()
+        if not own or late or now < self._shared_until:
+            self._leave(waiter)
+            return
+        if not self.is_alone() or not waiter.ballot.hand_on(now):
+            return
+        taker = own[0]
+        taker.ballot.leave()
+        del self.waiters[taker.who]
+        for server in self.released_at(taker):
+            self._release(taker, server, 0)
+        # The votes are who has them, as far as the servers know.
+        waiter.undecided = False
+        waiter.body, waiter.task, waiter.born = taker.body, taker.task, taker.born
+        waiter.started, waiter.queued_at = taker.started, taker.queued_at
+        waiter.done = Counter({"handed on": 1})
+        self.network.entered(waiter)
+        self.network.later(waiter.body, lambda: self._ends(waiter), self)
+
+    def _line_up(self) -> None:
+        """Let those stand in the queues that stand in none."""
+        for waiter in self._own():
+            if waiter.local:
+                waiter.local = False
+                for server in range(self.servers):
+                    self._ask(waiter, server)
 
     def _release(self, waiter: Waiter, server: int, highest: int, upto: float = _UNBOUNDED) -> None:
         self._send(server, at.Release(waiter.who, highest, upto), waiter)
@@ -323,6 +443,8 @@ class Client:
         self.look(waiter)
         if waiter.who not in self.waiters:
             return
+        if waiter.local and (now - waiter.born > _LAZY or self._holder() is None):
+            self._line_up()
         self._ping(now)
         in_reach = waiter.inside or self.in_reach(now)
         if not in_reach and not waiter.ballot.aside:

@@ -8,9 +8,9 @@ worst case. A client's ticket is its number, so tickets and arrivals differ in e
 In every state: at most one is inside, fences grow in the order of entering, and nothing ends before
 all have been inside. Some of the clients may be readers: they may be inside together, and then the
 fence of each is higher than that of any before it who was no reader. ``python -m
-tests.quorum.exhaustive [CLIENTS] [TIMES] [READERS] [SERVERS]`` goes through more than the tests do;
-the first clients are the readers. Two servers decide together: that is a quorum, too, and a smaller
-world.
+tests.quorum.exhaustive [CLIENTS] [TIMES] [READERS] [SERVERS] [hands-on]`` goes through more than
+the tests do; the first clients are the readers. Two servers decide together: that is a quorum, too,
+and a smaller world.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Votes(NamedTuple):
     void: tuple[int, ...]
     inquired: tuple[int, ...]
     highest: int
+    fence: int = 0
+    """Under which it has entered, where it may be handed on."""
 
 
 class Client(NamedTuple):
@@ -93,13 +95,15 @@ def _less(links: Links, server: int) -> Links:
     return (*links[:server], links[server][1:], *links[server + 1 :])
 
 
-def frozen(ballot: Ballot) -> Votes:
+def frozen(ballot: Ballot, *, hands_on: bool = False) -> Votes:
     """What is to be kept of it."""
     votes = tuple(
         None if vote is None else (vote.number, vote.known, vote.raising) for vote in ballot.votes
     )
     entered = ballot.phase is Phase.ENTERED
-    return Votes(entered, votes, tuple(ballot._void), tuple(ballot._inquired), ballot.highest)
+    fence = ballot.fence if hands_on else 0
+    void, inquired = tuple(ballot._void), tuple(ballot._inquired)
+    return Votes(entered, votes, void, inquired, ballot.highest, fence)
 
 
 class Search:
@@ -116,16 +120,20 @@ class Search:
         inquires: int | None = None,
         tells: bool = True,
         beside: bool = False,
+        hands_on: bool = False,
     ) -> None:
         """``readers``: which of the clients are.
 
         What may be left out: servers inquire at so many of those that are in the way, at most.
         ``tells``: releases tell the highest number. ``beside``: readers do not mind who writes.
+        ``hands_on``: the first client may let its next acquisition have it that it has entered
+        with; the others acquire it once.
         """
         self._servers = servers
         self._none: Links = ((),) * servers
         self._readers = frozenset(readers)
         self._beside = beside
+        self._hands_on = hands_on
         self._clients = clients
         self._times = times
         self._ballot = ballot
@@ -138,7 +146,7 @@ class Search:
         first = State(
             tuple(Server((), (), 2 * server) for server in range(self._servers)),
             tuple(
-                Client(who, self._times, None, self._none, self._none, self._none)
+                Client(who, self._times_of(who), None, self._none, self._none, self._none)
                 for who in range(self._clients)
             ),
             *(0, 0),
@@ -158,11 +166,14 @@ class Search:
             self.states = len(seen)
         return self.states
 
+    def _times_of(self, who: int) -> int:
+        return 1 if self._hands_on and who else self._times
+
     def _thawed(self, kept: Votes) -> Ballot:
         ballot = self._ballot(self._servers)
         ballot.phase = Phase.ENTERED if kept.entered else Phase.WAITING
         ballot._void, ballot._inquired = list(kept.void), list(kept.inquired)
-        ballot.highest = kept.highest
+        ballot.highest, ballot.fence = kept.highest, kept.fence
         for server, known in enumerate(kept.votes):
             if known is not None:
                 ballot.votes[server] = vote = Vote(known[0], _FOR_EVER)
@@ -175,6 +186,8 @@ class Search:
                 yield self._asks(state, index, client)
             if client.votes is not None and client.votes.entered:
                 yield self._leaves(state, index, client)
+                if self._hands_on and client.left > 1:
+                    yield from self._goes_on(state, index, client)
             for server in range(self._servers):
                 if client.commands[server]:
                     yield self._executed(state, index, client, server)
@@ -209,6 +222,29 @@ class Search:
             client.who + self._clients, client.left - 1, None, commands, self._none, self._none
         )
         return self._with(state, index, gone)
+
+    def _goes_on(self, state: State, index: int, client: Client) -> Iterator[State]:
+        """It has the next fence known, and is handed on once it is."""
+        assert client.votes is not None
+        ballot = self._thawed(client.votes)
+        fence, commands = ballot.fence + 1, client.commands
+        untold = [server for server, vote in enumerate(ballot.votes) if vote and not vote.raising]
+        for told in ballot.reserve(fence):
+            vote = ballot.votes[told.server]
+            if told.server in untold and vote is not None and vote.known < fence:
+                vote.raising = True
+                raised = Message("raise", client.who, told.vote, told.fence)
+                commands = _more(commands, told.server, raised)
+        if commands != client.commands:
+            votes = frozen(ballot, hands_on=True)
+            yield self._with(state, index, client._replace(votes=votes, commands=commands))
+        ballot = self._thawed(client.votes)
+        if ballot.hand_on(_NOW):
+            left = client._replace(votes=None)  # it is inside no more when the next enters
+            entered = self._enters(self._with(state, index, left), client.who, ballot.fence)
+            votes = frozen(ballot, hands_on=True)
+            after = client._replace(votes=votes, left=client.left - 1)
+            yield self._with(entered, index, after)
 
     def _executed(self, state: State, index: int, client: Client, server: int) -> State:
         command = client.commands[server][0]
@@ -326,7 +362,8 @@ class Search:
                     commands = _more(commands, at, told)
                 case GiveWay(at, number):
                     commands = _more(commands, at, Message("give way", client.who, number))
-        client = client._replace(votes=frozen(ballot), commands=commands)
+        votes = frozen(ballot, hands_on=self._hands_on)
+        client = client._replace(votes=votes, commands=commands)
         return self._with(state, index, client)
 
     def _enters(self, state: State, who: int, fence: int) -> State:
@@ -344,11 +381,12 @@ class Search:
 
 def main() -> None:
     """The command."""
-    clients, times, readers, servers = (
-        int(argument) for argument in (*sys.argv[1:], *("2", "1", "0", "3")[len(sys.argv) - 1 :])
-    )
+    hands_on = "hands-on" in sys.argv
+    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
+    clients, times, readers, servers = (*numbers, *(2, 1, 0, 3)[len(numbers) :])
     began = time.monotonic()
-    states = Search(clients, times, servers=servers, readers=range(readers)).run()
+    search = Search(clients, times, servers=servers, readers=range(readers), hands_on=hands_on)
+    states = search.run()
     seconds = time.monotonic() - began
     print(  # noqa: T201
         f"{clients} clients, of which {readers} read, {times} times each, {servers} servers:"

@@ -23,6 +23,11 @@ class Who(NamedTuple):
         """Whether both may have a vote of one server at a time."""
         return self.shares and other.shares
 
+    @property
+    def client(self) -> str:
+        """The name of its client."""
+        return self.id.partition(".")[0]
+
 
 # Commands. Each may be carried out twice, late, and in any order.
 
@@ -59,11 +64,19 @@ class Renew(NamedTuple):
     fence: int
 
 
+class Reserve(NamedTuple):
+    """Know this fence while this vote stands, and say whether another client waits."""
+
+    who: Who
+    number: int
+    fence: int
+
+
 class Ping(NamedTuple):
     """Answer."""
 
 
-Command = Vote | Release | GiveWay | Renew | Ping
+Command = Vote | Release | GiveWay | Renew | Reserve | Ping
 
 # Answers, and what is pushed.
 
@@ -96,13 +109,20 @@ class Done(NamedTuple):
     now: float
 
 
+class Reserved(NamedTuple):
+    """That fence is known; whether another client waits."""
+
+    others: bool
+    now: float
+
+
 class Refused(NamedTuple):
     """That vote does not stand."""
 
     now: float
 
 
-Answer = Granted | Queued | Silent | Done | Refused
+Answer = Granted | Queued | Silent | Done | Reserved | Refused
 
 
 class Inquire(NamedTuple):
@@ -159,6 +179,8 @@ class Server:
                 return self._take_back(command, now)
             case Renew():
                 return self._renew(command, now)
+            case Reserve():
+                return self._reserve(command, now)
             case Ping():
                 return Done(now)
 
@@ -247,6 +269,16 @@ class Server:
         out.end = max(out.end, now + renewal.ttl)
         self._learn(renewal.fence)
         return Done(now)
+
+    def _reserve(self, asked: Reserve, now: float) -> Answer:
+        out = self.out.get(asked.who)
+        if out is None or out.number != asked.number or out.end <= now:
+            return Refused(now)
+        self._learn(asked.fence)
+        return Reserved(self._others(asked.who), now)
+
+    def _others(self, who: Who) -> bool:
+        return any(other.client != who.client for other in self.queue)
 
     def _enqueue(self, who: Who) -> None:
         if who not in self.queue:

@@ -11,10 +11,11 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tests.quorum.client import Client, Waiter
+from tests.quorum.client import FRESH, Client, Waiter
 from tests.quorum.faults import Faults
 from tests.quorum.server import Answer, Command, GiveWay, Push, Server, Who
 
@@ -51,6 +52,8 @@ class World:
     rates: tuple[float, float, float] = (0.995, 1.0, 1.005)
     """Of the clients' clocks, one of these; of the servers', one of those, or the last."""
     fast_servers: bool = False
+    crowded: bool = False
+    """Each client has many tasks, that stay inside for a short while."""
     limit: float = _LIMIT
     readers: float = 0.0
     """How many of those that acquire share it with others that do."""
@@ -64,6 +67,14 @@ _ALONE: Final = {
     "storm": World(("pause", "cut", "deaf"), late=0.2, lateness=150.0, twice=0.15),
     "stranded": World(("stranded",), breaks=(1, 1), begins=(5.0, 300.0), limit=25_000.0),
     "twice": World(("pause", "deaf"), late=0.2, lateness=150.0, twice=0.15, given_twice=0.8),
+    "crowd": World(skews=(0.0, 5.0), rates=(1.0, 1.0, 1.0), crowded=True),
+    "crowd, all": World(_ALL, crowded=True),
+    "crowd, drift": World(
+        ("isolate holder",), quick=True, skews=(1.0,), fast_servers=True, crowded=True
+    ),
+    "crowd, storm": World(
+        ("pause", "cut", "deaf", "die"), late=0.2, lateness=150.0, twice=0.15, crowded=True
+    ),
     # Outside of the assumptions: rates that differ by three in a hundred.
     "too fast": World(
         ("isolate holder",),
@@ -137,8 +148,8 @@ class Simulation:
         self._named = {client.name: client for client in self.clients}
         self._left: dict[tuple[Client, int], int] = {}
         for client in self.clients:
-            for task in range(rng.randint(1, 2)):
-                self._left[client, task] = 5
+            for task in range(rng.randint(2, 5) if world.crowded else rng.randint(1, 2)):
+                self._left[client, task] = 12 if world.crowded and client is self.clients[0] else 5
                 self._begin_in(rng.uniform(0, 20), client, task)
             self.later(rng.uniform(0, 120), client.resend, client)
             for index, place in enumerate(self.places):
@@ -159,7 +170,9 @@ class Simulation:
     def _client(self, index: int, kinds: Kinds, servers: int) -> Client:
         kind = kinds.client if index or kinds.other_client is None else kinds.other_client
         offset = self.rng.uniform(-1e6, 1e6)
-        return kind(self, f"{index}", servers, offset, self.rng.choice(self.world.rates))
+        client = kind(self, f"{index}", servers, offset, self.rng.choice(self.world.rates))
+        client.hands_on = self.world.crowded
+        return client
 
     # Time
 
@@ -203,11 +216,17 @@ class Simulation:
         name = f"{client.name}.{task}.{self._left[client, task]}"
         shares = self.world.readers > 0 and rng.random() < self.world.readers
         waiter = client.acquire(name, patience, shares=shares)
+        if self.world.crowded:
+            bodies = [0.0, 0.0, 1.0, 1.0, 20.0, bodies[-1]]
         waiter.body, waiter.task = rng.choice(bodies), task
 
     def over(self, waiter: Waiter) -> None:
         """A waiter has ended: its task goes on."""
-        self._begin_in(self.rng.choice([0.0, 1.0, 10.0, 200.0]), waiter.client, waiter.task)
+        pauses = [0.0, 1.0, 10.0, 200.0]
+        if self.world.crowded:  # one of them, and the others now and then
+            busy = waiter.client is self.clients[0]
+            pauses = [0.0, 0.0, 1.0] if busy else [10.0, 100.0, 200.0]
+        self._begin_in(self.rng.choice(pauses), waiter.client, waiter.task)
 
     # Messages
 
@@ -311,7 +330,7 @@ class Simulation:
         if not waiter.who.shares:
             self._writers_fence = fence
         self.inside.append(waiter)
-        self._entered.append(waiter)
+        self._entered.append(copy(waiter))
 
     def left(self, waiter: Waiter) -> None:
         """It is not inside any more."""
@@ -356,5 +375,6 @@ class Simulation:
                 stood = later.queued_at
                 if waiter.who.goes_with(later.who):
                     continue
-                if stood is not None and stood + _ROUND_TRIP < waiter.started:
+                margin = _ROUND_TRIP + (FRESH if waiter.done["handed on"] else 0.0)
+                if stood is not None and stood + margin < waiter.started:
                     raise Violation(f"order: {waiter.who.id} overtook {later.who.id}")

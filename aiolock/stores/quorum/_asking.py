@@ -64,7 +64,7 @@ class Asking:
         ballot, seat = standing.ballot, self._seats[server]
         if standing.asking[server] or ballot.votes[server] is not None or ballot.aside:
             return
-        if standing.idle or standing.over or not seat.in_reach:
+        if standing.idle or standing.local or standing.over or not seat.in_reach:
             return
         wait = standing.wait or standing.inside
         if not wait and standing.asked[server]:
@@ -265,7 +265,7 @@ class Asking:
         for server, seat in enumerate(self._seats):
             first = True
             for standing in list(line.standings.values()):
-                if standing.idle or standing.ballot.aside:
+                if standing.idle or standing.local or standing.ballot.aside:
                     continue
                 vote = standing.ballot.votes[server]
                 if vote is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from functools import partial
 from typing import Final
 
 from aiolock._prompt import Prompt
@@ -25,9 +26,9 @@ from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, Crowded, Stand
 from aiolock.stores.quorum._answers import Patience, denied, granted
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
-from aiolock.stores.quorum._marks import Marking
+from aiolock.stores.quorum._handing import Handing
 from aiolock.stores.quorum._periods import is_in_one, outdated
-from aiolock.stores.quorum._standing import Line, Standing, lasts, lease_until
+from aiolock.stores.quorum._standing import Line, Standing, lasts
 from aiolock.stores.quorum._votes import Enter, Raise, Recall
 
 _LATELY: Final = 1.0
@@ -36,12 +37,11 @@ _FEW: Final = 2
 """Up to so many acquisitions at a time, each goes on in the very call that brings its votes."""
 
 
-class Candidates(Marking):
+class Candidates(Handing):
     """The open acquisitions, of all names."""
 
     def __init__(self, council: Council, inbox: Inbox) -> None:
-        super().__init__(council)
-        self._inbox = inbox
+        super().__init__(council, inbox)
         self._last_tickets: dict[int, int] = {}
         """By priority."""
         self._patience = Patience(council)
@@ -64,38 +64,54 @@ class Candidates(Marking):
         most: int,
     ) -> Prompt:
         """See `Store.acquire`."""
-        now = self._time()
-        standing = self.standings.get(waiter)
-        newcomer = standing is None
+        now, answer = self._time(), Prompt(loop=self._loop)
+        standing = self._has(waiter)
         if standing is None:
             stand = Stand(name, waiter, form, ticket or self._ticket(form, now))
             most = 0 if ticket else most
             standing = Standing(stand, ttl, self._council.size, wait=wait, most=most)
-            self.standings[waiter] = standing
-            line = self._lines.get(name)
-            if line is None:
-                line = self._lines[name] = Line(self._look_after)
-            line.standings[waiter] = standing
-            standing.ballot.aside = not self._council.able
-        elif standing.idle:
+            self._begin(standing, answer, now)
+            return answer
+        if standing.stand.waiter != waiter:
+            answer.set_result(self._says_again(standing, ttl))
+            return answer
+        standing.local = False
+        if standing.idle:
             standing.idle = standing.queued = False
             if self._council.able:
                 standing.ballot.come_back()
-        answer = Prompt(loop=self._loop)
+        self._is_asked(standing, answer, now)
+        if standing.inside:
+            self._loop.call_soon(self._answer, standing)
+        self._ask_again(standing, now)
+        return answer
+
+    def _begin(self, standing: Standing, answer: Prompt, now: float) -> None:
+        """A newcomer asks all members, unless it waits here."""
+        name = standing.stand.name
+        self.standings[standing.stand.waiter] = standing
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = Line(self._look_after, self._council.size)
+        in_order = line.join(standing)
+        self._is_asked(standing, answer, now)
+        if not self._council.able:
+            standing.ballot.aside = True
+            self._ask_again(standing, now)
+        elif not (in_order and self._waits_here(line, standing)):
+            self._ask_all(standing, now)
+
+    def _is_asked(self, standing: Standing, answer: Prompt, now: float) -> None:
         if not standing.is_waited_for:
             standing.called = now  # of several questions the first counts
             standing.answers.clear()
         standing.answers.append(answer)
         self._patience.wait_for(answer, now)
-        if newcomer and not standing.ballot.aside:
-            self._ask_all(standing, now)
-            return answer
-        if standing.inside:
-            self._loop.call_soon(self._answer, standing)
+
+    def _ask_again(self, standing: Standing, now: float) -> None:
         standing.said = [None] * self._council.size  # what was said before may not hold any more
         for server in range(self._council.size):
             self._ask(standing, server, now)
-        return answer
 
     def _ticket(self, form: Form, now: float) -> int:
         """Of a newcomer: behind all that have come before it, of its priority."""
@@ -154,7 +170,7 @@ class Candidates(Marking):
         """Somebody asks this one to let go; several members say so."""
         standing = self.standings.get(waiter)
         if standing is not None and standing.inside:
-            self._inbox.requested(standing.stand.name, waiter, standing.ballot.fence)
+            self._inbox.requested(standing.stand.name, standing.bearer, standing.ballot.fence)
 
     # Who can be asked
 
@@ -209,7 +225,7 @@ class Candidates(Marking):
             self._answer(standing)
         elif standing.inside and standing.ballot.deadline is None:
             # What is left of it is no majority, and no other vote will be what was counted.
-            name, waiter, fence = standing.stand.name, standing.stand.waiter, standing.ballot.fence
+            name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
             self._abandon(standing, entered=True)
             self._inbox.lost(name, waiter, fence, reason)
 
@@ -231,14 +247,7 @@ class Candidates(Marking):
             standing.tell(granted(standing, deadline), at_once=len(self.standings) <= _FEW)
             if not standing.queued or standing.over:
                 return
-        stand = standing.stand
-        lease, since = lease_until(deadline, now, standing.ttl), now
-        if lease < standing.claim:  # as of any grant that is pushed, after its question
-            since = max(deadline - lasts(standing.claim), standing.called)
-            lease = lease_until(deadline, since, standing.claim)
-        # Two µs earlier, for rounding: it must not seem to be ours for longer.
-        when = max(int(since * 1e6) - 2, int(standing.called * 1e6))
-        self._inbox.granted(stand.name, stand.waiter, stand.form, fence, lease, when)
+        self._push(standing, standing.stand.waiter, standing.called, fence, deadline)
 
     def _answer(self, standing: Standing) -> None:
         if standing.over or standing.idle:
@@ -270,7 +279,7 @@ class Candidates(Marking):
 
     def renew(self, waiter: Waiter, fence: int, ttl: int, concluded: Concluded) -> None:
         """One line of `Store.renew`: True, False, or None where nobody knows."""
-        standing = self.standings.get(waiter)
+        standing = self._has(waiter)
         if standing is None or not standing.inside or standing.ballot.fence != fence:
             concluded(False)  # noqa: FBT003  # what is known
             return
@@ -291,16 +300,22 @@ class Candidates(Marking):
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool
     ) -> asyncio.Future[int]:
         """See `Store.release`."""
-        standing = self.standings.get(waiter)
+        standing = self._has(waiter)
         mine = standing is not None and standing.inside and standing.ballot.fence == fence
         if fence and not mine:
             return self._at_once(WAS_ABSENT)
+        if standing is None and waiter in self.standings:
+            return self._at_once(WAS_ABSENT)  # it has left, and another has its votes
+        if fence and entered and standing is not None:
+            handed = self._hand_on(standing)
+            if handed is not None:
+                return handed
         if standing is None:
             stand = Stand(name, waiter, form, 0)
             standing = Standing(stand, form.claim, self._council.size, wait=False, most=0)
             standing.asked = [seat.is_joined for seat in self._seats]
             return self.leave(standing, entered=False)
-        if fence and not entered:
+        if fence and not entered and standing.bearer == standing.stand.waiter:
             return self._give_back(standing)
         return self.leave(standing, entered=entered)
 
@@ -308,6 +323,7 @@ class Candidates(Marking):
         """It was entered too late; its client asks again, for the same ticket."""
         tally = Tally(self._council.quorum, WAS_HOLDER, self._council.size)
         standing.idle = True
+        self._line_up_behind(standing)
         leaves = [each for each in standing.ballot.give_back() if standing.asked[each.server]]
         tally.expect(len(leaves))
         for each in leaves:
@@ -317,11 +333,16 @@ class Candidates(Marking):
     def leave(self, standing: Standing, *, entered: bool) -> asyncio.Future[int]:
         """It is over: released wherever it was asked for, whatever it is there."""
         ballot, inside = standing.ballot, standing.inside
+        if standing.local:
+            self._end(standing)
+            return self._at_once(WAS_QUEUED)
         if inside:
             was = WAS_HOLDER
+            self._line_up_behind(standing)
         else:
             was = WAS_QUEUED if any(standing.said) or ballot.has_votes else WAS_ABSENT
         self._end(standing)
+        left, standing.undecided = standing.undecided, None
         stand, now = standing.stand, self._time()
         servers = standing.asked.count(True)  # so many were asked
         if not servers:
@@ -342,13 +363,18 @@ class Candidates(Marking):
                 counts = vote is not None and not stand.form.counts
                 heard = tally.heard_of if counts else tally.heard
                 seat.member.release(stand, highest, UNBOUNDED, entered=since, heard=heard)
+        if left is not None:
+            tally.future.add_done_callback(partial(_pass_to, left))
         return tally.future
 
     def _end(self, standing: Standing) -> None:
         standing.ballot.leave()
         stand = standing.stand
-        self._remember(stand.waiter, self._time())
+        if not standing.local:
+            self._remember(stand.waiter, self._time())
         self.standings.pop(stand.waiter, None)
+        if standing.bearer != stand.waiter:
+            self._runs.pop(standing.bearer, None)
         line = self._lines.get(stand.name)
         if line is not None and line.leave(standing):
             del self._lines[stand.name]
@@ -374,12 +400,25 @@ class Candidates(Marking):
 
     def close(self) -> None:
         """Nobody waits for anything any more."""
+        for standing in [each for each in self.standings.values() if each.undecided is not None]:
+            self._abandon(standing, entered=True)
+        for line in self._lines.values():
+            line.close()
         self._patience.close()
 
 
 def _retrieve(future: asyncio.Future[int]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+def _pass_to(left: asyncio.Future[int], released: asyncio.Future[int]) -> None:
+    if left.done() or released.cancelled():
+        left.cancel()
+    elif (error := released.exception()) is not None:
+        left.set_exception(error)
+    else:
+        left.set_result(released.result())
 
 
 def _resolve(future: asyncio.Future[int], was: int) -> None:

@@ -225,6 +225,10 @@ class MemoryMember:
             stand.name, lambda step: step.renew(waiter, number, ttl, fence, entered=entered), heard
         )
 
+    def reserve(self, stand: Stand, number: int, fence: int, heard: Heard) -> None:
+        waiter = stand.waiter
+        self._step(stand.name, lambda step: step.reserve(waiter, number, fence), heard)
+
     def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
         waiter = stand.waiter
         self._step(stand.name, lambda step: step.finish(waiter, fence, keep, until), heard)

@@ -234,7 +234,7 @@ class Seat:
         self._host.requested(waiter)
 
     def void(self, name: str, waiter: Waiter) -> None:
-        """No member says this: nothing is handed on but by a majority."""
+        """No member says this: nobody is told who stands before it."""
 
     def unconfirmed(
         self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception

@@ -33,16 +33,19 @@ class Standing:
 
     __slots__ = (
         "admitted",
+        "ahead_at",
         "answers",
         "ask_at",
         "asked",
         "asking",
         "ballot",
+        "bearer",
         "called",
         "entered_at",
         "given",
         "heard",
         "idle",
+        "local",
         "mark",
         "most",
         "queued",
@@ -52,6 +55,7 @@ class Standing:
         "sent",
         "stand",
         "ttl",
+        "undecided",
         "wait",
     )
 
@@ -85,6 +89,14 @@ class Standing:
         self.queued = False
         """Its client knows that it waits, so its grant is pushed, whatever is asked meanwhile."""
         self.entered_at = 0.0
+        self.ahead_at = -math.inf
+        """When the members were asked last whether it may be handed on."""
+        self.bearer = stand.waiter
+        """Who has it by these votes: another of the same client, where it was handed on."""
+        self.undecided: asyncio.Future[int] | None = None
+        """Its bearer has left, and waits for this; it is not known yet who is next."""
+        self.local = False
+        """It stands in no line, but behind one that has entered, and is of its own client."""
         self.idle = False
         """It gave back what it had, and its client has not asked again."""
         self.mark: tuple[int, float] | None = None
@@ -164,20 +176,44 @@ class Standing:
 class Line:
     """One client's acquisitions of one name; the first asks for all of them."""
 
-    def __init__(self, due: Callable[[Line], None]) -> None:
+    def __init__(self, due: Callable[[Line], None], servers: int) -> None:
         self._due = due
+        self.alone = [-math.inf] * servers
+        """When each member was asked that said last that no other client stands in line there."""
+        self.shared_until = -math.inf
+        """Before that it is not tried to hand it on: others wait."""
+        self.in_order = True
+        """Whether each has come behind all that were there."""
+        self.last = -(1 << 62)
+        """The ticket of the last one."""
+        self.timer_of_locals: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.standings: dict[Waiter, Standing] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
+    def join(self, standing: Standing) -> bool:
+        """It is new; whether each has come behind all that were there."""
+        ticket = standing.stand.ticket
+        self.in_order = self.in_order and ticket > self.last
+        self.last = max(self.last, ticket)
+        self.standings[standing.stand.waiter] = standing
+        return self.in_order
+
     def leave(self, standing: Standing) -> bool:
         """It is over; whether nobody is left."""
         self.standings.pop(standing.stand.waiter, None)
-        if not self.standings and self._timer is not None:
-            self._timer.cancel()
-            self._timer, self._timer_at = None, math.inf
+        if not self.standings and (self._timer or self.timer_of_locals):
+            self.close()
         return not self.standings
+
+    def close(self) -> None:
+        """Nobody is left."""
+        for timer in (self._timer, self.timer_of_locals):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self.timer_of_locals = None
+        self._timer_at = math.inf
 
     def look_by(self, when: float, now: float) -> None:
         """See by then who is to ask again."""

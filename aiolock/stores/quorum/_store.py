@@ -261,6 +261,7 @@ class QuorumStore:
 
         def conclude(said: dict[int, Status]) -> Status:
             found = merged(name, said, council.size, council.clocks.now(council.time()) / 1e6)
+            found = self._candidates.as_handed_on(found)
             return found if waiters else replace(found, waiters=())
 
         return council.ask(lambda member, heard: member.status(name, heard), conclude)
@@ -316,6 +317,7 @@ class QuorumStore:
         )
         status, numbers = found
         holders = {Waiter(party.client, party.seq): party.fence for party in status.holders}
+        numbers |= self._candidates.fences()
         # Of two readers, the fence of one may be the number of a vote of the other.
         named = {waiter for waiter, fence in holders.items() if fence in fences}
         others = set(fences) - set(holders.values())
@@ -369,7 +371,7 @@ class QuorumStore:
     # What is not offered
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        """Never called: no waiter is told who stands directly before it."""
+        """Never called: no waiter is told who stands directly before it. See `_handing`."""
         return self._unsupported()
 
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:

@@ -28,8 +28,11 @@ from typing import Final, NamedTuple
 
 from aiolock.store import PRIORITY, WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN, Form, Waiter
 from aiolock.stores._member import (
+    ALONE,
+    GONE,
     LOST,
     OUTSIDE,
+    SHARED,
     UNBOUNDED,
     Answer,
     Crowded,
@@ -58,6 +61,8 @@ NOBODY: Final = "-"
 _CLOSED: Final = Waiter(NOBODY, 0)
 _DONE: Final = Waiter(NOBODY, 1)
 """Has the vote where it is known that what was to be done once is done."""
+LOOKED_AT: Final = 128
+"""So many in line, at most, are looked at for others; where more stand there, others may."""
 COUNTED: Final = 31_536_000_000
 """Milliseconds, a year: what was counted is, for whoever waits for that."""
 
@@ -283,6 +288,17 @@ class VoterStep:
             vote.unsure = vote.unsure and not entered
             self._learn(fence, lasts=ttl)
         return True
+
+    def reserve(self, waiter: Waiter, number: int, fence: int) -> int:
+        """See `Member.reserve`."""
+        state, vote = self._state, self._state.vote
+        if vote is None or vote.waiter != waiter or vote.number != number or vote.end <= self._ms:
+            return GONE
+        self._learn(fence, lasts=vote.end - self._ms)
+        if len(state.line) > LOOKED_AT:
+            return SHARED
+        own = all(each.client == waiter.client for _, each in state.line)
+        return ALONE if own else SHARED
 
     def take_away(self, waiter: Waiter) -> int:
         """See `Member.take_away`."""

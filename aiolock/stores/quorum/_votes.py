@@ -274,6 +274,35 @@ class Ballot:
         deadlines = sorted((vote.deadline for vote in self.votes if vote is not None), reverse=True)
         return deadlines[self.quorum - 1] if len(deadlines) >= self.quorum else None
 
+    # Handing on within one client
+
+    def reserve(self, fence: int) -> list[Raise]:
+        """What its servers are to know, so that others may have it up to this fence."""
+        if self.phase is not Phase.ENTERED:
+            return []
+        self.highest = max(self.highest, fence)
+        return [
+            Raise(server, vote.number, fence)
+            for server, vote in enumerate(self.votes)
+            if vote is not None
+        ]
+
+    def hand_on(self, now: float) -> int:
+        """Another waiter of this client has it from now on; under which fence, or 0: it may not.
+
+        The votes stay what they are, and so does the deadline. A majority of the votes has to
+        stand, and their servers to know the fence by now: else whoever comes next could have the
+        same one, where nothing that is sent after this ever arrives.
+        """
+        self.expire(now)
+        if self.phase is not Phase.ENTERED or self._expired:
+            return 0
+        standing = [vote for vote in self.votes if vote is not None and self._stands(vote, now)]
+        if not self._is_known(standing, self.fence + 1):
+            return 0
+        self.fence += 1
+        return self.fence
+
     # The end
 
     def step_aside(self) -> list[Release]:

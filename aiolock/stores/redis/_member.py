@@ -238,6 +238,11 @@ class RedisMember(Session):
         )
         self._call(voting.RENEW, 10, values, heard, late=True)
 
+    def reserve(self, stand: Stand, number: int, fence: int, heard: Heard) -> None:
+        who = self._text(stand.name, stand.waiter, stand.form)
+        values = bulk(who) + bulk(number) + bulk(fence)
+        self._call(voting.RESERVE, 8, self._names.three(stand.name) + values, heard)
+
     def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
         who = self._text(stand.name, stand.waiter, stand.form)
         values = b"".join(map(bulk, (who, fence, keep, until))) + self._channels

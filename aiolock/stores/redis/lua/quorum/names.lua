@@ -14,5 +14,6 @@ local MARKER = KEYS[4] -- of what this server is a member: `<run> <votes from (m
 local VOTE = '^(.*):(%d+):(%-?%d+):(%d+)$'
 local FLAGS_COUNT_CLIENT = '^s(%a*)%d+%^(%d+)[^:]*:([^:]+):' -- of who waits for a count
 local COUNTED = 31536000000 -- ms, a year: what was counted is, for whoever waits for that
+local LOOKED_AT = 128 -- so many in line, at most, are looked at for others
 local KEEP_ALIVE = 60000 -- ms after which to ask again where no lease will end
 local REMEMBERED = 600000 -- ms for which the last number is known, behind the end of a lease

@@ -1,0 +1,27 @@
+-- quorum/reserve: if this vote stands, a fence is known here, and whether another client stands in line is said:
+-- for a client that may hand the lock on among its own waiters. Asking again is harmless, and so is a late copy.
+--
+-- KEYS  1 votes  2 line  3 last number  4 marker
+-- ARGV  1 waiter  2 number of the vote  3 fence
+-- returns  0 it does not stand  1 whoever is in line is of its client  2 others may be there
+--@include quorum/names
+--@include clock
+--@include quorum/learn
+--@include quorum/present_vote
+
+local waiter, number = ARGV[1], ARGV[2]
+local vote, score = present_vote()
+if not vote or score <= NOW or vote:sub(1, #waiter + #number + 2) ~= waiter .. ':' .. number .. ':' then
+  return 0
+end
+learn(ARGV[3], math.floor(score) - NOW)
+if redis.call('ZCARD', LINE) > LOOKED_AT then
+  return 2
+end
+local client = waiter:match(CLIENT)
+for _, other in ipairs(redis.call('ZRANGE', LINE, 0, -1)) do
+  if other:match(CLIENT) ~= client then
+    return 2
+  end
+end
+return 1

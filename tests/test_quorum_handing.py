@@ -1,0 +1,263 @@
+"""A client of several servers hands a lock on among its own waiters, and no server hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+import aiolock
+from aiolock import LockClient
+from aiolock.stores.quorum._handing import LAZY
+from tests.majorities import LONGEST, Majority
+from tests.quorums import Server, clients, left_behind, servers
+from tests.worlds import virtual
+
+
+async def _crowd(
+    client: LockClient, times: int, entered: list[tuple[int, int]], *, tasks: int = 10
+) -> None:
+    """Tasks that want one lock, again and again."""
+
+    async def enter(number: int) -> None:
+        for _ in range(times):
+            async with client.lock("a", ttl=30) as lease:
+                entered.append((number, lease.fence))
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(enter(number) for number in range(tasks)))
+
+
+async def _so_many(entered: list[tuple[int, int]], many: int) -> None:
+    for _ in range(100_000):
+        if len(entered) >= many:
+            return
+        await asyncio.sleep(0)
+    pytest.fail(f"only {len(entered)} have entered")
+
+
+def _asked(of: Sequence[Server]) -> int:
+    return sum(server.asked for server in of)
+
+
+def _grow(entered: list[tuple[int, int]]) -> bool:
+    fences = [fence for _, fence in entered]
+    return fences == sorted(set(fences))
+
+
+@virtual
+async def test_no_server_hears_of_it() -> None:
+    """In order, under fences that grow; each entry would be two commands to each server."""
+    entered = list[tuple[int, int]]()
+    async with clients(of := servers(), 1) as (client,):
+        await _crowd(client, 5, entered)
+        before = _asked(of)
+        await _crowd(client, 100, entered)
+        assert _asked(of) - before < 1000
+        assert len(entered) == 1050
+        assert _grow(entered)
+        assert [number for number, _ in entered[:50]] == list(range(10)) * 5
+        await asyncio.sleep(0.1)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_another_client_has_its_turn() -> None:
+    """It stands in line, so those that come after it are behind it, and fences go on."""
+    entered = list[tuple[int, int]]()
+    async with clients(of := servers(), 2) as (ann, bob):
+        crowd = asyncio.create_task(_crowd(ann, 500, entered))
+        await _so_many(entered, 500)
+        for _ in range(3):
+            at = len(entered)
+            async with bob.lock("a", ttl=30) as lease:
+                assert lease.fence > max(fence for _, fence in entered)
+                assert len(entered) - at <= 64
+                entered.append((-1, lease.fence))
+                many = len(entered)
+                await asyncio.sleep(0.2)
+                assert len(entered) == many
+        await crowd
+        assert _grow(entered)
+        await asyncio.sleep(0.1)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_who_waits_for_long_stands_in_line() -> None:
+    """So others see it, and are behind it."""
+    entered = list[tuple[int, int]]()
+    async with clients(servers(), 2) as (ann, bob):
+        crowd = asyncio.create_task(_crowd(ann, 110, entered, tasks=1))
+        stays = asyncio.create_task(_stay(ann, entered, 1))
+        await asyncio.sleep(LAZY / 3)
+        assert not (await bob.lock("a").status()).waiters
+        await asyncio.sleep(2 * LAZY)
+        assert len((await bob.lock("a").status()).waiters) == 1
+        await asyncio.gather(crowd, stays)
+
+
+async def _hold(lock: aiolock.Lock, seconds: float = 0.0) -> int:
+    async with lock as lease:
+        await asyncio.sleep(seconds)
+        return lease.fence
+
+
+async def _enter(client: LockClient, order: list[str], who: str, after: float) -> None:
+    await asyncio.sleep(after)
+    async with client.lock("a", ttl=30):
+        order.append(who)
+
+
+@virtual
+async def test_who_came_before_one_of_ours_is_before_it() -> None:
+    """What was said of the lines is too old after a body that takes longer."""
+    entered, order = list[tuple[int, int]](), list[str]()
+    async with clients(servers(), 2) as (ann, bob):
+        crowd = asyncio.create_task(_crowd(ann, 101, entered, tasks=1))
+        stays = asyncio.create_task(_stay(ann, entered, LAZY / 2))
+        await _so_many(entered, 101)
+        await asyncio.gather(
+            *(crowd, stays),
+            _enter(bob, order, "bob", LAZY / 4),
+            _enter(ann, order, "ann", LAZY / 3),
+        )
+        assert order == ["bob", "ann"]
+
+
+@virtual
+async def test_who_waits_here_stands_in_line_before_it_is_given_back() -> None:
+    """So it enters at once, though the lock that it waited for was broken."""
+    entered = list[tuple[int, int]]()
+    loop = asyncio.get_running_loop()
+    async with clients(servers(), 2) as (ann, bob):
+        crowd = asyncio.create_task(_crowd(ann, 110, entered, tasks=1))
+        stays = asyncio.create_task(_stay(ann, entered, 1000))
+        await asyncio.sleep(0.001)
+        assert not (await bob.lock("a").status()).waiters, "it waits here"
+        began = loop.time()
+        assert await bob.lock("a").break_()
+        with pytest.raises(aiolock.LeaseLost):
+            await stays
+        await crowd
+        assert loop.time() - began < LAZY / 5
+
+
+async def _stay(client: LockClient, entered: list[tuple[int, int]], seconds: float) -> None:
+    """One of a crowd, that stays inside once the others have handed on for a while."""
+    while len(entered) < 100:
+        async with client.lock("a", ttl=30):
+            await asyncio.sleep(0)
+    async with client.lock("a", ttl=30) as lease:
+        entered.append((-1, lease.fence))
+        await asyncio.sleep(seconds)
+        assert lease.state is aiolock.LeaseState.HELD
+
+
+@virtual
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_loss_is_told_to_who_has_it(*, own: bool) -> None:
+    """Broken by the fence that a client sees: its own, or another."""
+    entered = list[tuple[int, int]]()
+    async with clients(of := servers(), 2) as (ann, bob):
+        crowd = asyncio.create_task(_crowd(ann, 40, entered))
+        stays = asyncio.create_task(_stay(ann, entered, 1000))
+        await asyncio.sleep(1)
+        assert entered[-1][0] == -1
+        vote = of[0].voter.states["lock:a"].vote
+        (holder,) = (await ann.lock("a").status()).holders
+        assert vote is not None
+        assert vote.waiter.seq != holder.seq, "it was handed on"
+        assert holder.fence == entered[-1][1]
+        client = ann if own else bob
+        (holder,) = (await client.lock("a").status()).holders
+        assert await client.lock("a").break_(holder.fence)
+        async with asyncio.timeout(1):
+            with pytest.raises(aiolock.LeaseLost):
+                await stays
+        await crowd
+        assert _grow(entered)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_a_lease_that_was_handed_on_is_renewed() -> None:
+    """By the votes of whoever was voted for; those that wait are served after it."""
+    entered = list[tuple[int, int]]()
+    async with clients(of := servers(), 1) as (client,):
+        crowd = asyncio.create_task(_crowd(client, 40, entered))
+        await _stay(client, entered, 200)
+        await crowd
+        assert len(entered) == 401
+        assert _grow(entered)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_a_lease_that_was_handed_on_is_lost_without_a_majority() -> None:
+    """At the deadline of the votes, as any other."""
+    entered = list[tuple[int, int]]()
+    async with clients(of := servers(), 1) as (client,):
+        crowd = asyncio.create_task(_crowd(client, 40, entered))
+        stays = asyncio.create_task(_stay(client, entered, 1000))
+        await asyncio.sleep(1)
+        for server in of[:2]:
+            server.stop()
+        with pytest.raises(aiolock.LeaseLost):
+            await stays
+        for server in of[:2]:
+            server.resume()
+        await crowd
+        assert _grow(entered)
+
+
+@virtual
+async def test_cancelled_while_it_waits_here() -> None:
+    """Nothing is left of it anywhere."""
+    entered = list[tuple[int, int]]()
+    async with clients(of := servers(), 1) as (client,):
+        crowd = asyncio.create_task(_crowd(client, 30, entered))
+        await _so_many(entered, 100)
+        for turns in range(40):
+            waiting = asyncio.create_task(_hold(client.lock("a", ttl=30)))
+            for _ in range(turns % 8):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        await crowd
+        assert _grow(entered)
+        await asyncio.sleep(0.1)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_closed_in_the_middle_of_it() -> None:
+    """Whoever waits is told, and nothing is left at any server."""
+    entered = list[tuple[int, int]]()
+    async with clients(of := servers(), 2) as (ann, bob):
+        crowd = asyncio.create_task(_crowd(ann, 1000, entered))
+        await _so_many(entered, 300)
+        await ann.aclose()
+        with pytest.raises(aiolock.ClientClosed):
+            await crowd
+        async with bob.lock("a", ttl=30) as lease:
+            assert lease.fence > max(fence for _, fence in entered)
+        await asyncio.sleep(0.1)
+        assert await left_behind(of) == []
+
+
+async def test_of_real_servers() -> None:
+    """The same by the scripts: fences grow, over two clients that come and go."""
+    entered = list[tuple[int, int]]()
+    with Majority() as majority:
+        majority.vouch("aiolock")
+        async with (
+            aiolock.connect(majority.urls, longest_ttl=LONGEST) as ann,
+            aiolock.connect(majority.urls, longest_ttl=LONGEST) as bob,
+        ):
+            await asyncio.gather(_crowd(ann, 50, entered))
+            for _ in range(3):
+                await asyncio.gather(_crowd(ann, 30, entered), _crowd(bob, 5, entered, tasks=2))
+            await _crowd(bob, 50, entered)
+            assert _grow(entered)
