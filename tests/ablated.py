@@ -95,6 +95,7 @@ def _run(arguments: Sequence[str], folder: str, printed: str, temporary: str) ->
     # The other package goes before the real one, also in the processes that the test starts.
     sys.path[:0] = [folder, str(ROOT)]
     os.environ |= {"PYTHONPATH": folder, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    os.environ["AIOLOCK_TEST_TEMPLATES"] = tempfile.gettempdir()  # of database servers
     os.environ["TMPDIR"] = tempfile.tempdir = temporary
     os.environ["AIOLOCK_TEST_PATIENCE"] = str(PATIENCE)  # it waits in vain
     gc.freeze()  # what the fork has inherited is no garbage

@@ -17,13 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import psycopg
 import pymysql
 import pytest
 
 from aiolock.stores import mysql, postgres
+from tests.servers import hold_port
 
 
 @cache
@@ -55,6 +56,10 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+TEMPLATES: Final = "AIOLOCK_TEST_TEMPLATES"
+"""The variable that names the folder of such, where it is not that for temporary files."""
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 on which nobody listens now."""
     with socket.socket() as free:
@@ -70,7 +75,8 @@ class DatabaseServer(ABC):
     """
 
     def __init__(self) -> None:
-        self.port = free_port()
+        self._held = hold_port()
+        self.port: int = self._held.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
         # Not in pytest's folder, which nobody else may enter; and with a path fit for a socket.
         self.folder = Path(tempfile.mkdtemp(prefix="aiolock-db-"))
@@ -121,13 +127,15 @@ class DatabaseServer(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._held.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def make(self) -> None:
         """The files of a new server: a copy of those that this machine has made once."""
         program, *options = map(str, self.maker())
         made_with = f"{program} {Path(program).stat().st_mtime_ns} {options}"
-        template = Path(tempfile.gettempdir()) / f"aiolock-{self.folder.owner()}-{_hash(made_with)}"
+        kept = os.environ.get(TEMPLATES) or tempfile.gettempdir()
+        template = Path(kept) / f"aiolock-{self.folder.owner()}-{_hash(made_with)}"
         if template.exists() and template.owner() == self.folder.owner():
             self.run("cp", "-a", template, self.data)
             return
@@ -312,7 +320,8 @@ class PgBouncer:
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
-        self.port = free_port()
+        self._held = hold_port()
+        self.port: int = self._held.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, query: str = "") -> str:
@@ -325,6 +334,7 @@ class PgBouncer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._held.close()
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""

@@ -23,8 +23,12 @@ end
 redis.call('ZREM', VOTES, vote)
 redis.call('ZADD', LINE, ticket, waiter)
 redis.call('PEXPIRE', LINE, QUEUE_LASTS)
-local hand = vote:byte() == SHARED and present_vote() and hand_shared or hand_vote
-local fresh, claim = hand(waiter:match(CLIENT), waiter)
+local fresh, claim
+if vote:byte() == SHARED and present_vote() then
+  fresh, claim = hand_shared(waiter:match(CLIENT), waiter)
+else
+  fresh, claim = hand_vote(waiter:match(CLIENT), waiter)
+end
 if fresh then
   return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
 end

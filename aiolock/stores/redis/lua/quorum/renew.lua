@@ -9,7 +9,6 @@
 --@include late
 --@include outlives
 --@include quorum/learn
---@include quorum/present_vote
 --@include quorum/vote_of
 
 local too_late = late(ARGV[6])

@@ -74,8 +74,12 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
     end
   end
   if fits then
-    local hand = vote and hand_shared or hand_vote
-    local fresh, claim = hand(asker, waiter)
+    local fresh, claim
+    if vote then
+      fresh, claim = hand_shared(asker, waiter)
+    else
+      fresh, claim = hand_vote(asker, waiter)
+    end
     if fresh then
       return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
     end
