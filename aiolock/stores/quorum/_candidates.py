@@ -27,7 +27,7 @@ from aiolock.stores.quorum._answers import Patience, denied, granted
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._handing import Handing
-from aiolock.stores.quorum._periods import is_in_one, outdated
+from aiolock.stores.quorum._periods import of_one_period
 from aiolock.stores.quorum._standing import Line, Standing, lasts
 from aiolock.stores.quorum._votes import Enter, Raise, Recall
 
@@ -126,8 +126,6 @@ class Candidates(Handing):
         """A member has voted for one that stood in line."""
         standing = self.standings[waiter]
         began = standing.began(server, now, self._time())
-        if standing.stand.form.period:
-            self._clocks.heard(server, now, self._time())  # it has turned there
         self._voted(standing, server, number, began + lasts(lease), now)
         if not standing.inside:
             self._look(standing)
@@ -207,7 +205,8 @@ class Candidates(Handing):
 
     def _look(self, standing: Standing, reason: str = "expired") -> None:
         if standing.waits:
-            self._weigh(standing)
+            if standing.mark is not None:
+                self._mark_votes(standing)
             steps = standing.ballot.look(self._time())
             if standing.stand.form.once and Recall() not in steps:
                 standing.recalled_at = -math.inf  # what is heard now was asked too soon
@@ -228,15 +227,6 @@ class Candidates(Handing):
             name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
             self._abandon(standing, entered=True)
             self._inbox.lost(name, waiter, fence, reason)
-
-    def _weigh(self, standing: Standing) -> None:
-        """Let go of votes that do not count: of what is done, or of a period that is over."""
-        if standing.mark is not None:
-            self._mark_votes(standing)
-        if standing.stand.form.period:
-            for step in outdated(standing, self._clocks, self._time()):
-                self._give_way(standing, step)
-            standing.ballot.unsure = not is_in_one(standing)
 
     def _enter(self, standing: Standing, fence: int) -> None:
         """It has entered: its client is told, by the answer it waits for or by a push."""
@@ -286,8 +276,11 @@ class Candidates(Handing):
         if standing.stand.form.counts:
             concluded(True)  # noqa: FBT003  # it was counted, and stays so
             return
-        votes = enumerate(standing.ballot.votes)
-        held = [server for server, vote in votes if vote is not None]
+        if standing.stand.form.period:
+            held = of_one_period(standing)  # a run begins once a majority has confirmed these
+        else:
+            votes = enumerate(standing.ballot.votes)
+            held = [server for server, vote in votes if vote is not None]
         servers = [server for server in held if self._seats[server].in_reach]
         renewing = Renewing(standing, len(servers), concluded)
         for server in servers:

@@ -1,45 +1,31 @@
-"""One run in a period: votes make a majority where all of them were given in the same one.
+"""One run in a period: it begins once a majority has confirmed votes of that period.
 
-After a run each server that voted for it votes for nobody until the period is over in which it gave
-that vote, by its own clock. So who runs with votes of one period leaves a majority closed for all
-of it, and nobody else has a majority in it. With a vote of an earlier one, from a server that knew
-of no run, it would leave a minority: a moment later the next would run.
+After a run, each server that voted for it votes for nobody until the end of the period in which it
+gave that vote, by its own clock. So a run that was confirmed by votes of one period leaves a
+majority closed for all of it, and nobody else has a majority in it. A vote of an earlier period,
+from a server that knew of no run, would leave a minority closed: the next run would begin a moment
+later.
 
-Clocks differ, so at the turn of a period its votes may be of two. One that was given in an earlier
-period than it is there is given back for another.
+Clocks differ, so at the turn of a period the votes of a waiter may be of two periods. Those of the
+earlier one are not renewed. If the others are no majority, nothing is confirmed: the grant is given
+back, and asked for again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from aiolock.stores.quorum._clock import Clocks
 from aiolock.stores.quorum._standing import Standing
-from aiolock.stores.quorum._votes import GiveWay
 
 
-def is_in_one(standing: Standing) -> bool:
-    """Whether a majority of its votes was given in one period."""
-    periods = Counter(
-        _period(standing, standing.given[server])
+def of_one_period(standing: Standing) -> list[int]:
+    """The servers whose votes were given in one period: the one of which there are most votes."""
+    periods = {
+        server: standing.given[server] // standing.stand.form.period
         for server, vote in enumerate(standing.ballot.votes)
         if vote is not None
-    )
-    return max(periods.values(), default=0) >= standing.ballot.quorum
-
-
-def outdated(standing: Standing, clocks: Clocks, now: float) -> list[GiveWay]:
-    """Its votes of periods that are certainly over where they were given; they are not ours now."""
-    steps = list[GiveWay]()
-    for server, vote in enumerate(standing.ballot.votes):
-        present = clocks.at(server, now)
-        if vote is None or present is None:
-            continue
-        if _period(standing, standing.given[server]) < _period(standing, present):
-            standing.ballot.turned(server)
-            steps.append(GiveWay(server, vote.number))
-    return steps
-
-
-def _period(standing: Standing, when: int) -> int:
-    return when // standing.stand.form.period
+    }
+    if not periods:
+        return []
+    (most, _), *_ = Counter(periods.values()).most_common(1)
+    return [server for server, period in periods.items() if period == most]

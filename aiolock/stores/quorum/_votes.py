@@ -254,7 +254,7 @@ class Ballot:
         return steps
 
     def turned(self, server: int) -> None:
-        """The vote there is turned into a mark, or given back: it is not counted from now on."""
+        """The vote there is turned into a mark: it is not counted from now on."""
         vote = self.votes[server]
         if vote is not None:
             self._drop(server, vote)
