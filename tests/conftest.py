@@ -26,12 +26,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stores", default=",".join(selection.STORES), help="leave out the others")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Use that loop, or say why not."""
     try:
         loops.choose(config.getoption("--loop"))
     except (ImportError, ValueError) as error:
         raise pytest.UsageError(f"--loop {config.getoption('--loop')}: {error}") from error
+    if loops.chosen() == "uvloop" and not config.option.timeout_method:
+        # What a signal's handler raises does not end a run of uvloop's: a test would hang for ever.
+        config.option.timeout_method = "thread"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
