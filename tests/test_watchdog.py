@@ -26,10 +26,13 @@ def test_a_long_lease_put_off_does_not_delay_a_short_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(random, "uniform", lambda _, most: most)
 
     async def play() -> None:
-        async with aiolock.connect(MemoryServer()) as client, client.lock("long", ttl=6):
-            async with client.lock("short", ttl=0.45) as lease:
-                await asyncio.sleep(4)
-                assert lease.state == "held"
+        async with (
+            aiolock.connect(MemoryServer()) as client,
+            client.lock("long", ttl=6),
+            client.lock("short", ttl=0.45) as lease,
+        ):
+            await asyncio.sleep(4)
+            assert lease.state == "held"
 
     run(play())
 
