@@ -2896,6 +2896,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "several servers: a fence is reserved by the vote that stands, of readers as well",
+        f"{LUA}/quorum/reserve.lua",
+        "vote_of(waiter .. ':' .. number .. ':')",
+        "vote_of(waiter .. ':')",
+        "test_quorum_scripts.py::test_the_votes_of_readers_stand_as_that_of_a_writer",
+        seconds=15,
+    ),
+    Safeguard(
         "who leaves the line of a server lets those in that it kept back",
         "stores/quorum/_voter.py",
         "if was_in_line and state.shared:",

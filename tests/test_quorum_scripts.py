@@ -24,6 +24,8 @@ from hypothesis.stateful import (
 
 from aiolock.store import Late, Waiter
 from aiolock.stores._member import (
+    ALONE,
+    GONE,
     UNBOUNDED,
     InLine,
     Marked,
@@ -587,6 +589,27 @@ def test_who_leaves_the_line_lets_those_in_that_it_kept_back(redis_server: Redis
     real.call(voting.RELEASE, real.names.channels, -1, "x10000:cyd:1", 0, -1, 0)
     assert real.log == [("granted", behind, FIRST + 1)]
     real.close()
+
+
+def test_the_votes_of_readers_stand_as_that_of_a_writer(redis_server: RedisServer) -> None:
+    """A vote that is shared is found by its waiter and its number, whichever of them it is."""
+
+    class OnThisServer(Differential):
+        server = redis_server
+
+    state = OnThisServer()
+    state.begin()
+    for text in (readers := ("s10000:ada:13", "s10000:ada:14")):
+        state.vote(text=text, early=False, ttl=MINUTE, proposal=0, wait=True, most=0, late=0)
+    votes = state.model.state.out
+    assert {TEXTS[vote.waiter] for vote in votes} == set(readers)
+    for vote in votes:
+        for number, said in ((vote.number, ALONE), (vote.number + 1000, GONE)):
+            text = TEXTS[vote.waiter]
+            assert state.real.call(voting.RESERVE, text, number, number) == said
+            assert state.model.step().reserve(vote.waiter, number, number) == said
+    state.same_state()
+    state.teardown()
 
 
 def test_scripts_agree_with_the_machine(redis_server: RedisServer) -> None:

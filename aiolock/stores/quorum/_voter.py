@@ -291,8 +291,8 @@ class VoterStep:
 
     def reserve(self, waiter: Waiter, number: int, fence: int) -> int:
         """See `Member.reserve`."""
-        state, vote = self._state, self._state.vote
-        if vote is None or vote.waiter != waiter or vote.number != number or vote.end <= self._ms:
+        state, vote = self._state, self._state.vote_of(waiter, number)
+        if vote is None or vote.end <= self._ms:
             return GONE
         self._learn(fence, lasts=vote.end - self._ms)
         if len(state.line) > LOOKED_AT:

@@ -7,11 +7,11 @@
 --@include quorum/names
 --@include clock
 --@include quorum/learn
---@include quorum/present_vote
+--@include quorum/vote_of
 
 local waiter, number = ARGV[1], ARGV[2]
-local vote, score = present_vote()
-if not vote or score <= NOW or vote:sub(1, #waiter + #number + 2) ~= waiter .. ':' .. number .. ':' then
+local vote, score = vote_of(waiter .. ':' .. number .. ':')
+if not vote or score <= NOW then
   return 0
 end
 learn(ARGV[3], math.floor(score) - NOW)
