@@ -294,6 +294,22 @@ SAFEGUARDS = (
         "test_waiting.py::test_a_grant_for_somebody_who_gave_up_is_given_back",
     ),
     Safeguard(
+        "what is kept and cannot be used is given back",
+        "_engine/acquirer.py",
+        "            self._watchdog.abandon(hold)\n            raise\n        return hold\n",
+        "            raise\n        return hold\n",
+        "test_given_up.py::test_a_step_that_raises[enters-free]",
+        seconds=10,
+    ),
+    Safeguard(
+        "… and so is what has no lease",
+        "_engine/lease.py",
+        "    elif not hold.speaking:\n        watchdog.abandon(hold)\n",
+        "",
+        "test_given_up.py::test_a_step_that_raises[acquires_with-free]",
+        seconds=10,
+    ),
+    Safeguard(
         "a release that failed is sent again",
         "_engine/releases.py",
         "                self._timer = self._loop.call_later(self._pause, self._try_again)\n",
@@ -320,6 +336,13 @@ SAFEGUARDS = (
         "            self.lose(hold, LossReason.EXPIRED)\n            return\n",
         "            return\n",
         "test_lease.py::test_at_risk_and_lost",
+    ),
+    Safeguard(
+        "… by a clock that goes on while the machine is suspended",
+        "_clock.py",
+        "    return partial(time.clock_gettime, boottime)\n",
+        "    return loop.time\n",
+        "test_watchdog.py::test_a_clock_that_goes_on_while_the_machine_sleeps",
     ),
     Safeguard(
         "unknown is not refused",

@@ -140,9 +140,9 @@ class Acquirer:
             attempt.patient = True
         if label:
             attempt.label = label
-        self._waiters.add(attempt)
         if not self._lookout.awake:
             self._lookout.wake()
+        self._waiters.add(attempt)  # last: whoever is added leaves again
         return attempt
 
     def _time_is_up(self, attempt: Attempt, turns: int) -> None:
@@ -252,13 +252,13 @@ class Acquirer:
         if attempt.label:
             hold.label = attempt.label
         self._watchdog.keep(hold, grant.lease)
-        attempt.kept()
-        if self._events.often:
-            try:
+        try:
+            attempt.kept()
+            if self._events.often:
                 self._events.acquired(hold, attempt, hold.since)
-            except BaseException:  # an observer that ends the process
-                self._watchdog.abandon(hold)
-                raise
+        except BaseException:  # else it would be renewed for ever
+            self._watchdog.abandon(hold)
+            raise
         return hold
 
     def _left(self, attempt: Attempt, why: GaveUp) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
-from aiolock._engine.policy import Policy, Seconds, checked_ttl, to_ms
+from aiolock._engine.policy import Seconds, checked_ttl, to_ms
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import LeaseLost, StoreError, Unsupported
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
@@ -249,14 +249,12 @@ class Lease:
         return error
 
 
-def leased(watchdog: Watchdog, hold: Hold, policy: Policy) -> Lease:
-    """A lease that speaks for a hold; nothing is left of either if there cannot be one."""
-    try:
-        return Lease(watchdog, hold, shares=policy.shared)
-    except BaseException:
-        if not hold.speaking:
-            watchdog.abandon(hold)
-        raise
+def not_entered(watchdog: Watchdog, hold: Hold, lease: Lease | None) -> None:
+    """Release what could not be entered: the lease, or the hold if there is no lease of it."""
+    if lease is not None:
+        give_back(lease)
+    elif not hold.speaking:
+        watchdog.abandon(hold)
 
 
 def give_back(lease: Lease) -> None:

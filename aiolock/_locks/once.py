@@ -190,8 +190,9 @@ class Once:
         except AlreadyDone:
             yield Outcome(await self._kept(), first=False)
             return
-        doing, error = Doing(lease), None
+        error = None
         try:
+            doing = Doing(lease)
             yield doing
             await self._keep(lease.fence, doing.result)
         except BaseException as raised:
