@@ -56,8 +56,9 @@ class NotHeld(LockError, RuntimeError):
 class WouldDeadlock(LockError, RuntimeError):
     """The current task would wait for itself for ever.
 
-    It holds this lock already; or it holds another one, for which a task of this process waits
-    that, by whatever detour, holds this one.
+    It holds this lock already; or it holds another one, for which a task of this client waits
+    that, by whatever detour, holds this one. An `asyncio.timeout` that would end one of these waits
+    is not seen: give the lock a ``timeout``.
     """
 
 

@@ -114,10 +114,10 @@ class Acquirer:
         except _TimedOut:
             why = "store" if attempt.clocks is None else "timeout"
             self._give_up(attempt)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # it is raised below
             why = _why(error)
             self._give_up(attempt)
-            raise
+            raise policy.told(error)  # noqa: B904  # it has the cause of the other
         finally:
             if timer is not None:
                 timer.cancel()
@@ -330,7 +330,7 @@ class Acquirer:
         self._runs.close()
         for attempts in list(self._waiters.attempts.values()):
             for attempt in list(attempts.values()):
-                attempt.stop(ClientClosed("this client was closed while it waited for a lock"))
+                attempt.stop(ClientClosed("this client was closed while a task waited for it"))
                 self._give_up(attempt)
 
 

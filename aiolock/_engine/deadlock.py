@@ -1,7 +1,9 @@
-"""Tasks of one process that wait for each other: found before they wait for ever.
+"""Tasks of one client that wait for each other: found before they wait for ever.
 
-Only what is certain is an error: a cycle of tasks each of which waits by itself, without a timeout,
-for a lock that the next one holds, and whose lease does not end by itself. That a child task waits
+Only a cycle is an error of tasks each of which waits by itself, without a ``timeout``, for a lock
+that the next one holds, and whose lease does not end by itself. Whether it waits in the body of an
+`asyncio.timeout`, nobody can know: what cancels a task is not to be seen in it. So whoever wants to
+wait in a circle for a while gives the lock the timeout. That a child task waits
 for a lock of its parent, which may wait for the child, cannot be known for sure: the log says so.
 """
 
@@ -106,8 +108,9 @@ def _cycle(task: Task, last: Task, wanted: Policy, found: Mapping[Task, tuple[Ta
         other = holder
     return (
         f"task {task.get_name()!r} would wait for {wanted.called} of {last.get_name()!r}, while"
-        f" {', and '.join(steps)} waits: none of them could ever go on. Take the locks in the same"
-        " order everywhere (multilock() does), or wait with a timeout"
+        f" {', and '.join(steps)} waits: none of them could go on, unless an asyncio.timeout() or"
+        " wait_for() ends one of these waits, which cannot be seen here. Take the locks in the same"
+        " order everywhere (multilock() does), or give them a timeout="
     )
 
 

@@ -123,7 +123,8 @@ class Engine:
         Without ``waiters`` only who holds it, and not what that one calls itself.
         """
         self.check()
-        status = await self.runs.status(policy.key, waiters=waiters)
+        with policy.errors_named():
+            status = await self.runs.status(policy.key, waiters=waiters)
         if waiters:
             (status,) = await labelled(self.runs, [status])
         return replace(status, kind=policy.kind, name=policy.name)

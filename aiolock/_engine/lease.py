@@ -124,7 +124,7 @@ class Lease:
             was = await self._answer(released)
         except StoreError as failure:
             self._watchdog.unheard(self._hold, failure)
-            raise
+            raise self._hold.policy.told(failure)  # noqa: B904  # it has the cause of the other
         lost = was in (WAS_ABSENT, WAS_QUEUED) and not self._watchdog.runs.was_unknown(self._hold)
         if lost and self._hold.state is LeaseState.RELEASED:
             self._hold.state = LeaseState.LOST
@@ -206,7 +206,9 @@ class Lease:
             downgraded.add_done_callback(self._undo_if_refused)
         # Should two tasks await it, the cancellation of one is not the other's.
         await asyncio.wait([downgraded])
-        if downgraded.result() == WAS_ABSENT:
+        with hold.policy.errors_named():
+            was = downgraded.result()
+        if was == WAS_ABSENT:
             self._watchdog.lose(hold, LossReason.REFUSED)
         self._still_ours()
 
@@ -217,7 +219,8 @@ class Lease:
     async def _ask(self, ttl: int) -> bool:
         self._watchdog.check_here()
         # Cancelled here it may have been carried out, which the watchdog has reckoned with.
-        (still,) = await self._watchdog.ask(self._hold, ttl)
+        with self._hold.policy.errors_named():
+            (still,) = await self._watchdog.ask(self._hold, ttl)
         if not still and self._hold.state in ALIVE:
             policy = self._hold.policy
             text = f"the store cannot tell whether {policy.called} is still ours: ask again"

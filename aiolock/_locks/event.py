@@ -43,19 +43,21 @@ class Event:
         Idempotent: again, it is remembered for longer. One round trip; `StoreError` when nobody
         knows. Cancelled, it may have been set.
         """
-        engine, key = self._lock._engine, self._lock._policy.key
+        engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         keep = to_ms(self._remember)
-        await engine.store.post(key, 1, token="", declared=0, value="", keep=keep)
+        with policy.errors_named():
+            await engine.store.post(policy.key, 1, token="", declared=0, value="", keep=keep)
 
     async def is_set(self) -> bool:
         """Whether it has happened, as far as is remembered: one round trip.
 
         `StoreError` when nobody knows.
         """
-        engine = self._lock._engine
+        engine, policy = self._lock._engine, self._lock._policy
         engine.check()
-        return (await engine.store.read(self._lock._policy.key)).count > 0
+        with policy.errors_named():
+            return (await engine.store.read(policy.key)).count > 0
 
     async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Return once it is set; `AcquireTimeout` when that did not happen in ``timeout`` seconds.

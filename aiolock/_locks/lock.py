@@ -321,7 +321,8 @@ class Lock:
         it may have been sent.
         """
         self._engine.check()
-        return await self._engine.runs.request(self._policy.key) > 0
+        with self._policy.errors_named():
+            return await self._engine.runs.request(self._policy.key) > 0
 
     async def break_(self, fence: int | None = None) -> bool:
         """Take the lock from whoever holds it, and hand it to the next; whether anybody held it.
@@ -341,7 +342,8 @@ class Lock:
             fences = [holder.fence for holder in status.holders]
         if not fences:
             return False
-        broken = await self._engine.runs.break_(self._policy.key, fences)
+        with self._policy.errors_named():
+            broken = await self._engine.runs.break_(self._policy.key, fences)
         return fence is None or broken > 0
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:

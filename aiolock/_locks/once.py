@@ -208,17 +208,19 @@ class Once:
             raise ValueError(f"what is kept must have at most {LONGEST_RESULT} characters")
         result.encode()  # UnicodeEncodeError, a ValueError
         # Of one whose lease was lost the fence is lower: it cannot overwrite that of the next.
-        await self._lock._engine.store.post(
-            self._results.key,
-            fence,
-            token="",
-            declared=0,
-            value=f"{fence} {result}",
-            keep=self._remember + to_ms(_LONGER),
-        )
+        with self._lock._policy.errors_named():
+            await self._lock._engine.store.post(
+                self._results.key,
+                fence,
+                token="",
+                declared=0,
+                value=f"{fence} {result}",
+                keep=self._remember + to_ms(_LONGER),
+            )
 
     async def _kept(self) -> str:
-        posted = await self._lock._engine.store.read(self._results.key)
+        with self._lock._policy.errors_named():
+            posted = await self._lock._engine.store.read(self._results.key)
         fence, separator, result = posted.value.partition(" ")
         if not separator or fence != str(posted.count):
             raise self._lock._policy.about(
