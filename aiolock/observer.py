@@ -4,7 +4,7 @@
 Prometheus, and spans for OpenTelemetry. Of your own is whatever inherits from `Observer`::
 
     class Losses(aiolock.Observer):
-        def lost(self, request, *, fence, held, why):
+        def lost(self, request, *, fence, held, reason, why, body):
             count(request.family)
 
 
@@ -28,6 +28,11 @@ Loss = Literal["expired", "refused", "broken", "max_hold", "closed", "other"]
 """How a lease was lost: it ended before a renewal was confirmed; the store does not know it any
 more; somebody broke it; it was held for as long as ``max_hold`` allows; its client was closed; or
 in a way of which only a later version knows."""
+
+LostBody = Literal["cancelled", "goes on", "none"]
+"""What becomes of the body of a lost lease: it is cancelled; or it is not, for its lock has
+``on_lost="signal"``; or there is none, for the lease was acquired without ``async with``, or has
+been released."""
 
 Link = Literal["up", "down", "closed"]
 """What has become of the connections to the store. Closed, they are neither up nor down."""
@@ -152,9 +157,16 @@ class Observer:
         """It was given back; the store is being told."""
 
     def lost(
-        self, request: LockRequest, *, fence: int, held: float, reason: Loss, why: str
+        self,
+        request: LockRequest,
+        *,
+        fence: int,
+        held: float,
+        reason: Loss,
+        why: str,
+        body: LostBody,
     ) -> None:
-        """It was taken from us, or its lease has ended: its body is being cancelled.
+        """It was taken from us, or its lease has ended: ``body`` says what becomes of its body.
 
         ``why`` says the same as ``reason``, for people. Where only the answer to the release tells
         that it had been lost, this comes after `released`.

@@ -56,6 +56,13 @@ SAFEGUARDS = (
         "test_cancellation.py::test_queued_behind_another_client",
     ),
     Safeguard(
+        "nobody waits long for what a holder is called",
+        "_engine/acquirer.py",
+        "                    async with asyncio.timeout(_WHAT_CALLED):\n",
+        "                    if True:\n",
+        "test_errors.py::test_who_holds_it_costs_no_round_trip",
+    ),
+    Safeguard(
         "what has been answered is heard before time is up",
         "_engine/acquirer.py",
         "        if turns and attempt.phase is Phase.ASKING:\n",
@@ -264,6 +271,14 @@ SAFEGUARDS = (
         "    def reconnected(self) -> None:\n",
         "    def reconnected(self) -> None:\n        return\n",
         "test_waiting.py::test_what_the_answer_under_way_may_not_know_is_asked_once_more",
+    ),
+    Safeguard(
+        "a leader says so again after a break",
+        "_locks/election.py",
+        "            engine.waiters.on_reconnect.add(say)\n",
+        "",
+        "test_failures_links.py::test_a_leader_says_so_again_after_a_break",
+        seconds=15,
     ),
     Safeguard(
         "ask once more after an outdated answer",

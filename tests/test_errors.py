@@ -76,6 +76,13 @@ async def test_who_holds_it_costs_no_round_trip() -> None:
         assert await ours.lock("a").acquire(timeout=5) is None
         assert faulty.calls["status"] == 1, "who gets None is not told"
         began = loop.time()
+        faulty.hold("read")
+        with pytest.raises(AcquireTimeout, match=r"free in 5 s: process") as caught:
+            await ours.lock("a", timeout=5).acquire()
+        assert len(caught.value.holders) == 1
+        assert loop.time() - began <= 5.03, "what the holder is called is not worth waiting for"
+        faulty.resume()
+        began = loop.time()
         faulty.hold("status")
         with pytest.raises(AcquireTimeout, match=r"free in 5 s$") as caught:
             await ours.lock("a", timeout=5).acquire()
@@ -102,6 +109,15 @@ async def test_each_kind_by_its_name() -> None:
             await ours.latch("l", 1).wait(timeout=1)
         with pytest.raises(AcquireTimeout, match="the barrier 'b' was not complete") as barrier:
             await ours.barrier("b", 2).wait(timeout=1)
+        with pytest.raises(AcquireTimeout, match=r"the latch 'l' is not open$"):
+            await ours.latch("l", 1).wait(timeout=0)
+        with pytest.raises(AcquireTimeout, match=r"the event 'e' is not set$"):
+            await ours.event("e").wait(timeout=0)
+        together = asyncio.gather(*(ours.barrier("b", 2).wait() for _ in range(2)))
+        await together
+        with pytest.raises(AcquireTimeout, match=r"the barrier 'b' is not complete$") as alone:
+            await ours.barrier("b", 2).wait(timeout=0)
+        assert alone.value.holders == ()
         async with ours.lock("a"):
             with pytest.raises(WouldDeadlock) as deadlock:
                 await ours.lock("a").acquire()
@@ -183,6 +199,25 @@ async def test_one_failure_of_several_locks() -> None:
     ]
     assert all(error.refused and error.__cause__ is failure.__cause__ for error in errors)
     assert failure.name == ""
+
+
+@virtual
+async def test_no_answer_within_the_timeout() -> None:
+    """The error says which store that is, and what is wrong with the link to it, where it broke."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
+        faulty.hold("acquire")
+        broken = ConnectionResetError("reset by 10.0.0.7:6379")
+        for link in (None, broken, None):
+            client._engine.waiters.link(link)
+            with pytest.raises(StoreError) as caught:
+                await client.lock("a").acquire(timeout=0.3)
+            text = str(caught.value)
+            assert text.startswith(f"{faulty!r} did not answer within the timeout of 0.3 s")
+            assert (str(broken) in text) == (link is not None)
+            assert caught.value.__cause__ is link
+            assert (caught.value.kind, caught.value.name) == ("lock", "a")
+        faulty.resume()
 
 
 @virtual

@@ -48,6 +48,9 @@ _TOO_LATE: Final = 5
 _WHO_HOLDS: Final = 0.25
 """Seconds to wait for the name of the holder, for the text of an error."""
 
+_WHAT_CALLED: Final = 0.02
+"""Seconds to wait for what that one calls itself: nobody is to wait for much longer than wanted."""
+
 _OVER: Final = (Phase.STOPPED, Phase.GIVEN_UP)
 
 
@@ -124,7 +127,7 @@ class Acquirer:
             if attempt.phase is not Phase.HELD:
                 self._left(attempt, why)
         if why == "store" and timeout is not None:
-            raise refusals.unanswered(policy, timeout)
+            raise refusals.unanswered(policy, timeout, self._runs, self._waiters.broken)
         if not raises:
             return None
         raise await self._not_acquired(attempt, timeout if wait else None)
@@ -282,19 +285,21 @@ class Acquirer:
         """The error that says for how long it was waited for (None: it was only tried), and who
         holds it.
 
-        The store is asked for that together with the release, so it is no further round trip; only
-        to ask what the holder calls itself is one.
+        The store is asked for that together with the release, so it is no further round trip. What
+        the holder calls itself is one, so it is left out where the store is far away.
         """
         policy, holders = attempt.policy, tuple[Party, ...]()
         if timeout is None:
-            holder = attempt.declined.holder if isinstance(attempt.declined, Busy) else None
+            declined = attempt.declined
+            holder = declined.holder if isinstance(declined, Busy) and not policy.passes else None
             return refusals.not_free(policy, (holder,) if holder else ())
         if not policy.passes:
             with contextlib.suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(_WHO_HOLDS):
                     status = await self._runs.status(policy.key, waiters=False)
                     holders = status.holders
-                    holders = (await labelled(self._runs, [status]))[0].holders
+                    async with asyncio.timeout(_WHAT_CALLED):
+                        holders = (await labelled(self._runs, [status]))[0].holders
         return refusals.not_in_time(policy, timeout, self._time() - attempt.began, holders)
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
