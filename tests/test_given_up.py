@@ -283,6 +283,7 @@ async def test_releases_that_fail_end() -> None:
 async def test_nothing_grows_with_failures() -> None:
     """After 10,000 failures, some each second, nothing is kept of them and little was sent."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
+    objects = list[int]()
     async with aiolock.connect(faulty) as client:
         faulty.lose("acquire", sys.maxsize)
         faulty.refuse("release", sys.maxsize)
@@ -292,10 +293,13 @@ async def test_nothing_grows_with_failures() -> None:
             if number % 10 == 0:
                 await asyncio.sleep(1)
             assert len(client._engine.watchdog.releases) <= 10 * 100
-        await asyncio.sleep(120)
-        gc.collect()
-        assert not len(client._engine.watchdog.releases)
+            if number in {4_999, 9_999}:
+                await asyncio.sleep(120)
+                assert not len(client._engine.watchdog.releases)
+                gc.collect()
+                objects.append(len(gc.get_objects()))
         assert faulty.calls["release"] <= 10 * 10_000
+    assert objects[1] - objects[0] < 500, "one for each would be 5,000 more"
 
 
 @virtual
