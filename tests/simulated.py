@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +34,8 @@ LATE_AFTER: Final = 5.0
 """Seconds after which the server refuses a copy."""
 LATE_WITHIN: Final = 9.0
 """Seconds within which what lay on a link that was dropped comes to the server."""
+RARE: Final = ("break_", "pass_on", "resize")
+"""Commands that are seldom sent, so that a link is dropped more often as they are."""
 NEVER_MIND: Final = 0.2
 """Seconds for which a copy may act that is undone by the copy of a release behind it."""
 
@@ -55,7 +59,8 @@ class Server(MemoryServer):
         self.broken: set[int] = set()
         self.over: set[Waiter] = set()  # waiters that are no more, as their clients have been told
         self.ghosts: list[str] = []
-        self.late = self.refused = 0  # copies that came late, and those that were refused for it
+        self.late = Counter[str]()  # copies that came late, by command
+        self.refused = 0  # and those that were refused for it
 
     def now(self) -> int:
         return 1_800_000_000_000_000 + int(asyncio.get_running_loop().time() * 1e6)
@@ -102,7 +107,7 @@ class Server(MemoryServer):
 class _Command:
     """One command, from its call to its answer."""
 
-    carry_out: Callable[..., Any]
+    carry_out: partial[Any]
     future: asyncio.Future[Any]
     writes: bool = True
     sure: bool = True
@@ -113,6 +118,12 @@ class _Command:
     ends: tuple[Waiter, ...] = ()
     """The waiters that are no more when this is answered."""
     written: int = 0
+
+    @property
+    def name(self) -> str:
+        """That of the operation."""
+        name: str = self.carry_out.func.__name__
+        return name
 
     @property
     def wanted(self) -> bool:
@@ -197,6 +208,11 @@ class Store(MemoryStore):
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         return self._send(partial(self.server.downgrade, name, waiter, fence))
 
+    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+        token = f"{self._client}.{next(_resizes)}"
+        resize = partial(self.server.resize, name, declared, limit, keep, token=token)
+        return self._send(resize, stamped=True)
+
     def post(self, name: str, count: int, **options: Any) -> asyncio.Future[int]:
         return self._send(partial(self.server.post, name, count, **options), stamped=True)
 
@@ -208,7 +224,7 @@ class Store(MemoryStore):
 
     # The link
 
-    def _send(self, carry_out: Callable[..., Any], **kinds: Any) -> asyncio.Future[Any]:
+    def _send(self, carry_out: partial[Any], **kinds: Any) -> asyncio.Future[Any]:
         command = _Command(carry_out, self._loop.create_future(), **kinds)
         if self.dead:
             return command.future  # never
@@ -216,7 +232,8 @@ class Store(MemoryStore):
             command.future.set_exception(_refusal("the store is closed"))
             return command.future
         if self._on_the_way is None and not self._down:
-            if self.server.lossy and self.dice.random() < 0.03:
+            often = 0.2 if command.name in RARE else 0.03
+            if self.server.lossy and self.dice.random() < often:
                 self._on_the_way = []
                 self._loop.call_later(self.dice.choice([0.0, 0.1, 0.5]), self._drop)
             else:
@@ -248,7 +265,7 @@ class Store(MemoryStore):
             if self.server.refuses_to(command):
                 return
             answer = command.carry_out(**stamps)
-            self.server.late += 1
+            self.server.late[command.name] += 1
             self.server.refused += isinstance(answer, Late)
             assert isinstance(answer, Late) == (
                 0 < stamps.get("not_after", 0) < self.server.now()
@@ -303,6 +320,9 @@ class Store(MemoryStore):
                 future.set_result(answer)
 
         self._loop.call_later(self.dice.choice([0.0, 0.0, 0.001, 0.05]), arrive)
+
+
+_resizes = itertools.count(1)
 
 
 def _refusal(text: str) -> StoreError:

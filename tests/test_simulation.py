@@ -23,14 +23,31 @@ from aiolock import LockClient
 from aiolock.errors import LockError, QueueFull, StoreError
 from tests import virtual
 from tests.ledger import Ledger
-from tests.simulated import LATE_WITHIN, Refuses, Server, Store
+from tests.simulated import LATE_AFTER, LATE_WITHIN, Refuses, Server, Store
 from tests.worlds import abandon
 
-NAMES = ("stock", "user", "pool", "boss", "job")
+NAMES = ("stock", "user", "pool", "boss", "job", "task")
 PERMITS = 3
 EVERY = 2.0
+REMEMBER = 1.0
 LONGEST_TTL = 30.0
 """Of all that is asked for here: an observer has the usual one."""
+
+
+class Done(Exception):
+    """It was done before."""
+
+
+ENDS: tuple[tuple[type[BaseException], str], ...] = (
+    (Done, "done before"),
+    (aiolock.AcquireTimeout, "timed out"),
+    (QueueFull, "full"),
+    (aiolock.LeaseLost, "lost"),
+    (StoreError, "nobody knows"),
+    (aiolock.ClientClosed, "closed"),
+    (asyncio.CancelledError, "cancelled"),
+)
+"""How a visit ends that raises; anything else is an error."""
 
 
 @dataclass(eq=False)
@@ -53,6 +70,7 @@ class World:
         self.outcomes: dict[str, int] = {}
         self.seen: list[list[int]] = []  # the leaders' fences, as each observer has seen them
         self.runs: set[int] = set()  # the periods of the job that were begun
+        self.done_until = 0.0  # until when it is certainly remembered that the task is done
         self.tasks: list[asyncio.Task[None]] = []
         self.watches: list[asyncio.Task[None]] = []
 
@@ -93,7 +111,7 @@ class World:
             "max_waiters": dice.choice([None, None, None, 2]),
         }
         timeout = dice.choice([None, 0.0, 0.05, 1.0, 5.0])
-        name = dice.choices(NAMES, (4, 3, 4, 1, 2))[0]
+        name = dice.choices(NAMES, (4, 3, 4, 1, 2, 2))[0]
         kind = dice.choice(["lock", "lock", "read", "read", "write"])
         if name == "pool" and dice.random() < 0.3:
             return pool, True, 1  # one object for all the tasks
@@ -103,10 +121,12 @@ class World:
             return pool.acquire(permits, timeout=timeout), True, permits
         if name == "boss":
             return _led(client.election("boss", ttl=options["ttl"]), timeout), False, 0
-        if name == "job":
-            return client.periodic("job", every=EVERY, ttl=options["ttl"]), False, 0
-        if kind == "lock":
-            return client.lock(name, **options).acquire(timeout=timeout), False, 0
+        if name == "task":
+            return _to_be_done(client.once("task", remember=REMEMBER)), False, 0
+        if kind == "lock" or name == "job":
+            job = client.periodic("job", every=EVERY, ttl=options["ttl"])
+            lock = client.lock(name, **options)
+            return job if name == "job" else lock.acquire(timeout=timeout), False, 0
         rates = client.rwlock(name, **options)
         part = rates.read() if kind == "read" else rates.write()
         return part.acquire(timeout=timeout), kind == "read", 0
@@ -122,6 +142,8 @@ class World:
                 body.shared = True  # from before it is sent
                 await lease.downgrade()
                 await asyncio.sleep(stay)
+            if dice.random() < 0.1 and lease._hold.policy.kind == "lock":
+                await client.lock(lease.name).request_release()
             if dice.random() < 0.03 and lease._hold.policy.kind == "lock":
                 await client.lock(lease.name).break_()
         finally:
@@ -142,23 +164,29 @@ class World:
                     await self.stay(client, Inside(lease, shared, permits))
                     break
             else:
-                async with entrance as lease:
-                    if lease.name == "job":
-                        self.begin(lease)
-                    await self.stay(client, Inside(lease, shared, permits))
+                await self.pass_through(client, entrance, shared, permits)
             self.count("left")
-        except aiolock.AcquireTimeout:
-            self.count("timed out")
-        except QueueFull:
-            self.count("full")
-        except aiolock.LeaseLost:
-            self.count("lost")
-        except StoreError:
-            self.count("nobody knows")
-        except aiolock.ClientClosed:
-            self.count("closed")
-        except asyncio.CancelledError:
-            self.count("cancelled")
+        except (Done, LockError, asyncio.CancelledError) as error:
+            self.count(next(end for kind, end in ENDS if isinstance(error, kind)))
+
+    async def pass_through(
+        self,
+        client: LockClient,
+        entrance: AbstractAsyncContextManager[aiolock.Lease],
+        shared: bool,
+        permits: int,
+    ) -> None:
+        """Enter it, and leave it."""
+        loop = asyncio.get_running_loop()
+        async with entrance as lease:
+            if lease.name == "job":
+                self.begin(lease)
+            if lease.name == "task":
+                assert loop.time() >= self.done_until, "it is done, and that is remembered"
+            await self.stay(client, Inside(lease, shared, permits))
+            ended = loop.time()
+        if lease.name == "task":
+            self.done_until = ended + REMEMBER
 
     async def observe(self, client: LockClient, seen: list[int], *, slow: bool) -> None:
         """Watch who is elected, from before the trouble until after it."""
@@ -180,6 +208,17 @@ class World:
             self.server.refuses = self.dice.choice([Refuses.WRITES, Refuses.EVERYTHING])
             await asyncio.sleep(self.dice.uniform(0, 2))
             self.server.refuses = Refuses.NOTHING
+
+    async def resize(self, client: LockClient) -> None:
+        """There are fewer permits for a while."""
+        pool = client.semaphore("pool", PERMITS)
+        for limit in (PERMITS - 1, PERMITS):
+            await asyncio.sleep(self.dice.uniform(0, 1))
+            while True:
+                with contextlib.suppress(StoreError):
+                    await pool.resize(limit)
+                    break
+                await asyncio.sleep(LATE_AFTER)  # until then it may still be carried out
 
     def start(
         self, client: LockClient, pool: aiolock.Semaphore, mine: list[asyncio.Task[None]]
@@ -248,7 +287,7 @@ class World:
             observing = self.observe(watcher, self.seen[-1], slow=number > 0)
             self.watches.append(asyncio.create_task(observing))
         lives = (self.live() for _ in range(self.dice.randrange(2, 5)))
-        await asyncio.gather(self.refuse(), *lives)
+        await asyncio.gather(self.refuse(), self.resize(watcher), *lives)
         for task in self.tasks:
             assert task.cancelled() or task.exception() is None, task
         self.server.lossy = False
@@ -286,6 +325,8 @@ class World:
             async with last.election("boss").campaign("last", timeout=200) as term:
                 async with asyncio.timeout(5):  # the slow one may be busy
                     await self._all_have_seen(term.fence)
+            async with last.once("task", remember=REMEMBER, timeout=200) as lease:
+                assert lease is not None, "that it was done is forgotten by now"
             job = last.periodic("job", every=EVERY)
             async with job as lease:
                 self.begin(lease)
@@ -302,6 +343,14 @@ async def _led(
 ) -> AsyncGenerator[aiolock.Lease, None]:
     async with election.campaign(timeout=timeout) as term:
         yield term.lease
+
+
+@asynccontextmanager
+async def _to_be_done(once: aiolock.Once) -> AsyncGenerator[aiolock.Lease, None]:
+    async with once as lease:
+        if lease is None:
+            raise Done
+        yield lease
 
 
 async def _thrown_away(pool: aiolock.Semaphore) -> AsyncGenerator[aiolock.Lease, None]:
@@ -325,15 +374,19 @@ def run_schedule(seed: int) -> dict[str, int]:
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
-    copies = world.server.late, world.server.refused
-    late = {"copies that came late": copies[0], "copies that were refused": copies[1]}
-    return world.outcomes | {what: times for what, times in late.items() if times}
+    late = {f"late {command}": times for command, times in world.server.late.items()}
+    refused = {"copies that were refused": world.server.refused} if world.server.refused else {}
+    return world.outcomes | late | refused
 
 
 ON_THE_TREE = Path(aiolock.__file__).is_relative_to(Path(__file__).resolve().parent.parent)
 # Each part has enough for every kind of end. The wheel is to show that it is right elsewhere.
 PARTS = 2 if ON_THE_TREE else 1
 SCHEDULES = 400
+COMMANDS = (
+    *("acquire", "release", "pass_on", "renew", "status", "finish", "request", "downgrade"),
+    *("resize", "post", "read", "break_"),
+)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -351,7 +404,8 @@ def test_hundreds_of_schedules(part: int) -> None:
         "nobody knows",
         "cancelled",
         "closed",
-        "copies that came late",
+        "done before",
         "copies that were refused",
-    }, "every kind of end has come up"
+        *(f"late {command}" for command in COMMANDS),
+    }, "every kind of end has come up, and each command came late"
     assert issubclass(aiolock.LeaseLost, LockError)

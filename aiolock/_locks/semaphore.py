@@ -110,8 +110,9 @@ class Semaphore:
         may be declared, so that programs can be changed one after the other: the new one, and the
         one declared here; where that is the new one, the one before. Whoever waits and now fits,
         enters; whoever holds permits keeps them, also where there are fewer now. With 0 nobody
-        enters any more. One round trip; `StoreError` when nobody knows. Cancelled, it may have
-        been carried out.
+        enters any more. One round trip; `StoreError` when nobody knows: then it may be carried
+        out some seconds later, and so undo another one that was asked for meanwhile. Cancelled, it
+        may have been carried out.
         """
         engine, policy = self._one._engine, self._one._policy
         engine.check()
