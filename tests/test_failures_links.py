@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -546,3 +546,116 @@ async def test_late_copy_takes_nothing(
     assert b"-LATE " in await link.deliver()
     status = await lock.status()
     assert status.holders == status.waiters == ()
+
+
+async def _renews(ours: aiolock.LockClient, theirs: aiolock.LockClient, late: Late) -> None:
+    lease = await take(ours.lock("late"))
+    async with late():
+        await lease.extend(25)
+    await lease.release()
+    async with theirs.lock("late") as other:
+        await late.deliver()
+        assert await other.verify()
+        assert [each.fence for each in (await ours.lock("late").status()).holders] == [other.fence]
+
+
+async def _releases(ours: aiolock.LockClient, theirs: aiolock.LockClient, late: Late) -> None:
+    lease = await take(ours.lock("late"))
+    async with late():
+        await lease.release()
+    async with ours.lock("late") as other:
+        await late.deliver(stamped=False)
+        assert await other.verify()
+
+
+async def _finishes(ours: aiolock.LockClient, theirs: aiolock.LockClient, late: Late) -> None:
+    once = ours.once("late", remember=0.1)
+    async with once:
+        late.begin()
+    late.end()
+    while (await once.status()).closed:  # noqa: ASYNC110  # nobody is told
+        await asyncio.sleep(0.02)
+    with suppress(RuntimeError):
+        async with once as lease:
+            assert lease is not None
+            await late.deliver(stamped=False)
+            assert await lease.verify()
+            assert (await once.status()).closed == 0
+            raise RuntimeError("so that it is not done again")
+
+
+async def _posts(ours: aiolock.LockClient, theirs: aiolock.LockClient, late: Late) -> None:
+    latch = ours.latch("late", 3)
+    async with late():
+        assert await latch.count_down() == 2
+    await late.deliver()
+    assert await latch.missing() == 2
+
+
+async def _resizes(ours: aiolock.LockClient, theirs: aiolock.LockClient, late: Late) -> None:
+    pool = ours.semaphore("late", 5)
+    async with pool:
+        async with late():
+            await pool.resize(3)
+        await theirs.semaphore("late", 5).resize(4)
+        await late.deliver()
+        assert (await pool.status()).limit == 4
+
+
+async def _requests(ours: aiolock.LockClient, theirs: aiolock.LockClient, late: Late) -> None:
+    async with theirs.lock("late") as asked:
+        async with late():
+            assert await ours.lock("late").request_release()
+        await asyncio.wait_for(asked.requested.wait(), 10)
+    async with theirs.lock("late") as other:
+        await late.deliver()
+        await other.verify()
+        assert not other.requested.is_set()
+
+
+class Late:
+    """The first copy of what is sent meanwhile: it comes when the second was carried out."""
+
+    def __init__(self, victim: aiolock.LockClient, proxy: Proxy) -> None:
+        self._victim = victim
+        self._proxy = proxy
+        self._link = command_link(proxy)
+
+    def begin(self) -> None:
+        """From now on what is sent gets no further."""
+        self._link.withhold()
+
+    def end(self) -> None:
+        """It was sent again by now."""
+        assert self._link.was_reset, "what was written is still in the kernel's hands"
+        assert self._proxy.late == [self._link]
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncGenerator[None, None]:
+        """That of what is sent in the body."""
+        self.begin()
+        yield
+        self.end()
+
+    async def deliver(self, *, stamped: bool = True) -> None:
+        """Now it comes; ``stamped``: after its time, and so it is refused."""
+        store = self._victim._engine.store
+        assert isinstance(store, RedisStore)
+        last_stamp = store._pipe.copies._last_stamp if stamped else 0
+        await until(lambda: time.time() * 1e6 > last_stamp)  # the server's clock is ours
+        assert (b"-LATE " in await self._link.deliver()) == stamped
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("what", [_renews, _releases, _finishes, _posts, _resizes, _requests])
+async def test_late_copy_changes_nothing(
+    client: aiolock.LockClient,
+    victim: aiolock.LockClient,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    what: Callable[[aiolock.LockClient, aiolock.LockClient, Late], Awaitable[None]],
+) -> None:
+    """As above, of each other command that somebody may have undone, or done again, by then."""
+    monkeypatch.setattr("aiolock.stores._copies.LATE_AFTER", 600_000)
+    await linked(proxy)
+    await what(victim, client, Late(victim, proxy))
