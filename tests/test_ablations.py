@@ -63,6 +63,13 @@ SAFEGUARDS = (
         "test_errors.py::test_who_holds_it_costs_no_round_trip",
     ),
     Safeguard(
+        "of one failure each is told about a lock of its own",
+        "_engine/policy.py",
+        "        other = type(error).__new__(type(error))\n",
+        "        other = error\n",
+        "test_errors.py::test_one_failure_of_several_locks",
+    ),
+    Safeguard(
         "what has been answered is heard before time is up",
         "_engine/acquirer.py",
         "        if turns and attempt.phase is Phase.ASKING:\n",
@@ -1924,8 +1931,8 @@ SAFEGUARDS = (
     Safeguard(
         "what an observer that ends the process was told of is given back",
         "_engine/acquirer.py",
-        "                self._watchdog.abandon(hold)\n                raise\n",
-        "                raise\n",
+        "            self._watchdog.abandon(hold)\n            raise\n        return hold\n",
+        "            raise\n        return hold\n",
         "test_observers.py::test_an_observer_that_ends_the_process",
     ),
     Safeguard(
@@ -2498,8 +2505,8 @@ SAFEGUARDS = (
     Safeguard(
         "the result of one that lost its lease overwrites nothing",
         "_locks/once.py",
-        '            fence,\n            token="",\n',
-        '            1,\n            token="",\n',
+        '                fence,\n                token="",\n',
+        '                1,\n                token="",\n',
         "test_outcome.py::test_what_a_late_one_leaves[memory]",
     ),
     Safeguard(
