@@ -1931,8 +1931,8 @@ SAFEGUARDS = (
     Safeguard(
         "what an observer that ends the process was told of is given back",
         "_engine/acquirer.py",
-        "            self._watchdog.abandon(hold)\n            raise\n        return hold\n",
-        "            raise\n        return hold\n",
+        "            self._watchdog.abandon(hold)\n            raise\n",
+        "            raise\n",
         "test_observers.py::test_an_observer_that_ends_the_process",
     ),
     Safeguard(
