@@ -115,9 +115,9 @@ class Form:
     def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
         """When others may enter after its grant, in ms of the store's clock; 0 for at once.
 
-        The grant was made at ``granted``; ``lost`` is when it was lost, or None. The delays apply to
-        a grant that was entered. A claim that was not ``confirmed`` may have been entered, except
-        with a `period`: such a waiter confirms its grant before it enters.
+        The grant was made at ``granted``; ``lost`` is when it was lost, or None. The delays apply
+        to a grant that was entered. A claim that was not ``confirmed`` may have been entered,
+        except with a `period`: such a waiter confirms its grant before it enters.
         """
         opens = 0
         if lost is not None and self.after_loss:

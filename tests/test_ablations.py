@@ -685,7 +685,7 @@ SAFEGUARDS = (
     Safeguard(
         "one of our own that is more urgent",
         "_engine/runs.py",
-        "                run.behind.clear()  # it has come before some of the others\n",
+        "                run.behind.clear()  # the newcomer stands before some of the others\n",
         "                pass\n",
         "test_runs.py::test_who_is_more_urgent_is_not_overtaken",
     ),
@@ -1879,7 +1879,7 @@ SAFEGUARDS = (
     Safeguard(
         "what an observer raises changes nothing",
         "_engine/events.py",
-        "            except Exception:  # what is told is done, whatever they make of it\n",
+        "            except Exception:  # the event has happened, whatever the observer does\n",
         "            except ZeroDivisionError if False else () :\n",
         "test_observers.py::test_what_an_observer_raises",
     ),
@@ -2109,7 +2109,7 @@ SAFEGUARDS = (
     Safeguard(
         "what replicas miss is given back",
         "_engine/waiters.py",
-        "            attempt.stop(error)  # and its task releases whatever it has by then\n",
+        "            attempt.stop(error)  # its task then releases whatever it has\n",
         "            pass\n",
         "test_replicas.py::test_given_back",
     ),
@@ -2956,8 +2956,8 @@ SAFEGUARDS = (
     Safeguard(
         "a downgrade that is refused leaves a writer",
         "_engine/lease.py",
-        "            self._hold.shared = False  # nobody",
-        "            pass  # nobody",
+        "            self._hold.shared = False  # the store",
+        "            pass  # the store",
         "test_quorum_rwlock.py::test_no_downgrade",
     ),
 )
