@@ -785,7 +785,7 @@ SAFEGUARDS = (
     Safeguard(
         "who asks again lets others in",
         "stores/redis/lua/acquire_general.lua",
-        "      advance(step) -- those that ended may have held back others\n",
+        "      advance(step) -- the leases that ended may have held back others\n",
         "",
         "test_contract.py::TestRedis::test_who_asks_again_lets_others_in",
     ),
@@ -2300,7 +2300,7 @@ SAFEGUARDS = (
     Safeguard(
         "a node that is gone and hangs is not waited for",
         "stores/redis/_node.py",
-        "                await self._disconnect()  # for `aclose` had begun\n",
+        "                await self._disconnect()  # `aclose` had begun, so it does nothing now\n",
         "",
         "test_redis_cluster.py::test_whoever_is_gone_and_hangs_is_not_waited_for",
         seconds=20,
