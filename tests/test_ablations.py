@@ -1010,7 +1010,7 @@ SAFEGUARDS = (
     Safeguard(
         "a file that is cleaned up before it is locked is made again",
         "stores/sqlite/_presence.py",
-        "            if self.is_there():  # or somebody has cleaned up what was not locked yet\n"
+        "            if self.is_there():  # else another client has removed what was not locked yet\n"
         "                return\n",
         "            return\n",
         "test_sqlite.py::test_a_file_that_is_cleaned_up_as_it_is_made[after]",
@@ -1162,7 +1162,7 @@ SAFEGUARDS = (
     Safeguard(
         "a log without its file is removed",
         "stores/sqlite/_connection.py",
-        "            # A log without its file is none, and an error to SQLite.\n"
+        "            # A log without its file is useless, and an error to SQLite.\n"
         "            self._files.remove()\n",
         "            pass\n",
         "test_sqlite.py::test_a_log_that_is_left_without_its_file",
@@ -1752,8 +1752,8 @@ SAFEGUARDS = (
     Safeguard(
         "… and after what its own transaction has done",
         "stores/sqlite/_transaction.py",
-        "        self.save()  # what was done before",
-        "        # what was done before",
+        "        self.save()  # earlier operations",
+        "        # earlier operations",
         "test_snapshot.py::test_what_was_handed_on_is_shown[sqlite]",
     ),
     Safeguard(
