@@ -1952,7 +1952,7 @@ SAFEGUARDS = (
     Safeguard(
         "what reads our output may have enough",
         "cli/store.py",
-        "    except BrokenPipeError:\n        raise  # whoever reads our output has enough\n",
+        "    except BrokenPipeError:\n        raise  # the reader of our output has ended\n",
         "",
         "test_cli.py::test_whoever_reads_it_has_enough",
         seconds=20,

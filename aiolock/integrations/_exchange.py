@@ -287,7 +287,7 @@ class _Response:
         await self._send({"type": "http.response.body", "body": recorded.body})
 
     def recorded(self) -> str | None:
-        """The text to keep; None if it is too long. `NotToBeKept` for a response that must not be."""
+        """The text to keep; None if too long. `NotToBeKept` for a response that must not be."""
         start = self._start
         if start is None or not self.done.done():
             raise NotToBeKept

@@ -62,9 +62,7 @@ async def client() -> LockClient:
 
 
 async def close() -> None:
-    """Close the client of the running event loop, if there is one; the next call of `client`
-    opens it again.
-    """
+    """Close the client of the running event loop, if any; the next `client` opens it again."""
     found = _clients.pop(asyncio.get_running_loop(), None)
     if found is not None:
         await found.aclose()
