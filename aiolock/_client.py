@@ -536,7 +536,7 @@ class LockClient:
         :param renew: renew the lease while it is held. Without it, the lease is lost after ``ttl``.
         :param reentrant: the task that holds the lock may acquire it again, at no cost; each
             acquisition needs its own release. Otherwise that raises `WouldDeadlock`.
-        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already.
         :param max_hold: seconds after which the lease is no longer renewed, and so is lost.
         :param on_lost: ``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets
             `Lease.lost`.
@@ -634,7 +634,7 @@ class LockClient:
         :param remember: seconds for which the store remembers the latch after the last count, open
             or not; at least a minute.
         :param timeout: seconds that `Latch.wait` waits at most; None waits as long as it takes.
-        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already.
         """
         checked_number("count", count)
         kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
@@ -654,7 +654,7 @@ class LockClient:
         :param remember: seconds for which the store remembers the event after it was last set; at
             least a minute.
         :param timeout: seconds that `Event.wait` waits at most; None waits as long as it takes.
-        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already.
         """
         kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
         happens = self._passing("event", name, Rule.COUNT, 1, 0, timeout, max_waiters)
@@ -671,7 +671,7 @@ class LockClient:
         """A barrier, which lets ``parties`` through together once all are there: see `Barrier`.
 
         :param timeout: seconds that `Barrier.wait` waits at most; None waits as long as it takes.
-        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already.
         """
         checked_number("parties", parties)
         group = self._passing("barrier", name, Rule.GROUP, parties, parties, timeout, max_waiters)

@@ -40,7 +40,7 @@ class AcquireTimeout(LockError, TimeoutError):
 
 
 class LeaseLost(LockError):
-    """The lock was taken from us while we held it: somebody else may hold it now.
+    """The lock was lost while we held it: another client may hold it now.
 
     The lock does not protect what the body has done since; `Lease.fence` is there for that.
     """

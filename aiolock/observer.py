@@ -71,8 +71,8 @@ class Blocked:
 class Deadlock:
     """Tasks, possibly of several processes, that wait for each other in a circle.
 
-    None of them goes on until one gives up: by its timeout, by being cancelled, or because
-    somebody breaks one of the locks that it holds. As a text, it has one line for each task.
+    None of them goes on until one gives up: by its timeout, by being cancelled, or because a lock
+    that it holds is broken. As a text, a deadlock has one line for each task.
     """
 
     circle: tuple[Blocked, ...]

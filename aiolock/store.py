@@ -32,7 +32,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checka
 Value = TypeVar("Value")
 
 CLAIM = 3_000
-"""The longest first lease of a pushed grant, in ms: so long a stuck waiter blocks the others."""
+"""The longest first lease of a pushed grant, in ms: a stuck waiter blocks others for this long."""
 
 PRIORITY = 100_000_000_000_000
 """How much higher a ticket is, in µs, for each step of `Form.priority`: three years, so that every
@@ -81,11 +81,12 @@ class Form:
     downgrades: bool = False
     """The waiter is exclusive, and may become shared: see `Store.downgrade`."""
     after_loss: int = 0
-    """After the loss of its grant, the lock stays closed for so many ms."""
+    """After the loss of its grant, the lock stays closed for this many ms."""
     after_grant: int = 0
-    """After its grant, the lock is granted to no other for so many ms, however the grant ends."""
+    """After its grant, the lock is granted to no other for this many ms, however the grant ends."""
     period: int = 0
-    """The lock stays closed until the end of the period, of so many ms since 1970, of its grant."""
+    """The lock stays closed until the end of its grant's period; periods of this many ms count
+    from 1970."""
     priority: int = 0
     """It stands before all waiters of a higher number, however long they have waited."""
     remember: int = field(default=0, compare=False)
@@ -227,7 +228,7 @@ class Pass(NamedTuple):
 
 RUN: Final = 64
 """How many grants a client may be ahead of the store, at most. A grant that follows one whose end
-its client has not reported has a fence that is higher by so many."""
+its client has not reported has a fence that is higher by this many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Engine:
     def check(self) -> None:
         """`ClientClosed` unless the client is open, in this process and this event loop.
 
-        Under trio, a client that is not open raises `RuntimeError` instead: it is of no use there.
+        Under trio it raises `RuntimeError`, whatever the client's state.
         """
         if self.state is not State.OPEN:
             check_not_trio()

@@ -72,12 +72,12 @@ class Events:
     # What happens
 
     def waiting(self, attempt: Attempt) -> None:
-        """It stands in the queue."""
+        """The acquisition was queued."""
         if attempt.policy.kind != _UNSEEN:
             self._tell(self._wants["waiting"], self.of_attempt(attempt))
 
     def acquired(self, hold: Hold, attempt: Attempt, now: float) -> None:
-        """It was granted."""
+        """The acquisition was granted."""
         if attempt.policy.kind != _UNSEEN:
             hold.request = self.of_attempt(attempt)
             self._tell(

@@ -1,9 +1,9 @@
-"""The labels of holders and waiters, posted at the store for all that ask for a status.
+"""The labels of holders and waiters, posted at the store for clients that ask for a status.
 
 A label in each command would make it longer, and most locks are released before anyone could ask.
-So only what lasts is posted, by each client for its own acquisitions, with `Store.post`: pages of
-256 acquisitions, under names of a kind that nothing else uses. Whoever asks for a status reads the
-pages of the acquisitions in it.
+So each client posts labels only for its acquisitions that last, with `Store.post`: in pages of 256
+acquisitions, under names of a kind that nothing else uses. A client that asks for a status reads
+the pages of the acquisitions in it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from aiolock._engine.policy import LONGEST_LABEL, as_label
 from aiolock.store import Party, Posted, Status, Store
 
 _PAGE: Final = 8
-"""The page of an acquisition is its number without so many bits."""
+"""The number of an acquisition's page is the acquisition's number without its lowest bits."""
 KEPT: Final = 300.0
 """Seconds for which the store remembers a page that is not posted again."""
 REFRESHED: Final = 120.0
 """Seconds after which a page is posted again, while any acquisition on it lasts."""
 _RETRIED: Final = 5.0
-"""Seconds after which a page is posted again that the store did not take."""
+"""Seconds after which a page that the store did not take is posted again."""
 _LONGEST: Final = 2 * LONGEST_LABEL + 2
-"""The longest label that is shown: its client's label and its own. Others may have posted more."""
+"""The longest label that is shown: the client's and the acquisition's. Another may post more."""
 _TOGETHER: Final = 100
 """Pages that are read at a time."""
 
@@ -75,10 +75,10 @@ class Labels:
         return page is not None and seq in page.said
 
     def put_up(self, said: Mapping[int, Said], lasting: Iterable[int]) -> None:
-        """Post this about these acquisitions; ``lasting`` are the numbers of all that there are.
+        """Post ``said`` about its acquisitions; ``lasting`` has the numbers of all that last.
 
-        An acquisition that has ended stays on its page until all of them have; its number is never
-        used again.
+        An ended acquisition stays on its page until all acquisitions there have ended; its number
+        is never used again.
         """
         now = self._time()
         lasts = {seq >> _PAGE for seq in lasting}

@@ -29,7 +29,7 @@ class Limits:
         raise error
 
     def check_ttl(self, ttl: float) -> None:
-        """`ValueError` if the store keeps no lease of so many seconds."""
+        """`ValueError` if the store keeps no lease of this many seconds."""
         if ttl > self._longest:
             raise ValueError(
                 f"ttl={ttl:g} s is more than the longest_ttl={self._longest:g} s of"

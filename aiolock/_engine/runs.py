@@ -113,7 +113,7 @@ class _Run:
         return not (self.behind or self.unsent or self.under_way or self.failed or self.passed)
 
     def unlink(self, attempt: Attempt) -> Waiter | None:
-        """Forget who stands directly before this one; returns that waiter."""
+        """Forget the waiter directly before this one; returns it."""
         before, attempt.behind = attempt.behind, None
         if before is not None and self.behind.get(before) is attempt:
             del self.behind[before]
@@ -156,7 +156,7 @@ class Runs(Relay):
         run = self._runs.get(name)
         if run is not None:
             if answer.ticket < run.last_ticket:
-                run.behind.clear()  # the newcomer stands before some of the others
+                run.behind.clear()  # the newcomer is before some of the others
             run.last_ticket = max(run.last_ticket, answer.ticket)
         if answer.before is None or attempt.crossed or self._closed:
             return
@@ -185,7 +185,7 @@ class Runs(Relay):
             self._close_gap(run, attempt, before)
 
     def returns(self, attempt: Attempt) -> None:
-        """Its grant came too late, so it has no place in the queue until it has asked again."""
+        """A grant came too late: its acquisition has no place in the queue until it asks again."""
         run = self._runs.get(attempt.policy.key)
         if run is not None:
             run.unlink(attempt)
@@ -208,7 +208,7 @@ class Runs(Relay):
                 self._forget_if_idle(run)
 
     def void(self, name: str) -> None:
-        """Another client's waiter has come to stand directly before one of ours."""
+        """Another client's waiter was queued directly before one of ours."""
         run = self._runs.get(name)
         if run is not None:
             run.overtaken = bool(run.passed)
@@ -227,12 +227,12 @@ class Runs(Relay):
         return chain.present.waiter, chain.fence
 
     def in_doubt(self, hold: Hold) -> bool:
-        """Whether the report that this one holds the lock has failed, and is to be sent again."""
+        """Whether the report of this hold has failed and is to be sent again."""
         run = self._runs.get(hold.policy.key)
         return run is not None and any(hold.fence == batch.fence for batch in run.failed)
 
     def was_unknown(self, hold: Hold) -> bool:
-        """Whether the store read the release of this one before the report that it has the lock."""
+        """Whether the store read the release of this hold before the report of it."""
         run = self._runs.get(hold.policy.key)
         return run is not None and run.chain.unknown and hold.fence == run.chain.fence
 

@@ -1,4 +1,4 @@
-"""A client's waiters: what they ask the store, when they ask again, and what is pushed to them."""
+"""A client's waiters: their questions to the store, and what the store pushes to them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
-"""Seconds until a question that failed, or was refused, is asked again."""
+"""Seconds until a question that failed or was refused is asked again."""
 
 _PATIENCE: Final = 10.0
-"""Seconds, at least, of nothing but failures until they are an error: as long as a store tries the
+"""Questions that fail for this many seconds or more are an error: as long as a store tries the
 first question."""
 
 _LOST: Final = {"expired": LossReason.EXPIRED, "broken": LossReason.BROKEN}
-"""The reasons that a store gives; any other comes from a later version."""
+"""The reasons that a store gives; any other is from a later version."""
 
 _PLACED: Final = (Granted, Queued)
 
@@ -48,7 +48,7 @@ class Waiters:
         self.attempts.setdefault(attempt.policy.key, {})[attempt.waiter] = attempt
 
     def leave(self, attempt: Attempt) -> None:
-        """The acquisition waits no more, for whatever reason. Idempotent."""
+        """The acquisition waits no more, for any reason. Idempotent."""
         attempt.withdraws()
         if attempt.retry is not None:
             attempt.retry.cancel()
@@ -62,7 +62,7 @@ class Waiters:
         if waiters is not None and waiters.pop(attempt.waiter, None) is not None and not waiters:
             del self.attempts[key]
 
-    # What they ask
+    # Questions to the store
 
     def ask(self, attempt: Attempt, *, wait: bool) -> Question:
         """Ask the store for the lock, or for the place in its queue."""
@@ -82,7 +82,7 @@ class Waiters:
         return question
 
     def hear(self, attempt: Attempt, question: Question) -> bool:
-        """Take in an answer, in its task or in a callback; False if it came too late."""
+        """Process an answer, in its task or in a callback; False if the answer came too late."""
         answer = question.answer.result()
         newcomer = attempt.ticket == 0
         if not attempt.answers(question, answer):
@@ -101,7 +101,7 @@ class Waiters:
         return True
 
     def _ask_again(self, attempt: Attempt) -> None:
-        """Something happened that the store knows more of: ask now, or after the answer."""
+        """The store has news for this waiter: ask now, or after the answer under way."""
         if attempt.has_news():
             if attempt.retry is not None:
                 attempt.retry.cancel()
@@ -112,7 +112,7 @@ class Waiters:
     def _answered(
         self, attempt: Attempt, question: Question, answer: asyncio.Future[Answer]
     ) -> None:
-        """A waiter in the queue had asked again, and the store answers."""
+        """Process the answer to a later question of a waiter in the queue."""
         if answer.cancelled():
             return  # the question was withdrawn
         if isinstance(failure := answer.exception(), Exception):
@@ -125,8 +125,8 @@ class Waiters:
     def _ask_later(self, attempt: Attempt, failure: Exception) -> None:
         """Ask again later. The waiter is in the queue, so one failed question is no error yet.
 
-        It becomes one after as long as a holder would believe in its lease without an answer, or a
-        newcomer would have waited for its first answer.
+        It becomes one once questions have failed for as long as a holder would trust its lease
+        without an answer, or a newcomer would wait for its first answer.
         """
         now = self._time()
         if attempt.failing_since is None:
@@ -139,9 +139,9 @@ class Waiters:
             attempt.retry = self._loop.call_later(pause, self._ask_again, attempt)
 
     def _was_displaced(self, found: Attempt) -> None:
-        """This waiter's place was gone; what took it may have taken those of the others.
+        """This waiter lost its place in the queue; the same cause may have taken other places.
 
-        All of them ask in one go, because many find this out at once.
+        All waiters ask in one turn, because many find this out at once.
         """
         key = found.policy.key
         self._runs.nobody_knows(key)
@@ -155,7 +155,7 @@ class Waiters:
             if attempt.last_asked < found:
                 self._ask_again(attempt)
 
-    # Inbox: what the store pushes
+    # Inbox: pushes of the store
 
     def _attempt(self, key: str, waiter: Waiter) -> Attempt | None:
         attempts = self.attempts.get(key)
@@ -172,7 +172,7 @@ class Waiters:
         self._give_back(name, waiter, form, fence)
 
     def _give_back(self, name: str, waiter: Waiter, form: Form, fence: int) -> None:
-        """It gave up, and the store had not heard of that: its grant is somebody else's."""
+        """Release a grant to a waiter that gave up before the store knew of that."""
         hold = self._watchdog.holds.get(waiter)
         known = hold is not None and hold.fence == fence
         if not known and not self._runs.was_passed(name, waiter, fence):
@@ -188,11 +188,11 @@ class Waiters:
             self._watchdog.lose(hold, _LOST.get(reason, reason))
         elif waiting is not None:
             # Its grant is on its way, to its task or, over the other connection, to us. The waiter
-            # has left the queue by then, so no push would tell it of anything more.
+            # has left the queue by then, so no push would tell it of a later change.
             waiting.taken_away(fence)
             self._ask_again(waiting)
         if reason == "expired":
-            # The store took this client for stuck, and removed its waiters from the queue.
+            # The store took this client for stuck and removed its waiters from the queue.
             self._runs.nobody_knows(name)
             for other in list(self.attempts.get(name, {}).values()):
                 self._ask_again(other)
@@ -204,10 +204,10 @@ class Waiters:
         if attempt is None:
             self._give_back(name, waiter, form, fence)
         elif fence > attempt.void:
-            attempt.stop(error)  # its task then releases whatever it has
+            attempt.stop(error)  # its task then releases its grant, if it has one
 
     def done(self, name: str) -> None:
-        # This push may be old and the work forgotten since; the answer to a question is current.
+        # This push may be old and the lock unused since; the answer to a question is current.
         if name in self._queues:
             self._ask_again(self._queues[name].first)
         for attempt in list(self.attempts.get(name, {}).values()):
@@ -215,7 +215,7 @@ class Waiters:
                 self._ask_again(attempt)
 
     def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # see `Inbox`
-        # The waiter may have been handed the lock already: then the newcomer stands behind it.
+        # The waiter may have been handed the lock already: then the newcomer is behind it.
         self._runs.void(name)
         for attempt in list(self.attempts.get(name, {}).values()):
             if attempt.phase is Phase.ASKING:

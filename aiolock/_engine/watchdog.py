@@ -121,7 +121,7 @@ class Watchdog:
             raise
 
     def _due_at(self, hold: Hold, lease: int, now: float) -> float:
-        """When to look after it next: at a third of its lease, or at its very end.
+        """When to look after a hold next: at a third of its lease, or at the lease's end.
 
         A grant that was noticed late has less of its lease left, and is renewed sooner.
         """
@@ -132,7 +132,7 @@ class Watchdog:
     # Holds that nothing can reach any more
 
     def watch(self, hold: Hold) -> None:
-        """After its owner task has ended, keep it only as long as a lease of it exists."""
+        """After a hold's owner task has ended, keep the hold only while a lease of it exists."""
         task = hold.owner[0]
         if task is None:
             self._disown(hold)
@@ -197,7 +197,7 @@ class Watchdog:
     # The end of a hold
 
     def release(self, hold: Hold, *, finished: int = 0) -> asyncio.Future[int] | None:
-        """Release it now; the future of the answer, or None if it was not ours any more.
+        """Release a hold now; the future of the answer, or None if it was not ours any more.
 
         ``finished``: for how many ms the store remembers that its work is done.
         """
@@ -224,12 +224,12 @@ class Watchdog:
         return hold.released if hold.state is LeaseState.RELEASED else None
 
     def heard(self, hold: Hold, released: asyncio.Future[int]) -> None:
-        """The answer, or the failure, of a release that no task awaits."""
+        """Process the answer, or the failure, of a release that no task awaits."""
         if not released.cancelled() and isinstance(failure := released.exception(), StoreError):
             self.unheard(hold, failure)
 
     def unheard(self, hold: Hold, failure: StoreError) -> None:
-        """Its release has failed, as the caller has heard: send it again."""
+        """A release has failed, and its caller knows of it: send the release again."""
         if not hold.finishes and not hold.passed:
             fence = 0 if hold.crossed else hold.fence
             release = Release(hold.policy.key, hold.waiter, hold.policy.form, fence, entered=True)
@@ -245,7 +245,7 @@ class Watchdog:
             self.lose(hold, LossReason.EXPIRED)
 
     def lose(self, hold: Hold, reason: LossReason | str) -> None:
-        """It is not ours any more: set its event and cancel its bodies. Idempotent."""
+        """A hold is not ours any more: set its event and cancel its bodies. Idempotent."""
         if hold.state in (LeaseState.LOST, LeaseState.RELEASED):
             return
         if (
@@ -275,7 +275,7 @@ class Watchdog:
         return max(1, min(ttl, int((hold.ends - self.time()) * 1000)))
 
     def ask(self, hold: Hold, ttl: int) -> asyncio.Future[list[bool | None]]:
-        """Ask the store whether it is still ours, and prolong it by ``ttl`` ms (0: only ask)."""
+        """Ask the store whether a hold is still ours; renew it for ``ttl`` ms (0: only ask)."""
         now = self.time()
         if ttl:
             # The reply may be lost, so believe only in the shortest lease that the store may have
@@ -288,7 +288,7 @@ class Watchdog:
         return self._renew([(hold, renewal)], now)
 
     def downgrade(self, hold: Hold) -> asyncio.Future[int]:
-        """Let it share the lock; the future of the store's answer."""
+        """Let a writer's hold share the lock; the future of the store's answer."""
         downgraded = self._store.downgrade(
             hold.policy.key, hold.waiter, hold.policy.form, hold.fence
         )

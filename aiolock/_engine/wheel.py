@@ -47,7 +47,7 @@ class Wheel:
         self._young_timer: asyncio.TimerHandle | None = None
 
     def schedule(self, hold: Hold, when: float, now: float) -> None:
-        """Look after it at ``when`` or slightly earlier, and no longer at an earlier plan."""
+        """Look after a hold at ``when`` or slightly earlier; this replaces an earlier plan."""
         self.forget(hold)
         slot, current = int(when * _SLOTS), int(now * _SLOTS)
         if slot <= current:
@@ -78,7 +78,7 @@ class Wheel:
             self._young_timer = self._call_later(_YOUNG, self._grown_up)
 
     def _grown_up(self) -> None:
-        """Give a slot to those that are still held."""
+        """Give a slot to the holds that have lasted so long."""
         self._young_timer = None
         young, self._young = self._young, {}
         now = self._time()
@@ -86,7 +86,7 @@ class Wheel:
             self.schedule(hold, when, now)
 
     def forget(self, hold: Hold) -> None:
-        """Do not look after it any more."""
+        """Do not look after this hold any more."""
         if hold in self._young:
             del self._young[hold]
             return
@@ -101,7 +101,7 @@ class Wheel:
         hold.slot = -1
 
     def aclose(self) -> None:
-        """Look after nothing any more."""
+        """Stop: look after no hold any more."""
         for timer in (self._timer, self._young_timer):
             if timer is not None:
                 timer.cancel()

@@ -26,7 +26,7 @@ class LeaseOptions(TypedDict, total=False):
     timeout: Seconds | None
     """Seconds that `Lock.acquire` waits at most; None waits as long as it takes."""
     max_waiters: int | None
-    """`QueueFull` at once when so many wait already."""
+    """`QueueFull` at once when this many wait already."""
     max_hold: Seconds | None
     """Seconds after which the lease is no longer renewed, and so is lost."""
     on_lost: OnLost

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _LOOKS_FOR_DEADLOCKS: Final = 5
-"""Deadlocks are searched for once in so many snapshots."""
+"""Deadlocks are searched for once in this many snapshots."""
 _RATIOS: Final = {"NAME": 4, "HELD BY": 4, "WHERE": 3}
 """The relative widths of these columns."""
 _SHORTEST, _LONGEST = 0.1, 3600
 _SHARE: Final = 10
-"""A pause is at least so many times as long as the snapshot before it, for the store's sake."""
+"""A pause is at least this many times as long as the snapshot before it, for the store's sake."""
 
 
 def add_command(commands: Commands) -> None:

@@ -12,7 +12,7 @@ class Limits:
     every: float = 1.0
     """Seconds between two looks at the store, at least."""
     share: float = 10.0
-    """And at least so many times as long as a look takes: a look uses a tenth of the time."""
+    """And at least this many times as long as a look takes: looks use a tenth of the time."""
     slowest: float = 30.0
     """The longest time between two looks at the store, in seconds."""
     deadlocks_every: float = 10.0

@@ -99,7 +99,7 @@ class Recalled(NamedTuple):
     left: int
     """For how many ms it remembers that."""
     forgot: int
-    """At least so many ms ago it forgot what it knew; less than 0: it never did."""
+    """At least this many ms ago it forgot what it knew; less than 0: it never did."""
     now: int
 
 
@@ -191,7 +191,7 @@ class Member(Protocol):
         """
 
     async def leave(self, patience: float) -> None:
-        """Wait so many seconds for the operations under way, then disconnect. Idempotent."""
+        """Wait this many seconds for the operations under way, then disconnect. Idempotent."""
 
     def waits_for(self) -> float:
         """Seconds for which the oldest missing answer has been due; 0 if none is missing."""

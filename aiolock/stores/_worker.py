@@ -20,7 +20,7 @@ from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more, refusal
 
 _TOGETHER: Final = 200
-"""Operations that are carried out together: other processes wait for so long."""
+"""Operations that are carried out together: other processes wait until all are done."""
 
 
 class Job(NamedTuple):

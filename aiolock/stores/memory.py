@@ -32,7 +32,7 @@ from aiolock.stores.machine import NameState, Step
 Value = TypeVar("Value")
 
 _PAGE: Final = 200
-"""Names on one page of a snapshot: a page takes so long that all others wait."""
+"""Names on one page of a snapshot: all other clients wait while a page is read."""
 
 
 class MemoryServer:

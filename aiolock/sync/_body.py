@@ -160,7 +160,7 @@ class Opened(Protocol):
         ...
 
     def rest(self, seconds: float) -> None:
-        """Wait so long, or until it is closed."""
+        """Wait this long, or until it is closed."""
         ...
 
     def leave(self, function: Callable[[], Awaitable[None]]) -> None:

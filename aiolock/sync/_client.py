@@ -257,7 +257,7 @@ class LockClient:
         return caller(self.portal()).call(function, undo, waits=waits)
 
     def rest(self, seconds: float) -> None:
-        """Wait so long, or until it is closed."""
+        """Wait this long, or until it is closed."""
         ending = self._ending
 
         async def rest() -> None:

@@ -38,7 +38,7 @@ class Flag:
         return self._event.is_set()
 
     def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until it has happened, for at most so many seconds; True if it has.
+        """Wait until it has happened, for at most this many seconds; True if it has.
 
         `LeaseLost` when a lease of the thread is lost meanwhile, unless this flag is about a loss.
         """

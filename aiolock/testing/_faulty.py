@@ -51,7 +51,7 @@ class FaultyStore(Relay):
     # The faults
 
     def refuse(self, operation: Operation, times: float = 1) -> None:
-        """Make the next so many calls (`math.inf`: all) fail with `StoreError`, not carried out.
+        """Make the next ``times`` calls (`math.inf`: all) fail with `StoreError`, not carried out.
 
         The error says so: its ``refused`` is true.
         A push cannot be refused; `lose` it.
@@ -59,7 +59,7 @@ class FaultyStore(Relay):
         self._refused[operation] = times
 
     def lose(self, operation: Operation, times: float = 1) -> None:
-        """Let the next so many calls be carried out, but lose their answers: `StoreError`.
+        """Let the next ``times`` calls be carried out, but lose their answers: `StoreError`.
 
         A lost push is simply not delivered.
         """

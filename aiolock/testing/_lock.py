@@ -418,7 +418,7 @@ class LockContract(Contract):
     # Leases
 
     async def test_renew(self) -> None:
-        """A renewal moves the end of a lease to so long from now."""
+        """A renewal moves the end of a lease to a new ttl from now."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             for ttl in (2 * LONG, 10 * LONG):
@@ -507,7 +507,7 @@ class LockContract(Contract):
     # Closed for a while
 
     async def test_closed_from_the_grant(self) -> None:
-        """With `after_grant`, the lock is closed so long after a grant, whenever it ends."""
+        """With `after_grant`, the lock is closed for a time after a grant, whenever it ends."""
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_grant=LONG)
             grant = await ann.take(name := fresh_name(), ann.waiter(form))
@@ -555,7 +555,7 @@ class LockContract(Contract):
                 assert isinstance(await ann.ask(name, wait=False), Busy)
 
     async def test_closed_after_a_loss(self) -> None:
-        """With `after_loss`, the lock is closed so long after a lease that was not renewed."""
+        """With `after_loss`, the lock is closed for a time after a lease that was not renewed."""
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_loss=LONG)
             grant = await ann.take(name := fresh_name(), ann.waiter(form))

@@ -26,12 +26,12 @@ READER: Final = Form(CLAIM, shared=True)
 
 
 def permits(number: int, declared: int) -> Form:
-    """The form of a waiter that wants so many of the declared permits."""
+    """The form of a waiter that wants this many of the declared permits."""
     return Form(CLAIM, shared=True, rule=Rule.PERMITS, number=number, declared=declared)
 
 
 def group_of(number: int) -> Form:
-    """The form of a waiter that enters with others, so many in all."""
+    """The form of a waiter that enters with others, this many in all."""
     return Form(CLAIM, shared=True, rule=Rule.GROUP, number=number, declared=number)
 
 

@@ -135,7 +135,7 @@ class ServerContract(Contract):
     # Leases
 
     async def test_renew_for_less(self) -> None:
-        """A renewal moves the end of a lease to so long from now, even if that is sooner."""
+        """A renewal moves the end of a lease to a new ttl from now, even if that is sooner."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             assert await ann.store.renew([ann.renewal(name, grant, 5000)]) == [True]

@@ -73,7 +73,7 @@ Look: TypeAlias = Callable[[], Awaitable[Seen]]
 
 
 def accidents(workers: int) -> list[Accident]:
-    """The accidents that can happen to so many workers."""
+    """The accidents that can happen to this many workers."""
     return [accident for accident in _ACCIDENTS if accident.victim < workers]
 
 

@@ -37,7 +37,7 @@ class Progress:
             print(f"  {what}", end="", file=self._out, flush=True)
 
     def begin(self, title: str, total: int) -> None:
-        """Begin a new act, in which so many will be sold."""
+        """Begin a new act, in which this many will be sold."""
         self.line(f"\n{title}")
         self._total = total
         self._part = self._done = self._untold = 0

@@ -39,7 +39,7 @@ class Shop(Protocol):
     """A stock, and the record of its sales."""
 
     async def open(self, items: int) -> None:
-        """Begin a sale of so many items."""
+        """Begin a sale of this many items."""
         ...
 
     async def stock(self) -> int:

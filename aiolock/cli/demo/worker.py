@@ -61,7 +61,7 @@ class Order:
     seconds: float = math.inf
     """Seconds after which the shop closes; for customers under redis-py's `Lock`."""
     stop_at: int | None = None
-    """Stop with the lock in hand, once, when no more than so many items are left."""
+    """Stop with the lock in hand, once, when no more than this many items are left."""
     stop_after_write: bool = False
 
 

@@ -166,7 +166,7 @@ class Ear:
             self._pause = 0.0
 
     def _sleep(self, unless: str, seconds: float) -> Woken:
-        """Sleep for so long, unless ``unless`` is true.
+        """Sleep for this long, unless ``unless`` is true.
 
         It waits for a lock that the connection for commands holds, in one statement on its own.
         (Two clients that end two sleeps of `SLEEP` at once wait for each other, in MariaDB, for two

@@ -29,7 +29,7 @@ REPLY_TIMEOUT: Final = 4.0
 COMMAND_TIMEOUT: Final = 9.0
 """Seconds, over all reconnections, after which a command fails with its outcome unknown."""
 _TOGETHER: Final = 64
-"""Commands in one transaction, at most: others that want the same names wait for so long."""
+"""Commands in one transaction, at most: others that want the same names wait for its end."""
 _LOOK: Final = 0.5
 _SOON: Final = 0.05
 """Seconds after which a command that met a conflict with others is tried again."""

@@ -226,7 +226,7 @@ class PostgresStore:
         return self._call("release", name, arguments, _was, buries=True)
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        """Never called: no waiter is told who stands before it, so no client hands a lock on."""
+        """Never called: no waiter is told which one is before it, so no client hands a lock on."""
         never: asyncio.Future[int] = self._loop.create_future()
         refused = StoreError("PostgreSQL's store hands a lock on by itself, and nobody else does")
         refused.refused = True

@@ -594,8 +594,8 @@ BEGIN
     SELECT count(*) INTO waiting FROM (
         SELECT FROM aiolock.waiters
         WHERE name = n AND (ticket, client, seq) < (w.ticket, w.client, w.seq) LIMIT 1) before_it;
-    -- The answer does not tell who stands before it: then a client would hand the lock on by
-    -- itself, and `check_fence` would neither know of that at once, nor could prevent it.
+    -- The answer does not tell which waiter is before it. Otherwise a client would hand the lock on
+    -- by itself, and `check_fence` would neither know of that at once, nor could prevent it.
     RETURN concat_ws(' ', 'queued', w.ticket, waiting + 1, t, us, displaced) || aiolock._own();
 END $$;
 

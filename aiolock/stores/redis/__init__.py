@@ -20,7 +20,7 @@ __all__ = ["ClusterStore", "RedisStore", "from_client", "from_url", "member_at",
 def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:
     """A store on the server at ``url``, or on a cluster.
 
-    With ``replicas`` it tells only what so many replicas have, too. `ValueError` for an invalid
+    With ``replicas`` it tells only what this many replicas have, too. `ValueError` for an invalid
     URL.
     """
     if is_of_a_cluster(url):

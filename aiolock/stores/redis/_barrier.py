@@ -130,7 +130,7 @@ class Barrier:
     def wait(self, history: str, within: float, concluded: Concluded) -> Waiting:
         """Have a barrier cover what a server with this history has answered by now.
 
-        ``concluded`` gets the outcome, once, ``within`` so many seconds, unless the returned
+        ``concluded`` gets the outcome, once, ``within`` this many seconds, unless the returned
         waiting is cancelled.
         """
         waiting = Waiting(history, within, concluded)

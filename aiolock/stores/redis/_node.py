@@ -45,7 +45,7 @@ class Neighbours(Protocol):
         """A node cannot be reached: another may have its slots soon."""
 
     def waits(self) -> None:
-        """A waiter of ours stands in a queue."""
+        """A waiter of ours is in a queue."""
 
     def slots_of(self, node: Node) -> frozenset[int]:
         """The slots of the node, as far as they are known."""

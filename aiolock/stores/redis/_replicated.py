@@ -246,7 +246,7 @@ class ReplicatedStore(RedisStore):
         )
 
     def unconfirmed(self, outcome: Outcome, within: float) -> StoreError:
-        """The error when replicas did not confirm something ``within`` so many seconds."""
+        """The error when replicas did not confirm something ``within`` this many seconds."""
         place, barrier = Place.of(self._pool, self._prefix), self._barrier
         if isinstance(barrier.error, Refusal):
             return store_error(barrier.error, place)

@@ -144,7 +144,7 @@ def _party(
     fence: int = 0,
     remaining: float = 0.0,
 ) -> Party:
-    """A holder since so many µs, or a waiter; ``says`` is what its client says of itself."""
+    """A holder since this time (µs), or a waiter; ``says`` is what its client says of itself."""
     host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
     return Party(
         client=waiter.client,

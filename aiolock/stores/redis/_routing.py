@@ -24,7 +24,7 @@ from aiolock.stores.redis._topology import Topology
 Value = TypeVar("Value")
 
 _HOPS: Final = 4
-"""So often a command is redirected at once; every so many times it waits for a moment."""
+"""Of a command's redirections, one in this many waits for a moment; the others are immediate."""
 
 
 class Routing:

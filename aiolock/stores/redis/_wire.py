@@ -37,7 +37,7 @@ CONNECT_TIMEOUT: Final = 5.0
 """Seconds for one attempt to connect and authenticate."""
 
 FEW: Final = 2
-"""Up to so many commands at a time are each sent at once: so the server begins with the first (it
+"""Up to this many commands at a time are each sent at once: so the server begins with the first (it
 may be a release that a task waits for) while we prepare the second. More are sent together."""
 _MANY: Final = 32
 """So many are sent without waiting for the end of the iteration: the server works meanwhile."""

@@ -184,7 +184,7 @@ class Connection:
             self._database = None
 
     def wait_for(self, patience: float) -> None:
-        """From now on, wait so many seconds for the transactions of others."""
+        """From now on, wait this many seconds for the transactions of others."""
         if patience != self._patience:
             self.execute(f"PRAGMA busy_timeout = {int(1000 * patience)}")
             self._patience = patience

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 _KEPT: Final = 600_000_000
 """Microseconds for which an unused name is kept, after all that was known of it has ended."""
 _PAGE: Final = 100
-"""Names on one page of a snapshot: other processes wait for so long."""
+"""Names on one page of a snapshot: other processes wait while a page is read."""
 _SWEPT: Final = 100
 """Names that are checked in one sweep, for whether they can be forgotten."""
 
