@@ -685,7 +685,7 @@ SAFEGUARDS = (
     Safeguard(
         "one of our own that is more urgent",
         "_engine/runs.py",
-        "                run.behind.clear()  # the newcomer stands before some of the others\n",
+        "                run.behind.clear()  # the newcomer is before some of the others\n",
         "                pass\n",
         "test_runs.py::test_who_is_more_urgent_is_not_overtaken",
     ),
@@ -2109,7 +2109,7 @@ SAFEGUARDS = (
     Safeguard(
         "what replicas miss is given back",
         "_engine/waiters.py",
-        "            attempt.stop(error)  # its task then releases whatever it has\n",
+        "            attempt.stop(error)  # its task then releases its grant, if it has one\n",
         "            pass\n",
         "test_replicas.py::test_given_back",
     ),
