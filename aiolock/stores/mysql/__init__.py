@@ -23,12 +23,12 @@ def from_url(url: str, prefix: str) -> MySQLStore:
 
 
 def schema(*roles: str) -> str:
-    """What makes the tables, for their owner; these users may use the locks, and nothing else."""
+    """The SQL of the tables, for their owner; it lets these users use the locks and no more."""
     return _schema.statements() + "".join([_schema.rights(role) for role in roles])
 
 
 def create_schema(url: str, *roles: str) -> str:
-    """Run that; where it was. `StoreError` where it cannot be done."""
+    """Run that SQL; returns where. `StoreError` if it cannot be done."""
     settings = _settings.from_url(url)
     link = Link(settings)
     try:

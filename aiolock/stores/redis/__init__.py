@@ -20,8 +20,8 @@ __all__ = ["ClusterStore", "RedisStore", "from_client", "from_url", "member_at",
 def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:
     """A store on the server at ``url``, or on a cluster.
 
-    With ``replicas`` it gives only what so many replicas have. `ValueError` for a URL that cannot
-    be right.
+    With ``replicas`` it tells only what this many replicas have, too. `ValueError` for an invalid
+    URL.
     """
     if is_of_a_cluster(url):
         return _on_cluster(seeds_at(url), prefix, replicas)
@@ -42,7 +42,7 @@ def _on_cluster(seeds: Seeds, prefix: str, replicas: Replicas | None) -> Cluster
 
 
 def member_at(url: str, prefix: str) -> RedisMember:
-    """The server at ``url`` as a member of a quorum. `ValueError` for one that cannot be right."""
+    """The server at ``url`` as a member of a quorum. `ValueError` for an invalid URL."""
     return RedisMember(pool_at(url), prefix)
 
 

@@ -68,19 +68,19 @@ class RedisMember(Session):
             )
         super().__init__(pool, prefix)
         self._names: VoteNames = VoteNames(prefix)
-        # Names come back, and the terms of a lock with them.
+        # Cached, because names come back, with the same ttl and options.
         self._asks = lru_cache(maxsize=4096)(self._encode_asks)
         self._leaves = lru_cache(maxsize=4096)(self._encode_leaves)
         self._place = Place.of(pool, prefix)
         self.address = f"{self._place.address}/{self._place.database}"
 
     def _encode_asks(self, name: str, ttl: int, most: int, wait: bool) -> bytes:  # noqa: FBT001
-        """What is the same whenever a vote is asked for with these terms."""
+        """The arguments that are the same whenever a vote is asked for with these options."""
         values = bulk(ttl) + bulk(most) + bulk(int(wait))
         return self._names.three(name) + self._channels + values
 
     def _encode_leaves(self, name: str) -> bytes:
-        """… and whenever one is given back."""
+        """The arguments that are the same whenever a vote of this name is released."""
         return self._names.three(name) + self._channels
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
@@ -119,7 +119,7 @@ class RedisMember(Session):
         self._call(voting.ENROL, *self._enrolment(memory), enrolled)
 
     async def _check_server(self) -> None:
-        """Before anything else is said there: what it is a member of."""
+        """Enrol, before any other command is sent there."""
         self._was_admitted(await self._pipe.call(voting.ENROL, *self._probe_arguments()))
         if self._charter.durable:
             await self._check_durable()
@@ -148,7 +148,7 @@ class RedisMember(Session):
             raise self.named(error) from error
 
     def named(self, error: Exception) -> Exception:
-        """The error, which is another where the server is a member of another quorum."""
+        """The error, or another one if the server cannot be a member or is one elsewhere."""
         cause = error.__cause__ if isinstance(error, StoreError) else error
         if not isinstance(cause, Exception):
             return error
@@ -218,7 +218,7 @@ class RedisMember(Session):
         if final:
             reply = Called(heard, self._loop)
             _ = self._pipe.call(voting.RELEASE, 10, values, buries=True, reply=reply)
-        else:  # it comes back
+        else:  # the waiter comes back
             self._call(voting.RELEASE, 11, values + bulk(0), heard)
 
     def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
@@ -286,7 +286,7 @@ class RedisMember(Session):
         keys = (2, self._names.keys(name)[0], self._names.value(name))
         self._call(voting.READ, 3, b"".join(map(bulk, keys)), heard)
 
-    def _call(  # a call of a script, and who hears of it
+    def _call(  # a call of a script, whose answer goes to `heard`
         self,
         script: scripts.Script,
         count: int,
