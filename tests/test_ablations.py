@@ -1010,7 +1010,7 @@ SAFEGUARDS = (
     Safeguard(
         "a file that is cleaned up before it is locked is made again",
         "stores/sqlite/_presence.py",
-        "            if self.is_there():  # else another client has removed what was not locked yet\n"
+        "            if self.is_there():  # else another client has removed the unlocked file\n"
         "                return\n",
         "            return\n",
         "test_sqlite.py::test_a_file_that_is_cleaned_up_as_it_is_made[after]",

@@ -60,7 +60,7 @@ class Presence:
                 self._lock = None
                 says = Says(socket.gethostname(), os.getpid(), self.bells[-1].port)
                 self._lock = self._list(json.dumps(says).encode())
-            if self.is_there():  # else another client has removed what was not locked yet
+            if self.is_there():  # else another client has removed the unlocked file
                 return
         raise OSError(errno.EBUSY, "others remove its files again and again", str(self.directory))
 
