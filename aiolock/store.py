@@ -1,4 +1,4 @@
-"""What the author of a store reads: the protocol, its messages and their invariants.
+"""The reference for authors of stores: the protocol, its messages and their invariants.
 
 You need not write the protocol: `aiolock.stores.machine` is all of it, without I/O.
 `aiolock.stores.authors` says how to build a store on it, from anything that can load and save the
@@ -88,7 +88,7 @@ class Form:
     """The lock stays closed until the end of its grant's period; periods of this many ms count
     from 1970."""
     priority: int = 0
-    """It stands before all waiters of a higher number, however long they have waited."""
+    """The waiter is before all waiters of a higher number, however long they have waited."""
     remember: int = field(default=0, compare=False)
     """With ``once``: for how many ms it will be remembered that the work is done. Where servers
     vote, the waiter's own client needs it; it is never written to a store."""
@@ -110,7 +110,7 @@ class Form:
 
     @property
     def counts(self) -> bool:
-        """Whether it waits for a count, and so blocks no other waiter."""
+        """Whether the waiter waits for a count, and so blocks no other waiter."""
         return self.rule is Rule.COUNT
 
     def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
@@ -607,7 +607,7 @@ class Several(Protocol):
     """A store on several servers, of which some may fail."""
 
     def servers(self) -> list[ServerStatus]:
-        """What this client knows of each server now; no I/O."""
+        """The present state of each server as this client knows it; no I/O."""
         ...
 
 

@@ -128,7 +128,7 @@ class Attempt:
     label = ""
     """The label that its user gave it."""
     request: LockRequest | None = None
-    """What observers were told that it is; None before they were told of it."""
+    """The acquisition as observers know it; None before they were told of it."""
     handed_on_by: LockRequest | None = None
     """GRANTED: the acquisition that held the lock directly before, if observers know that one."""
 

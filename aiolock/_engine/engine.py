@@ -1,4 +1,4 @@
-"""What all locks of one client share: its state, its store, its acquisitions, its watchdog."""
+"""The parts that all locks of one client share: state, store, acquisitions, watchdog."""
 
 from __future__ import annotations
 

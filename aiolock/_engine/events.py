@@ -1,4 +1,4 @@
-"""What the observers of a client are told; without observers, that costs one check."""
+"""The events for a client's observers; without observers, an event costs one check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("aiolock")
 _UNSEEN: Final = "elected"
 """The kind that `Election.observe` waits for: it asks for no lock, and may wait for ever."""
 _OFTEN: Final = ("waiting", "acquired", "gave_up", "released")
-"""What is told of each acquisition. All other events are rare."""
+"""The events of each acquisition. All other events are rare."""
 
 
 class Events:
@@ -89,7 +89,7 @@ class Events:
             )
 
     def gave_up(self, attempt: Attempt, why: GaveUp, now: float) -> None:
-        """It ended without a grant."""
+        """The acquisition ended without a grant."""
         if attempt.policy.kind != _UNSEEN:
             request = self.of_attempt(attempt)
             self._tell(self._wants["gave_up"], request, waited=now - attempt.began, why=why)
@@ -124,13 +124,13 @@ class Events:
     def waits_long(
         self, to: Observer, attempt: Attempt, now: float, holders: tuple[Party, ...], others: int
     ) -> None:
-        """It has waited for longer than this observer's limit."""
+        """An acquisition has waited for longer than this observer's limit."""
         waited = now - attempt.began
         request = self.of_attempt(attempt)
         self._tell((to.waits_long,), request, waited=waited, holders=holders, others=others)
 
     def holds_long(self, to: Observer, hold: Hold, now: float) -> None:
-        """It has been held for longer than this observer's limit."""
+        """A lock has been held for longer than this observer's limit."""
         request = self.of_hold(hold)
         self._tell((to.holds_long,), request, fence=hold.fence, held=now - hold.since)
 

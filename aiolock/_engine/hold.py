@@ -95,7 +95,7 @@ class Hold:
     label = ""
     """The label that its user gave it."""
     request: LockRequest | None = None
-    """What observers were told that it is; None before they were told of it."""
+    """The acquisition as observers know it; None before they were told of it."""
     where = ""
     """The line that acquired it, if that was looked up."""
     alarm: asyncio.TimerHandle | None = None

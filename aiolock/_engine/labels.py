@@ -33,7 +33,7 @@ _TOGETHER: Final = 100
 
 
 class Said(NamedTuple):
-    """What is posted about one acquisition."""
+    """The post about one acquisition."""
 
     task: int
     """The number of its task among those of its client; 0 if unknown."""
@@ -54,7 +54,7 @@ class _Page:
 
 
 class Labels:
-    """What one client posts about its acquisitions; `put_up` posts more, or posts it again."""
+    """The posts of one client about its acquisitions; `put_up` adds and refreshes them."""
 
     def __init__(self, store: Store, client: str, failed: Callable[[], None]) -> None:
         """``failed`` is called when the store did not take a page, so that it is due sooner."""

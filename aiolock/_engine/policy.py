@@ -150,7 +150,7 @@ class Policy:
     lease: int = field(init=False)
     """The length of the lease to ask for, in ms: ``ttl``, or ``max_hold`` if that is less."""
     form: Form = field(init=False)
-    """What the store must know of its waiters."""
+    """The part of a policy that the store needs with each waiter."""
 
     def __post_init__(self) -> None:
         checked_name(self.name)

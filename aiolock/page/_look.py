@@ -52,7 +52,7 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen, and whether it is still current."""
+    """The result of the last look, and whether it is still current."""
 
     version: int
     at: float
@@ -69,7 +69,7 @@ class Look:
     closed: bool = False
     """Whether the client is not open; then there is nothing to look at."""
     rendered: dict[object, bytes] = field(default_factory=dict[object, bytes])
-    """What was rendered from it, for other viewers who want the same."""
+    """Views rendered from it, for other viewers who want the same."""
 
     @property
     def is_one(self) -> bool:
@@ -114,7 +114,7 @@ def totals(locks: Iterable[Seen]) -> Totals:
 
 
 def still(deadlocks: Sequence[Deadlock], locks: Mapping[Key, Seen]) -> tuple[Deadlock, ...]:
-    """Those of the deadlocks whose waiters all still wait."""
+    """The deadlocks whose waiters all still wait."""
     return tuple(each for each in deadlocks if _is_still(each, locks))
 
 

@@ -37,7 +37,7 @@ the requests of each worker would stand in the queue, and come back to it, as on
 LOCK: Final = "stock"
 
 Guard: TypeAlias = Literal["nothing", "aiolock", "redis-py"]
-"""What keeps the customers apart."""
+"""The lock that keeps the customers apart, if any."""
 
 
 @dataclass(frozen=True, slots=True)
