@@ -39,6 +39,11 @@ class Clocks:
         known = sorted(ahead for ahead in self._ahead if ahead is not None)
         return int(local * 1e6) + (known[(len(known) - 1) // 2] if known else 0)
 
+    def at(self, server: int, local: float) -> int | None:
+        """What this server's clock says at that time of ours, at least, in ms; None if unknown."""
+        ahead = self._ahead[server]
+        return None if ahead is None else (int(local * 1e6) + ahead) // 1000
+
     def off(self, server: int) -> float | None:
         """By how many seconds this server is ahead of the median; None where that is not known."""
         ahead = self._ahead[server]
