@@ -152,7 +152,8 @@ def connect(
     must give the same list and the same ``longest_ttl``, in seconds: the longest ttl that there may
     be (60, if None), and for so long a server does not vote that may have forgotten its votes.
     ``durable`` says that they forget nothing when they are restarted (``appendonly yes`` and
-    ``appendfsync always``), which is checked.
+    ``appendfsync always``), which is checked. For tests take a list of `MemoryServer`: a
+    ``FakeAsyncRedis`` is refused there.
 
     `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
     """

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from fakeredis import FakeAsyncRedis
+from redis.asyncio import Redis
 
 import aiolock
 from aiolock import LeaseState, LockClient
@@ -71,6 +73,14 @@ def test_servers_that_cannot_be_members(url: str) -> None:
     """What is several servers itself, or no server, does not vote."""
     with pytest.raises(ValueError, match="URLs that begin with one of memory://, redis://"):
         aiolock.connect(["redis://a", "redis://b", url])
+
+
+def test_a_fakeredis_is_no_member() -> None:
+    """It does not say whether it was restarted, so it is refused at once, with what to take."""
+    fakes = [FakeAsyncRedis() for _ in range(3)]
+    for given in (fakes, [Redis(connection_pool=fake.connection_pool) for fake in fakes]):
+        with pytest.raises(TypeError, match=r"fakeredis .* has no INFO.* MemoryServer"):
+            aiolock.connect(given)
 
 
 def test_options_of_a_list() -> None:
