@@ -157,7 +157,8 @@ def connect(
     programs that use these servers must give the same list and the same ``longest_ttl``: the
     longest ttl allowed, in seconds (60, if None). A server that may have forgotten its votes does
     not vote for that time. ``durable`` says that the servers forget nothing in a restart
-    (``appendonly yes`` and ``appendfsync always``), which is checked.
+    (``appendonly yes`` and ``appendfsync always``), which is checked. For tests, give a list of
+    `MemoryServer`: a ``FakeAsyncRedis`` is refused there.
 
     Raises `ValueError` or `TypeError` for invalid arguments. `StoreError` is raised only when the
     client opens.

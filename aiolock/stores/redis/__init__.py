@@ -51,7 +51,15 @@ def member_of(client: object, prefix: str) -> RedisMember:
     _check_client(client)
     if not isinstance(client, redis.asyncio.Redis):
         raise TypeError(f"a member of a quorum is one server, not a {type(client).__name__}")
-    return RedisMember(client.connection_pool, prefix)
+    pool: ConnectionPool = client.connection_pool
+    # By the name of its module, so that nobody imports it who does not use it.
+    modules = {base.__module__ for base in pool.connection_class.__mro__}
+    if any(module.partition(".")[0] == "fakeredis" for module in modules):
+        raise TypeError(
+            "a fakeredis cannot be a server of a quorum: it has no INFO, which tells whether a"
+            " server was restarted. For tests take three MemoryServer() of aiolock.stores.memory"
+        )
+    return RedisMember(pool, prefix)
 
 
 def from_client(
