@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,6 @@ from tests.failures import pair, parent_that_died, queued, start_waiter, take, u
 def no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or whoever puts one up fetches what was left for it, bell or no bell."""
     monkeypatch.setattr(lookout, "_EVERY", 3600.0)
-
-
-@pytest.fixture
-def own_mariadb() -> Iterator[MariaDBServer]:
-    """A server of the test's own, to stop and to change."""
-    databases.need_mariadb()
-    with MariaDBServer() as server:
-        yield server
 
 
 def store_of(client: aiolock.LockClient) -> MySQLStore:

@@ -216,7 +216,7 @@ class Session:
 
     def failure(self, error: BaseException) -> StoreError:
         """As its user is told."""
-        return store_error(error, self._settings, refused=True)
+        return store_error(error, self._settings, self._database.link.account, refused=True)
 
 
 def _nothing(_: Steps) -> None:
