@@ -78,10 +78,7 @@ class Files:
                 raise
             return None
         try:
-            while not take(guard):  # there is no waiting for it with a limit but to look again
-                if time.monotonic() > until:
-                    raise self._taken_by_another(within)
-                time.sleep(_LOOK)
+            self._wait_for(guard, within, until)
             if is_at(self._guard, guard):
                 return guard
         except BaseException:
@@ -90,11 +87,14 @@ class Files:
         os.close(guard)
         return None
 
-    def _taken_by_another(self, within: float) -> StoreError:
-        return StoreError(
-            f"another process has been opening {self._paths[0]} for {within:g} s: see whether it is"
-            " stopped"
-        )
+    def _wait_for(self, guard: int, within: float, until: float) -> None:
+        while not take(guard):  # there is no waiting for it with a limit but to look again
+            if time.monotonic() > until:
+                raise StoreError(
+                    f"another process has been opening {self._paths[0]} for {within:g} s: see"
+                    " whether it is stopped"
+                )
+            time.sleep(_LOOK)
 
     def _make_directory(self) -> bool:
         """Whether it was not there."""
