@@ -89,6 +89,8 @@ _STORES: Final = {
 }
 
 
+_TTL: Final = 30.0
+"""What stands in the signatures, where it is for the reader to see."""
 _LONGEST_IN_A_QUORUM: Final = 60.0
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
@@ -221,8 +223,8 @@ def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None 
             raise _has_none("a MemoryServer")
         return cast(Store, importlib.import_module(_STORES["memory"]).from_server(target))
     raise TypeError(
-        "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, not to a"
-        f" {type(target).__name__}"
+        "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, or to several"
+        f" servers by a list of 3, 5 or 7 URLs, not to a {type(target).__name__}"
     )
 
 
@@ -308,7 +310,7 @@ class LockClient:
             deadlock_after=deadlock_after,
         )
         self._ttl = checked_ttl(ttl)
-        self._engine.limits.check_ttl(self._ttl)
+        self._engine.limits.check_ttl(self._ttl, default=self._ttl == _TTL)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
         self._wanted = False

@@ -1600,6 +1600,22 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… nobody is made who is to be let in",
+        "stores/mysql/_link.py",
+        ",NO_AUTO_CREATE_USER",
+        "",
+        "test_mysql_rights.py::test_nobody_is_made[nix]",
+        seconds=20,
+    ),
+    Safeguard(
+        "… a right that is missing is told when a client opens",
+        "stores/mysql/_database.py",
+        "                link.run(*_schema.TRIAL)\n",
+        "                pass\n",
+        "test_mysql_rights.py::test_each_right_is_tried",
+        seconds=20,
+    ),
+    Safeguard(
         "… nobody waits for a server that has stopped",
         "stores/mysql/_session.py",
         "for since in self._under_way.values()):\n            self._database.link.break_()\n",

@@ -14,6 +14,7 @@ from fakeredis import FakeAsyncRedis
 from redis.asyncio import Redis
 
 import aiolock
+import aiolock.sync
 from aiolock import LeaseState, LockClient
 from aiolock.store import CLAIM, Form, Full, Queued, Waiter
 from aiolock.stores.memory import MemoryServer
@@ -99,6 +100,27 @@ def test_options_of_a_list() -> None:
         aiolock.connect(urls, durable="yes")  # type: ignore[arg-type]  # on purpose
     odd: Any = [1, 2, 3]
     with pytest.raises(TypeError, match="not int"):
+        aiolock.connect(odd)
+
+
+def test_a_ttl_that_nobody_gave_is_too_long() -> None:
+    """It is connect's own, and the error says so, and what to give."""
+    urls = ["redis://a", "redis://b", "redis://c"]
+    text = r"ttl=30 s, which connect\(\) takes .*, is more than .*: give connect\(\) a ttl= of 3 s"
+    with pytest.raises(ValueError, match=text):
+        aiolock.connect(urls, longest_ttl=3)
+    with pytest.raises(ValueError, match=text):
+        aiolock.sync.connect(urls, longest_ttl=3)
+    with pytest.raises(ValueError, match=r"^ttl=4 s is more than") as told:
+        aiolock.connect(urls, longest_ttl=3, ttl=4)
+    assert "give connect()" not in str(told.value)
+    aiolock.connect(urls, longest_ttl=3, ttl=3)
+
+
+def test_what_is_no_list() -> None:
+    """A set has no order, so it is none; the error says what several servers are given by."""
+    odd: Any = {"redis://a", "redis://b", "redis://c"}
+    with pytest.raises(TypeError, match="by a list of 3, 5 or 7 URLs, not to a set"):
         aiolock.connect(odd)
 
 

@@ -49,7 +49,8 @@ def add_command(commands: Commands) -> None:
         "--role",
         action="append",
         default=[],
-        help="who may use the locks, and nothing else: a role, or a user (NAME or NAME@HOST)",
+        help="who may use the locks, and nothing else: a role, or a user (NAME or NAME@HOST), who"
+        " must be there",
     )
     parser.set_defaults(run=run)
 

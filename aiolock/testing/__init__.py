@@ -17,8 +17,9 @@ whose time you control, hours of locking pass in no time.
 **Testing what your code does when the store fails.** Wrap a store in a `FaultyStore`.
 
 **Writing a store.** Have a test class inherit from `StoreContract`. It needs pytest with
-`pytest-asyncio <https://pytest-asyncio.readthedocs.io>`_, or any other way to run async tests. A
-store that answers with `~aiolock.store.Queued.before` passes `RunsContract`, too.
+`pytest-asyncio <https://pytest-asyncio.readthedocs.io>`_, in whichever mode, or any other way to
+run async tests. A store that answers with `~aiolock.store.Queued.before` passes `RunsContract`,
+too.
 """
 
 from aiolock.testing._board import BoardContract

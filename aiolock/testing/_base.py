@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from aiolock.store import Busy, Form, Granted, Queued, Store
 from aiolock.testing._peer import LONG, PATIENCE, PLAIN, Grant, Peer
@@ -18,6 +20,22 @@ class Contract(ABC):
 
     counts_who_listens: ClassVar[bool] = True
     """Whether the store can count listeners. A store that cannot must take no client for dead."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have its tests run in whichever mode pytest-asyncio is, where that is what runs them.
+
+        Those of a store's author are the author's affair, as are fixtures.
+        """
+        super().__init_subclass__(**options)
+        # Whoever wants nothing but the store that fails needs no pytest.
+        if "pytest_asyncio" in sys.modules and not _is_ours(cls):
+            import pytest
+
+            for base in filter(_is_ours, cls.__mro__):
+                for name, test in vars(base).items():
+                    if name.startswith("test_") and not hasattr(test, "pytestmark"):
+                        assert inspect.iscoroutinefunction(test)
+                        pytest.mark.asyncio(test)
 
     @abstractmethod
     def store(self) -> Store:
@@ -80,3 +98,7 @@ class Contract(ABC):
                     fence = (await peer.confirm(name, await peer.handed())).fence
         assert (await peer.store.status(name)).closed == 0
         return Grant(waiter, fence)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith(f"{__package__}.")

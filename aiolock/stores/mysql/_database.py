@@ -21,7 +21,7 @@ from aiolock.stores._codec import UNREADABLE, decode
 from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
 from aiolock.stores._protocols import spoken, works_beside
-from aiolock.stores.mysql import _errors, _schema
+from aiolock.stores.mysql import _errors, _owner, _schema
 from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
@@ -113,16 +113,21 @@ class Database:
         """Connect, and be alive to others; `StoreError` if that fails."""
         try:
             self._connect()
-        except (pymysql.Error, OSError, StoreError) as error:
-            raise store_error(error, self._settings, refused=True) from error
+        except StoreError as error:
+            error.refused = True
+            raise
+        except (pymysql.Error, OSError) as error:
+            raise self._failure(error, refused=True) from error
 
     def _connect(self) -> None:
         link = self.link
         try:
             link.connect()
-            if self._settings.create and not self._was_up:
-                link.run(*_schema.split(_schema.statements()))
+            if self._settings.create and not self._was_up and not _owner.is_made(link):
+                _owner.make(link, self._settings)
             self._check_schema()
+            if not self._was_up:
+                link.run(*_schema.TRIAL)
             take(link, f"aiolock:{self._client}")
             self._keep_quiet()
             self._set_up()
@@ -135,7 +140,7 @@ class Database:
 
     def _check_schema(self) -> None:
         ((found,),) = self.link.run("SELECT MAX(protocol) FROM aiolock_meta")
-        protocol = self.protocol = int(found[0])
+        protocol = self.protocol = int(found[0] or 0)  # no row: somebody is making them just now
         if protocol < _schema.PROTOCOL or not works_beside(_schema.PROTOCOL, protocol):
             raise StoreError(
                 f"MySQL at {self._settings.where}: its tables are of another version of aiolock:"
@@ -143,6 +148,9 @@ class Database:
                 f" protocol after the other (protocol {protocol} is spoken there;"
                 f" {spoken(_schema.PROTOCOL)})"
             )
+
+    def _failure(self, error: BaseException, *, refused: bool) -> StoreError:
+        return store_error(error, self._settings, self.link.account, refused=refused)
 
     def _keep_quiet(self) -> None:
         """Hold the lock that our ear waits for: the ear gets it only when this connection ends."""
@@ -218,7 +226,7 @@ class Database:
                 answers, told = self._together(operations, again=again)
             except _Failed as fault:
                 if len(operations) == 1:
-                    failure = store_error(fault.why, self._settings, refused=not again)
+                    failure = self._failure(fault.why, refused=not again)
                     return CarriedOut([Outcome(None, failure)], ())
                 return self._each_by_itself(operations, since, again=again)
             except Exception as error:  # noqa: BLE001  # no error may end the thread
@@ -227,7 +235,7 @@ class Database:
                     self.link.close()  # if it was committed, pushes for us may be waiting
                 cause = error.why if isinstance(error, _Unsure) else error
                 if not self._may_be_tried_again(cause, since):
-                    failure = store_error(cause, self._settings, refused=not again)
+                    failure = self._failure(cause, refused=not again)
                     return CarriedOut(failed(failure, len(operations)), (), served=False)
                 time.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)

@@ -8,7 +8,7 @@ import pymysql
 from pymysql.constants import CR, ER
 
 from aiolock.errors import StoreError
-from aiolock.stores.mysql._schema import rights
+from aiolock.stores.mysql._schema import rights, rights_of_an_owner
 from aiolock.stores.mysql._settings import Settings
 
 _KILLED: Final = 1927  # MariaDB: the connection was killed
@@ -24,7 +24,11 @@ _LOST: Final = (
 _IN_THE_WAY: Final = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.QUERY_INTERRUPTED)
 """Codes of a conflict with others that passes; an ended statement is also how an ear is rung."""
 NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
-_GRANTS: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
+DENIED: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
+"""Codes for a right that is missing to a table."""
+NO_SUCH_USER: Final = (ER.PASSWORD_NO_MATCH, ER.CANT_CREATE_USER_WITH_GRANT)
+"""Codes for a GRANT to somebody who is not there."""
+NO_SUCH_TABLE: Final = ER.NO_SUCH_TABLE
 _INIT: Final = "run `aiolock init-db URL` as an owner of the database"
 _ADVICE: Final = {
     ER.ACCESS_DENIED_ERROR: "see the user and the password in the URL",
@@ -61,8 +65,13 @@ def is_in_the_way(error: BaseException) -> bool:
     return code(error) in _IN_THE_WAY
 
 
-def store_error(error: BaseException, settings: Settings, *, refused: bool) -> StoreError:
-    """The error that the caller gets; ``refused``: nothing was done."""
+def store_error(
+    error: BaseException, settings: Settings, account: str, *, refused: bool
+) -> StoreError:
+    """The error that the caller gets.
+
+    ``account`` is the user as the server knows it; ``refused``: nothing was done.
+    """
     if isinstance(error, StoreError):
         error.refused = refused
         return error
@@ -70,12 +79,27 @@ def store_error(error: BaseException, settings: Settings, *, refused: bool) -> S
     advice = _ADVICE.get(number, "")
     if not number and isinstance(error, OSError) and not isinstance(error, StoreError):
         advice = "see host and port in the URL, and whether the server runs"
-    if number in _GRANTS:
-        advice = "this user lacks a right. As the owner: " + " ".join(rights(settings.user).split())
+    if number in DENIED:
+        advice = "this user lacks a right. As the owner: " + " ".join(rights(account).split())
+    told = _told(error, settings, advice)
+    told.refused = refused
+    return told
+
+
+def may_not_make(
+    error: BaseException, settings: Settings, account: str, *, grants: bool
+) -> StoreError:
+    """What is told to somebody who may not make the tables, or not let others use them."""
+    needed = rights_of_an_owner(settings.database, account, grants=grants)
+    told = _told(error, settings, f"who makes the tables needs more: as an administrator, {needed}")
+    told.refused = True
+    return told
+
+
+def _told(error: BaseException, settings: Settings, advice: str) -> StoreError:
     text = f"MySQL at {settings.where}: {_said(error)}"
     told = StoreError(f"{text}: {advice}" if advice else text)
     told.__cause__ = error
-    told.refused = refused
     return told
 
 

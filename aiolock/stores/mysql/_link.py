@@ -30,10 +30,15 @@ _DEAD_AFTER: Final = 10
 """Seconds after which the kernel takes the other end for dead."""
 _SESSION: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES'",
+    # Without the second mode, which MySQL 8 neither has nor needs, a GRANT to somebody who is not
+    # there makes that user, without a password.
+    (
+        "SET SESSION sql_mode = IF(VERSION() LIKE '%MariaDB%',"
+        " 'STRICT_ALL_TABLES,NO_AUTO_CREATE_USER', 'STRICT_ALL_TABLES')"
+    ),
     "SET SESSION innodb_lock_wait_timeout = 2",
     "SET SESSION wait_timeout = 28800",
-    "SELECT VERSION()",
+    "SELECT VERSION(), CURRENT_USER()",
 )
 
 
@@ -78,6 +83,8 @@ class Link:
         """A duplicate of the socket, which PyMySQL may have wrapped."""
         self._files: tuple[int, ...] = ()
         self._version = ""
+        self.account = settings.user
+        """As whom the server has let us in: with the host of the account, once it has."""
         _all.add(self)
 
     def connect(self) -> None:
@@ -101,7 +108,7 @@ class Link:
         )
         connection.connect(self._dialled(connection))
         self._connection = connection
-        *_, ((self._version,),) = self.run(*_SESSION)
+        *_, ((self._version, self.account),) = self.run(*_SESSION)
         # A time limit for all statements would end a sleep.
         limit = "max_statement_time" if "MariaDB" in self._version else "max_execution_time"
         self.run(f"SET SESSION {limit} = 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 PROTOCOL: Final = 1
@@ -38,6 +39,28 @@ _TABLES: Final = {
 """,
 }
 
+_ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
+_WRITING: Final = {
+    "INSERT INTO aiolock_names (id, name, state)": "SELECT '', '', '' FROM DUAL",
+    "UPDATE aiolock_names": "SET fence = 0, head = '', state = '', over_at = 0, changed_at = 0",
+    "DELETE FROM aiolock_names": "",
+    "INSERT INTO aiolock_inbox (client, name, push)": "SELECT '', '', '' FROM DUAL",
+    "DELETE FROM aiolock_inbox": "",
+    "INSERT INTO aiolock_clients (client, host, pid, seen)": "SELECT '', '', 0, 0 FROM DUAL",
+    "UPDATE aiolock_clients": "SET seen = 0",
+    "DELETE FROM aiolock_clients": "",
+}
+TRIAL: Final = (
+    "SELECT id, name, fence, head, state, over_at, changed_at FROM aiolock_names WHERE FALSE",
+    "SELECT id, client, name, push FROM aiolock_inbox WHERE FALSE",
+    "SELECT client, host, pid, seen FROM aiolock_clients WHERE FALSE",
+    *(f"{order} {what} WHERE FALSE" for order, what in _WRITING.items()),
+)
+"""Each kind of statement that a client has for a table, on no row: what a right is needed for.
+
+Some of them are rare, as those of a sweep, whose failure nobody would see.
+"""
+
 
 def statements() -> str:
     """The tables, to be made by their owner. Idempotent."""
@@ -55,15 +78,30 @@ def split(text: str) -> list[str]:
 
 def rights(user: str) -> str:
     """The SQL that lets ``user`` (``name``, or ``name@host``) use the locks, and no more."""
-    name, _, host = user.partition("@")
-    whom = f"{_quoted(name)}@{_quoted(host or '%')}"
     granted = [
-        f"GRANT {'SELECT' if table == 'aiolock_meta' else 'SELECT, INSERT, UPDATE, DELETE'}"
-        f" ON {table} TO {whom};\n"
+        f"GRANT {'SELECT' if table == 'aiolock_meta' else _ALL} ON {table} TO {account(user)};\n"
         for table in _TABLES
     ]
     return "".join(granted)
 
 
-def _quoted(text: str) -> str:
+def rights_of_an_owner(database: str, user: str, *, grants: bool) -> str:
+    """What lets ``user`` make the tables and use them; with ``grants``, let others use them too."""
+    # In a GRANT, and only there, these two stand for others.
+    pattern = re.sub("([_%])", r"\\\1", database).replace("`", "``")
+    option = " WITH GRANT OPTION" if grants else ""
+    return f"GRANT CREATE, {_ALL} ON `{pattern}`.* TO {account(user)}{option};"
+
+
+def account(user: str) -> str:
+    """``name``, or ``name@host``, as it is written in a statement.
+
+    Without a host it is one of any host, or a role of MariaDB's, which has none.
+    """
+    name, at, host = user.rpartition("@")
+    return f"{quoted(name)}@{quoted(host)}" if at else quoted(user)
+
+
+def quoted(text: str) -> str:
+    """A text, as it is written in a statement."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -217,7 +217,7 @@ class Session:
 
     def failure(self, error: BaseException) -> StoreError:
         """The error that the caller gets."""
-        return store_error(error, self._settings, refused=True)
+        return store_error(error, self._settings, self._database.link.account, refused=True)
 
 
 def _nothing(_: Steps) -> None:

@@ -46,25 +46,74 @@ class Files:
 
     @contextlib.contextmanager
     def opened_by_one(self, within: float) -> Generator[None]:
-        """Meanwhile, no other process opens or removes them."""
-        self._guard.parent.mkdir(exist_ok=True)
+        """Meanwhile, no other process opens or removes them.
+
+        If they cannot be opened, a directory that was made for that is removed again: nothing is
+        left beside a file that is not ours.
+        """
         until = time.monotonic() + within
-        # Read access is enough for a lock, and another user may have no more.
-        guard = os.open(self._guard, os.O_CREAT | os.O_RDONLY, 0o666)
+        guard, made = None, False
         try:
-            while not take(guard):  # polled, since a blocking lock has no time limit
-                if time.monotonic() > until:
-                    raise StoreError(
-                        f"another process has been opening {self._paths[0]} for {within:g} s: see"
-                        " whether it is stopped"
-                    )
-                time.sleep(_LOOK)
+            while guard is None:
+                made |= self._make_directory()
+                guard = self._taken(within, until)
             yield
+        except BaseException:
+            if made and guard is not None:  # while it is ours nobody else is at work there
+                with contextlib.suppress(OSError):
+                    self._guard.unlink()
+                    self._guard.parent.rmdir()
+            raise
         finally:
+            if guard is not None:
+                os.close(guard)
+
+    def _taken(self, within: float, until: float) -> int | None:
+        """The file that one at a time has open and locked; None where it was removed meanwhile."""
+        try:
+            # To read is enough for a lock, and all that another user may do with it.
+            guard = os.open(self._guard, os.O_CREAT | os.O_RDONLY, 0o666)
+        except FileNotFoundError:
+            if time.monotonic() > until:
+                raise
+            return None
+        try:
+            self._wait_for(guard, within, until)
+            if is_at(self._guard, guard):
+                return guard
+        except BaseException:
             os.close(guard)
+            raise
+        os.close(guard)
+        return None
+
+    def _wait_for(self, guard: int, within: float, until: float) -> None:
+        while not take(guard):  # there is no waiting for it with a limit but to look again
+            if time.monotonic() > until:
+                raise StoreError(
+                    f"another process has been opening {self._paths[0]} for {within:g} s: see"
+                    " whether it is stopped"
+                )
+            time.sleep(_LOOK)
+
+    def _make_directory(self) -> bool:
+        """Whether it was not there."""
+        try:
+            self._guard.parent.mkdir()
+        except FileExistsError:
+            return False
+        return True
 
 
 _BESIDE: Final = ("-wal", "-shm")
+
+
+def is_at(path: Path, file: int) -> bool:
+    """Whether this open file is the one that is there."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from aiolock.stores.sqlite import _bell
 from aiolock.stores.sqlite._bell import Bell
 from aiolock.stores.sqlite._filelock import is_taken, take
+from aiolock.stores.sqlite._files import is_at
 
 _MOST: Final = 1000
 """Clients whose files' contents are kept in memory."""
@@ -89,7 +90,7 @@ class Presence:
         return self._is_listed() and not self.bells[-1].is_gone()
 
     def _is_listed(self) -> bool:
-        return self._lock is not None and _is_at(self._file(self._client), self._lock)
+        return self._lock is not None and is_at(self._file(self._client), self._lock)
 
     def leave(self) -> None:
         """Remove its files. Idempotent."""
@@ -165,7 +166,7 @@ class Presence:
         file = os.open(path, os.O_RDONLY)
         try:
             # While we hold the lock, no client can be alive by this file, so it may be removed.
-            if take(file) and _is_at(path, file):
+            if take(file) and is_at(path, file):
                 self._remove(path.stem)
         finally:
             os.close(file)
@@ -187,11 +188,3 @@ def _is_orphan(path: Path, now: float) -> bool:
     if path.suffix != ".sock" or path.with_suffix(".lock").exists():
         return False
     return now - path.stat().st_mtime > _ORPHAN
-
-
-def _is_at(path: Path, file: int) -> bool:
-    """Whether this open file is the one at the path."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file))
-    except FileNotFoundError:
-        return False
