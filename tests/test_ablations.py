@@ -2872,7 +2872,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a vote with a short lease beside a longer one makes nobody forget that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "kept = math.max(kept, redis.call('PTTL', VOTES))",
         "kept = kept",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",
@@ -2880,7 +2880,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… nor the number of that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "remembered = math.max(remembered, redis.call('PTTL', LAST))",
         "remembered = remembered",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",
