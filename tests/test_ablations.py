@@ -2636,6 +2636,22 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "who gives a vote back that is found at once sees whether anybody waits",
+        f"{LUA}/quorum/release.lua",
+        "redis.call('EXISTS', LINE) == 0 then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_hand_on",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and whether it is the one, and its number is known",
+        f"{LUA}/quorum/release.lua",
+        "vote:sub(1, #its) == its then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_release_of_nobody",
+        seconds=20,
+    ),
+    Safeguard(
         "votes of two periods are no majority",
         "stores/quorum/_candidates.py",
         "            standing.ballot.unsure = not is_in_one(standing)\n",

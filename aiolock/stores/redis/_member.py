@@ -77,7 +77,12 @@ class RedisMember(Session):
         self.address = f"{self._place.address}/{self._place.database}"
 
     def _encode_asks(
-        self, name: str, ttl: int, closes: int, most: int, wait: bool  # noqa: FBT001
+        self,
+        name: str,
+        ttl: int,
+        closes: int,
+        most: int,
+        wait: bool,  # noqa: FBT001
     ) -> bytes:
         """What is the same whenever a vote is asked for with these terms."""
         kept = bulk(ttl + KEPT + closes) + bulk(ttl + _REMEMBERED)
@@ -204,7 +209,7 @@ class RedisMember(Session):
             f"${len(who)}\r\n{who}\r\n${len(ticket)}\r\n{ticket}\r\n${len(number)}\r\n{number}\r\n"
         )
         values = self._asks(stand.name, ttl, stand.form.closes, most, wait) + own.encode("ascii")
-        reply = Called(heard, self._loop)
+        reply = Called(heard)
         _ = self._pipe.call(
             voting.VOTE, 14, values, late=True, waiter=who if new else None, reply=reply
         )
@@ -222,7 +227,7 @@ class RedisMember(Session):
         simple = not (stand.form.shared or stand.form.closes)
         if final:
             values = self._leaves(stand.name, simple) + own.encode("ascii")
-            reply = Called(heard, self._loop)
+            reply = Called(heard)
             _ = self._pipe.call(voting.RELEASE, 11, values, buries=True, reply=reply)
         else:  # it comes back
             values = self._encode_leaves(stand.name, simple, upto) + own.encode("ascii")
@@ -304,7 +309,7 @@ class RedisMember(Session):
         buries: bool = False,
         waiter: str | None = None,
     ) -> None:
-        reply = Called(heard, self._loop)
+        reply = Called(heard)
         _ = self._pipe.call(
             *(script, count, values), late=late, buries=buries, waiter=waiter, reply=reply
         )
