@@ -2652,6 +2652,22 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "who gives a vote back that is found at once sees whether anybody waits",
+        f"{LUA}/quorum/release.lua",
+        "redis.call('EXISTS', LINE) == 0 then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_hand_on",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and whether it is the one, and its number is known",
+        f"{LUA}/quorum/release.lua",
+        "vote:sub(1, #its) == its then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_release_of_nobody",
+        seconds=20,
+    ),
+    Safeguard(
         "a run is confirmed by votes of one period",
         "stores/quorum/_candidates.py",
         "        if standing.stand.form.period:\n            held =",
@@ -2881,7 +2897,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a vote with a short lease beside a longer one makes nobody forget that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "kept = math.max(kept, redis.call('PTTL', VOTES))",
         "kept = kept",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",
@@ -2889,7 +2905,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… nor the number of that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "remembered = math.max(remembered, redis.call('PTTL', LAST))",
         "remembered = remembered",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",

@@ -13,31 +13,41 @@ from aiolock.stores.redis._scripts import LIST, PRESENCE, SLOTS, Script
 from aiolock.stores.redis._slots import slot_of_key
 
 
-class Called(asyncio.Future[Any]):
-    """A future that calls one function as soon as it is resolved; no task awaits it."""
+class Called:
+    """Stands for a future that no task awaits: it calls one function as soon as it is resolved.
 
-    def __init__(
-        self, heard: Callable[[Any, Exception | None], None], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(loop=loop)
+
+    What a future does besides costs more than all else that is done to ask.
+    """
+
+    __slots__ = ("_done", "_heard")
+
+    def __init__(self, heard: Callable[[Any, Exception | None], None]) -> None:
         self._heard = heard
+        self._done = False
+
+    def done(self) -> bool:
+        """Whether it was answered, or will not be."""
+        return self._done
 
     def set_result(self, result: Any, /) -> None:
-        super().set_result(result)
+        """It is answered."""
+        self._done = True
         self._heard(result, None)
 
-    def set_exception(self, exception: type | BaseException, /) -> None:
-        super().set_exception(exception)
-        error = self.exception()
-        self._heard(None, error if isinstance(error, Exception) else StoreError(str(error)))
+    def set_exception(self, error: Exception, /) -> None:
+        """It failed."""
+        self._done = True
+        self._heard(None, error)
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        cancelled = super().cancel(msg)
-        if cancelled:
-            error = StoreError("it was released before it was sent")
-            error.refused = True
-            self._heard(None, error)
-        return cancelled
+    def cancel(self) -> bool:
+        """It was not sent, and never will be; whether it had no answer."""
+        if self._done:
+            return False
+        error = StoreError("it was released before it was sent")
+        error.refused = True
+        self.set_exception(error)
+        return True
 
 
 class Command:
@@ -68,7 +78,7 @@ class Command:
         script: Script,
         count: int,
         arguments: bytes,
-        future: asyncio.Future[Any],
+        future: asyncio.Future[Any] | Called,
         now: float,
         *,
         sure: bool,

@@ -83,6 +83,7 @@ class Incoming(Redirects):
             self._queued_one()
         for command, answer in zip(commands, answers, strict=True):
             if not command.future.done():
+                assert not isinstance(command.future, Called), "a member gathers nothing"
                 self._resolve(command.future, answer)
 
     def _refused_together(self, commands: list[Command], refusal: Refusal) -> None:
@@ -123,7 +124,10 @@ class Incoming(Redirects):
                         self.copies.read_clock(command.sent, answer.now)
                     if self._queued_one is not None and isinstance(answer, Queued):
                         self._queued_one()
-                    self._resolve(future, answer)
+                    if isinstance(future, Called):
+                        future.set_result(answer)  # who is called sees to what follows
+                    else:
+                        self._resolve(future, answer)
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
         # Its task continues at once if little else is to be done. In a crowd it continues in the
@@ -133,8 +137,6 @@ class Incoming(Redirects):
             future.resolve(answer)
             return
         future.set_result(answer)
-        if isinstance(future, Called):
-            return  # no task waits for it: the callback deals with it
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._next_turn)

@@ -26,12 +26,14 @@ from aiolock.stores.redis._errors import ClusterNodeError, Place, code_of, store
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._sentinel import is_managed
 from aiolock.stores.redis._session import Session
+from aiolock.stores.redis._store import KEPT
 from aiolock.stores.redis._subscription import Subscription
 from aiolock.stores.redis._voting import Admitted, VoteNames, VoteText, seen
 
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of names: less than a millisecond."""
-_ANY: Final = bulk(UNBOUNDED)
+_REMEMBERED: Final = 600_000
+"""Milliseconds for which the last number is known behind the end of a lease: as in the scripts."""
 
 
 class _Mailbox(Subscription):
@@ -74,14 +76,22 @@ class RedisMember(Session):
         self._place = Place.of(pool, prefix)
         self.address = f"{self._place.address}/{self._place.database}"
 
-    def _encode_asks(self, name: str, ttl: int, most: int, wait: bool) -> bytes:  # noqa: FBT001
+    def _encode_asks(
+        self,
+        name: str,
+        ttl: int,
+        closes: int,
+        most: int,
+        wait: bool,  # noqa: FBT001
+    ) -> bytes:
         """The arguments that are the same whenever a vote is asked for with these options."""
-        values = bulk(ttl) + bulk(most) + bulk(int(wait))
+        kept = bulk(ttl + KEPT + closes) + bulk(ttl + _REMEMBERED)
+        values = bulk(ttl) + kept + bulk(most) + bulk(int(wait))
         return self._names.three(name) + self._channels + values
 
-    def _encode_leaves(self, name: str) -> bytes:
+    def _encode_leaves(self, name: str, simple: bool, upto: int = UNBOUNDED) -> bytes:  # noqa: FBT001
         """The arguments that are the same whenever a vote of this name is released."""
-        return self._names.three(name) + self._channels
+        return self._names.three(name) + self._channels + bulk(upto) + bulk(int(simple))
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
         self._charter = charter
@@ -198,10 +208,10 @@ class RedisMember(Session):
         own = (
             f"${len(who)}\r\n{who}\r\n${len(ticket)}\r\n{ticket}\r\n${len(number)}\r\n{number}\r\n"
         )
-        values = self._asks(stand.name, ttl, most, wait) + own.encode("ascii")
-        reply = Called(heard, self._loop)
+        values = self._asks(stand.name, ttl, stand.form.closes, most, wait) + own.encode("ascii")
+        reply = Called(heard)
         _ = self._pipe.call(
-            voting.VOTE, 12, values, late=True, waiter=who if new else None, reply=reply
+            voting.VOTE, 14, values, late=True, waiter=who if new else None, reply=reply
         )
 
     def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
@@ -214,12 +224,14 @@ class RedisMember(Session):
         own = (
             f"${len(who)}\r\n{who}\r\n${len(number)}\r\n{number}\r\n${len(inside)}\r\n{inside}\r\n"
         )
-        values = self._leaves(stand.name) + (_ANY if final else bulk(upto)) + own.encode("ascii")
+        simple = not (stand.form.shared or stand.form.closes)
         if final:
-            reply = Called(heard, self._loop)
-            _ = self._pipe.call(voting.RELEASE, 10, values, buries=True, reply=reply)
+            values = self._leaves(stand.name, simple) + own.encode("ascii")
+            reply = Called(heard)
+            _ = self._pipe.call(voting.RELEASE, 11, values, buries=True, reply=reply)
         else:  # the waiter comes back
-            self._call(voting.RELEASE, 11, values + bulk(0), heard)
+            values = self._encode_leaves(stand.name, simple, upto) + own.encode("ascii")
+            self._call(voting.RELEASE, 12, values + bulk(0), heard)
 
     def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
         who = self._text(stand.name, stand.waiter, stand.form)
@@ -297,7 +309,7 @@ class RedisMember(Session):
         buries: bool = False,
         waiter: str | None = None,
     ) -> None:
-        reply = Called(heard, self._loop)
+        reply = Called(heard)
         _ = self._pipe.call(
             *(script, count, values), late=late, buries=buries, waiter=waiter, reply=reply
         )

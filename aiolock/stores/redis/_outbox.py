@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
-from aiolock.stores.redis._command import Called, Command
+from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Place, store_error
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, PRESENCE, Script, bulk
@@ -90,7 +90,7 @@ class Outbox:
         buries: bool = False,
         waiter: str | None = None,
         joins: bytes | None = None,
-        reply: Called | None = None,
+        reply: Any = None,
     ) -> asyncio.Future[Any]:
         """Send a call with ``count`` encoded ``arguments``; the future is of the decoded reply.
 
@@ -99,7 +99,8 @@ class Outbox:
         one more argument, not counted, is written with each copy: `Copies.not_after`; with
         ``buries``: `Copies.buried`. ``waiter`` is set if this is that waiter's first question, see
         `forget`. ``joins`` is the head of its arguments, if it can be sent together with other
-        questions of the same head. ``reply`` is the future, if no task is to wait for it.
+        questions of the same head. ``reply``, a `Called`, stands for the future if
+        no task is to wait for it.
         """
         now = self._time()
         few = len(self._sent) < FEW
@@ -233,7 +234,7 @@ class Outbox:
         """Keep it for the next connection, for as long as it is wanted."""
         command.together = 1
         self._queued[command] = None
-        if not command.sure:
+        if not command.sure and isinstance(command.future, asyncio.Future):
             command.future.add_done_callback(partial(self._unwanted, command))
 
     def _unwanted(self, command: Command, _: asyncio.Future[Any]) -> None:

@@ -157,6 +157,7 @@ class Routing:
             if command not in self._limits and not command.future.done():
                 until = command.born + COMMAND_TIMEOUT
                 self._limits[command] = self._loop.call_at(until, self._give_up, command)
+                assert isinstance(command.future, asyncio.Future), "members are no cluster"
                 command.future.add_done_callback(partial(self._limitless, command))
 
     def _limitless(self, command: Command, _: asyncio.Future[Any]) -> None:
