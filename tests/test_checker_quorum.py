@@ -375,6 +375,10 @@ RIGHT: dict[str, Story] = {
         *(*LED, looked(1.5, 1.6, "2.0", 11, B), looked(2.0, 2.1, "1.0", 10, A)),
         *(kept(1.3, "1.0", 11, 0, 1), broken(1.7, 1.7, "flush", 1)),
     ],
+    "not_told_who_leads_by_a_client_that_is_closed": [
+        at(1.0, "2.0", "closing"),
+        looked(4.0, 4.1, "2.0", 0, "ClientClosed"),
+    ],
     "not_told_who_leads_without_a_majority": [
         looked(1.0, 6.0, "2.0", 0, "StoreError"),
         broken(0.9, 5.9, "freeze_most", 0, 2),
@@ -674,6 +678,7 @@ WRONG: dict[str, Story] = {
         looked(1.0, 6.0, "2.0", 0, "StoreError"),
         broken(0.9, 5.9, "freeze", 0),
     ],
+    "looks-not_told_by_a_client_that_is_open": [looked(4.0, 4.1, "2.0", 0, "ClientClosed")],
     "looks-told_late": [looked(1.0, 2.1, "2.0", 0, "ok")],
     "final-one_is_silent": [at(9.0, "0.0", "servers", states=["up", "silent", "up"])],
 }

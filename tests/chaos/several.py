@@ -265,6 +265,8 @@ def _asked(run: Run) -> Iterator[Violation]:
             or run.closing(who, since - LAG, event.t) is not None
         ):
             continue
+        if event["outcome"] == "ClientClosed" and run.closing(who, 0, event.t) is not None:
+            continue  # and no other is open yet
         if event["outcome"] != "ok":
             text = f"{who} was not told who leads: {event['outcome']}"
             yield Violation("looks", text, (event,))
