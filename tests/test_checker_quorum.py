@@ -17,6 +17,7 @@ from tests.test_checker import (
     A,
     B,
     C,
+    D,
     Story,
     asks,
     at,
@@ -161,6 +162,12 @@ def kept(t: float, who: str, fence: int, *servers: int) -> list[Event]:
     return [at(t, who, "kept", n=name, server=each, count=fence, since=since) for each in servers]
 
 
+def handed(t: float, attempt: str, votes_of: str) -> list[Event]:
+    """It has the lock by the votes of another of its client."""
+    who = who_of(attempt)
+    return [*waits(t - 0.01, attempt), at(t, who, "handed", w=waiter(attempt), of=waiter(votes_of))]
+
+
 CLOCKS = seen(0.1, A)
 """All have the same."""
 
@@ -206,6 +213,28 @@ RELEASED: Sequence[Event | Sequence[Event]] = [
     ends(1.2, A, "AcquireTimeout"),
     at(1.3, "0.0", "over", w=waiter(A)),
 ]
+HANDED_ON: Sequence[Event | Sequence[Event]] = [
+    CLOCKS,
+    *(asks(1.0, A), votes(1.05, A, 1.04, 0, 1, 2), enters(1.1, A, 10, 2.1), leaves(1.2, A)),
+    at(1.21, "0.0", "over", w=waiter(A)),
+    *(asks(1.1, D), handed(1.2, D, A), enters(1.2, D, 11, 3.1)),
+]
+"""What becomes of D is missing."""
+TAKEN_FIRST: Sequence[Event | Sequence[Event]] = [
+    CLOCKS,
+    asks(1.0, A),
+    taking(2.6, A, 0, 1, 2),
+    at(2.61, "2.0", "broke", n="lock", id=1),
+    *(stands(1.05, A, 1000, 0, 1, 2), enters(3.0, A, 12, 5.0), leaves(3.1, A)),
+]
+"""They were taken before it entered; which votes it has is missing."""
+STOPPED_AND_CLOSED: Sequence[Event | Sequence[Event]] = [
+    CLOCKS,
+    *(asks(1.0, A), votes(1.05, A, 1.04, 0, 1), enters(1.1, A, 10, 2.1), leaves(1.2, A)),
+    broken(1.01, 6.0, "freeze_long", 2),
+    *(seen(9.0, A, 2, since=8.9), seen(9.2, A, 2, since=8.9)),
+]
+"""It is seen at a server that has answered it late."""
 CLOSED: Sequence[Event | Sequence[Event]] = [
     waits(1.0, A)[0],
     asks(1.0, A),
@@ -454,6 +483,26 @@ RIGHT: dict[str, Story] = {
         broken(1.25, 1.4, "cut_off", 2),
         *(seen(1.4, A, 2), seen(2.5, A, 2)),
     ],
+    "seen_by_whose_votes_another_has_it": [
+        *(*HANDED_ON, seen(1.3, A, 0, 1, 2, since=1.04), seen(2.0, A, 0, 1, 2, since=1.04)),
+        *(leaves(2.1, D), at(2.11, "0.0", "over", w=waiter(D))),
+    ],
+    "taken_away_from_who_has_it_by_the_votes_of_another": [
+        *(*HANDED_ON, taking(1.5, A, 0, 1, 2), at(1.51, "2.0", "broke", n="lock", id=1)),
+        *(of(1.52, D, "told"), leaves(1.53, D, "LeaseLost")),
+    ],
+    "taken_away_when_it_was_handed_on": [
+        *(*HANDED_ON, taking(1.19, A, 0, 1, 2), at(1.22, "2.0", "broke", n="lock", id=1)),
+        *(of(1.23, D, "told"), leaves(1.24, D, "LeaseLost")),
+    ],
+    "renewed_with_votes_that_are_younger_than_a_break": [
+        *(*TAKEN_FIRST, stands(2.7, A, 1000, 0, 1), stands(2.8, A, 1000, 0)),
+        *(votes(2.8, A, 0, 0), stands(2.8, A, 1000, 1), votes(2.81, A, 0, 1)),
+    ],
+    "a_ghost_of_a_client_that_was_closed_and_could_not_say_more": [
+        *(*STOPPED_AND_CLOSED, broken(8.8, 9.1, "cut", 2, target="0")),
+        at(8.95, "0.0", "closing"),
+    ],
     "left_at_one_that_was_broken_then": [*CLOSED, broken(3.5, 3.9, "freeze", 1)],
     "left_at_one_that_was_restarted_with_that": [*CLOSED, broken(3.0, 3.1, "crash_saved", 1)],
     "all_vote": [at(9.0, "0.0", "servers", states=["up", "up", "up"])],
@@ -540,6 +589,24 @@ WRONG: dict[str, Story] = {
         *RELEASED,
         broken(1.25, 1.4, "cut_off", 1),
         *(seen(1.4, A, 2), seen(2.5, A, 2)),
+    ],
+    "ghosts-by_whose_votes_nobody_has_it_any_more": [
+        *(*HANDED_ON, seen(1.3, A, 0, 1, 2, since=1.04), seen(2.0, A, 0, 1, 2, since=1.04)),
+        *(leaves(1.25, D), at(1.26, "0.0", "over", w=waiter(D))),
+    ],
+    "losses-of_votes_that_were_taken_before_it_was_handed_on": [
+        *(*HANDED_ON, taking(0.05, A, 0, 1, 2), at(0.06, "2.0", "broke", n="lock", id=1)),
+        *(of(1.52, D, "told"), leaves(1.53, D, "LeaseLost")),
+    ],
+    "revivals-with_votes_that_may_be_older_than_a_break": [
+        *(*TAKEN_FIRST, stands(2.5, A, 1000, 0, 1), stands(2.8, A, 1000, 0)),
+        *(votes(2.8, A, 0, 0), stands(2.8, A, 1000, 1), votes(2.81, A, 0, 1)),
+    ],
+    "ghosts-of_a_client_that_is_open": [
+        *(*STOPPED_AND_CLOSED, broken(8.8, 9.1, "cut", 2, target="0")),
+    ],
+    "ghosts-of_a_client_that_was_closed_and_was_heard": [
+        *(*STOPPED_AND_CLOSED, at(8.95, "0.0", "closing")),
     ],
     "left_over-at_one_that_was_restarted_empty": [*CLOSED, broken(-9.0, -8.0, "crash", 1)],
     "left_over-though_it_was_reached": [*CLOSED, broken(3.0, 3.9, "freeze", 2)],

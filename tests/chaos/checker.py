@@ -110,6 +110,7 @@ from tests.chaos.history import Event
 from tests.chaos.run import (
     AT_ONCE,
     CLAIM,
+    CLOSE,
     COMMAND,
     LAG,
     LATE,
@@ -709,6 +710,8 @@ def _haunts(  # noqa: PLR0917  # who was seen, and where
     if who is None:
         return ""  # a client that the history does not know: as of what is done
     where = "was among the holders" if fence else "stood in the queue"
+    if fence:
+        waiter = run.bearer(waiter)
     over = run.over.get(waiter)
     if over is not None and not run.wiped_between(over - COMMAND, seen):
         assert run.ahead is not None
@@ -727,6 +730,10 @@ def _haunts(  # noqa: PLR0917  # who was seen, and where
     # Of the dead nothing is heard, and what they sent may come late; but no lease outlasts that.
     undisturbed = attempt.ended is not None and not run.disturbed_at(who, server, ended, seen)
     due = ended + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
+    closing = run.closing(who, ended, seen) if server is not None else None
+    if closing is not None and run.disturbed_at(who, server, closing, closing + CLOSE):
+        # Until then it may have sent again what a server had not answered, and not what followed.
+        due = max(due, closing + attempt.ttl + LATE + LAG)
     if seen > due and (fence or undisturbed):
         return f"{where} {(seen - ended) / NS:.3f} s after it had ended,"
     return ""

@@ -49,6 +49,7 @@ stands      w, server, since, ticket: one of several servers, asked at ``since``
             the waiter has a place there, or its vote
 voted       w, server, granted: it has a vote, which was given then (µs of the server's clock; 0
             where that was not said)
+handed      w, of: its client lets it have the lock by the votes of another
 taking      n, w, server: just before one of them is asked to take its vote from this waiter
 marked      n, server, fence, since: one of them, asked at ``since``, has answered that this is
             done, under that fence

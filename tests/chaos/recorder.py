@@ -10,6 +10,7 @@ from functools import partial
 
 import aiolock
 from aiolock.store import Answer, Form, Inbox, Queued, Relay, Renewal, Store, Waiter
+from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.redis._codec import encode
 from tests.chaos.history import History
 
@@ -178,6 +179,11 @@ class Recorder(Relay):
         attempt = self._attempts[waiter]
         self._heard[attempt] = time.monotonic_ns()
         self._pushed.add((attempt, fence))
+        if isinstance(self._store, QuorumStore):
+            handed = self._store._candidates._runs.get(waiter)
+            if handed is not None and handed.stand.waiter != waiter:
+                votes_of = _text(handed.stand.waiter, form)
+                self._history.note("handed", w=_text(waiter, form), of=votes_of)
         self._inbox.granted(name, waiter, form, fence, lease, now)
 
     def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:

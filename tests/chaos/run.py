@@ -158,6 +158,10 @@ class Attempt:
     """By server: when it was asked for a place, and when it had said that it has one, each time."""
     votes: list[int] = field(default_factory=list[int])
     """When its server gave each vote that it has heard of (µs); 0 where that is not known."""
+    in_line: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
+    """By server: when it was asked that has answered then that it waits, or has a vote by now."""
+    votes_after: list[int] = field(default_factory=list[int])
+    """The time before which each of the votes was certainly not given, where that is not known."""
     first_votes: dict[int, int] = field(default_factory=dict[int, int])
     """By server: the same of the first one that it gave, in ms, where that is known.
 
@@ -260,6 +264,8 @@ class Several:
     """What is put up -> when one of them has said that it is."""
     new: list[Event] = field(default_factory=list[Event])
     """When one of them was told that it has forgotten nothing."""
+    bearers: dict[Waiter, Waiter] = field(default_factory=dict[Waiter, Waiter])
+    """Whose votes they are -> who has the lock by them, or had it last."""
     restored: dict[int, int] = field(default_factory=dict[int, int])
     """A server -> when it had last been restarted with what it had saved."""
     takings: dict[tuple[str, str], list[Attempt]] = field(
@@ -470,12 +476,17 @@ class Run:
                 attempt.first_votes.clear()
             attempt.ticket = event["ticket"]
             attempt.stands[event["server"]].append((event["since"], event.t))
+            attempt.in_line[event["server"]].append(event["since"])
 
     def _note_voted(self, event: Event) -> None:
         attempt = self._of_waiter(event)
         if attempt is not None and attempt.entered is None:
-            attempt.votes.append(event["granted"])
             server, granted = event["server"], event["granted"] // 1000
+            line = attempt.in_line[server]
+            if not granted and line:
+                line.pop()  # by the answer that tells of this vote, which it had already
+            attempt.votes.append(event["granted"])
+            attempt.votes_after.append(line[-1] if line else 0)
             if granted:
                 before = attempt.first_votes.get(server, granted)
                 attempt.first_votes[server] = min(before, granted)
@@ -491,9 +502,29 @@ class Run:
 
     def _note_taking(self, event: Event) -> None:
         attempt = self._of_waiter(event)
-        if attempt is not None:
-            attempt.takings.append((event, None))
-            self._several.takings[event.who, event["n"]].append(attempt)
+        bearer = self.attempts.get(self.waiters.get(self.bearer(waiter_of(event["w"])), ""))
+        for each in {attempt, bearer} - {None}:
+            assert each is not None
+            each.takings.append((event, None))
+            self._several.takings[event.who, event["n"]].append(each)
+
+    def _note_handed(self, event: Event) -> None:
+        votes, taker = waiter_of(event["of"]), waiter_of(event["w"])
+        before = self.attempts.get(self.waiters.get(self.bearer(votes), ""))
+        attempt = self._of_waiter(event)
+        self._several.bearers[votes] = taker
+        if attempt is None or before is None:
+            return
+        # They may be taken away by now, and its client has not heard of that.
+        for began, over in before.takings:
+            if over is None or event.t < over.t + LAG:
+                attempt.takings.append((began, over))
+                if over is None:
+                    self._several.takings[began.who, began["n"]].append(attempt)
+
+    def bearer(self, waiter: Waiter) -> Waiter:
+        """Who has the lock by the votes of a waiter: perhaps another of its client."""
+        return self._several.bearers.get(waiter, waiter)
 
     def _note_waits(self, event: Event) -> None:
         self.waiters[waiter_of(event["w"])] = event["a"]
@@ -868,7 +899,9 @@ class Run:
         for began, over in attempt.takings:
             assert self.ahead is not None
             ahead = self.ahead
-            if sum(granted * 1000 - ahead > began.t for granted in attempt.votes) < most:
+            votes = zip(attempt.votes, attempt.votes_after, strict=True)
+            given = [granted * 1000 - ahead if granted else after for granted, after in votes]
+            if sum(t > began.t for t in given) < most:
                 return began, over
         return None
 
