@@ -24,6 +24,8 @@ from tests.test_checker import (
     ends,
     enters,
     gives_back,
+    gone,
+    killed,
     leaves,
     ns,
     of,
@@ -455,6 +457,18 @@ RIGHT: dict[str, Story] = {
         *LOST_AT_ONCE,
         broken(1.2, 1.3, "crash_most", 1, 2),
     ],
+    "lost_with_a_bare_majority_of_which_one_has_forgotten": [
+        *(*LOST_AT_ONCE, votes(1.05, A, 1.04, 0, 1), broken(1.2, 1.3, "flush", 1)),
+        broken(0.5, 0.9, "cut", 2, target="1"),
+        *(asks(0.6, B, timeout=0.1), ends(0.7, B, "AcquireTimeout")),
+    ],
+    "idle_while_a_grant_stands_of_one_that_was_killed": [
+        *(CLOCKS, asks(1.0, A), enters(1.1, A, 10, 2.1), leaves(1.2, A)),
+        *(asks(1.1, B), waits(1.15, B), killed(1.9, "1.0"), gone(1.95, "1.0")),
+        *(asks(1.1, C), stands(1.15, C, 1100, 0, 1, 2), queued(1.15, C)),
+        *(seen(2.3, B, 0, 1, since=1.8), seen(2.9, B, 0, 1, since=1.8)),
+        *(enters(3.4, C, 12, 4.0), leaves(3.5, C)),
+    ],
     "an_error_without_a_majority": [
         asks(1.0, A),
         broken(1.0, 2.0, "freeze_most", 1, 2),
@@ -566,6 +580,18 @@ WRONG: dict[str, Story] = {
         enters(1.25, A, 12, 2.2),
         of(1.5, A, "told"),
         leaves(1.5, A, "LeaseLost"),
+    ],
+    "losses-with_a_bare_majority_and_nobody_was_away": [
+        *(*LOST_AT_ONCE, votes(1.05, A, 1.04, 0, 1), broken(1.2, 1.3, "flush", 1)),
+    ],
+    "losses-with_all_votes_of_which_one_was_forgotten": [
+        *(*LOST_AT_ONCE, votes(1.05, A, 1.04, 0, 1, 2), broken(1.2, 1.3, "flush", 1)),
+    ],
+    "idleness-no_grant_stands": [
+        *(CLOCKS, asks(1.0, A), enters(1.1, A, 10, 2.1), leaves(1.2, A)),
+        *(asks(1.1, B), waits(1.15, B), killed(1.9, "1.0"), gone(1.95, "1.0")),
+        *(asks(1.1, C), stands(1.15, C, 1100, 0, 1, 2), queued(1.15, C)),
+        *(enters(3.4, C, 12, 4.0), leaves(3.5, C)),
     ],
     "errors-one_broken": [
         asks(1.0, A),

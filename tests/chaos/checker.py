@@ -386,6 +386,7 @@ def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
         or any(failover["since"] <= lost for failover in run.failed_over(attempt))
         or (broken is not None and broken[0].t <= lost)
         or run.forgotten(attempt.who, begin, lost)
+        or run.bare(attempt, begin, lost)
     ):
         return True
     max_hold = attempt.asked["max_hold"]
@@ -473,7 +474,8 @@ def _free_at(run: Run, attempt: Attempt) -> int:
 
 def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
     # Each process that was in trouble may have been given one claim, and let it pass. Who was dead
-    # by then costs nothing.
+    # by then costs nothing, but for what it had been given before.
+    begin = max(begin, _held_by_the_dead(run, name, begin, end))
     if end - begin <= LAG + CLAIM * run.in_trouble(begin, end):
         return
     for attempt in run.attempts.values():
@@ -487,6 +489,22 @@ def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
             )
             yield run.violation("idleness", text, attempt)
             return
+
+
+def _held_by_the_dead(run: Run, name: str, begin: int, end: int) -> int:
+    """Until when it was seen that somebody has a grant who was killed before it entered."""
+    seen = begin
+    for event in run.standing:
+        if not begin <= event["since"] <= end:
+            continue
+        for member in (member for members in event["holders"].values() for member in members):
+            waiter, _ = _waiter(member, held=True)
+            attempt = run.attempts.get(run.waiters.get(waiter, ""))
+            if attempt is None or attempt.name != name or attempt.entered is not None:
+                continue
+            if attempt.who in run.killed and event.t <= run.gone(attempt.who) + CLAIM:
+                seen = event.t
+    return seen
 
 
 def forgotten(run: Run) -> Iterator[Violation]:

@@ -160,6 +160,8 @@ class Attempt:
     """When its server gave each vote that it has heard of (µs); 0 where that is not known."""
     in_line: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
     """By server: when it was asked that has answered then that it waits, or has a vote by now."""
+    voters: set[int] = field(default_factory=set[int])
+    """The servers of which it has ever had a vote."""
     votes_after: list[int] = field(default_factory=list[int])
     """The time before which each of the votes was certainly not given, where that is not known."""
     first_votes: dict[int, int] = field(default_factory=dict[int, int])
@@ -480,6 +482,8 @@ class Run:
 
     def _note_voted(self, event: Event) -> None:
         attempt = self._of_waiter(event)
+        if attempt is not None:
+            attempt.voters.add(event["server"])
         if attempt is not None and attempt.entered is None:
             server, granted = event["server"], event["granted"] // 1000
             line = attempt.in_line[server]
@@ -773,6 +777,27 @@ class Run:
             if len(heard) < min(self.most, len(left)):
                 return True
         return False
+
+    def bare(self, attempt: Attempt, begin: int, end: int) -> bool:
+        """Whether it may have lost a bare majority, by what a minority has forgotten.
+
+        It had no vote of the others, and somebody could not reach these: so that a vote of somebody
+        else may not have been given back there yet.
+        """
+        forgot = {
+            server
+            for server, events in self._several.forgot.items()
+            if any(event["since"] <= end and begin <= event.t for event in events)
+        }
+        missing = {*range(self.servers)} - attempt.voters
+        away = {
+            server
+            for server in missing
+            for who in self._disturbed
+            if self.disturbed_at(who, server, begin - LAG, end)
+        }
+        left = len(attempt.voters - forgot)
+        return bool(forgot and attempt.voters) and away == missing and left < self.most
 
     def disturbed_at(self, who: str, server: int | None, begin: int, end: int) -> bool:
         """The same, on its way to one of several servers, if there are several."""
