@@ -24,7 +24,7 @@ RUNS = (
     [
         *(("redis", "1", 12.0), ("sentinel", "5", 15.0), ("cluster", "8", 15.0)),
         *(("sqlite", "1", 8.0), ("postgres", "1", 10.0), ("mysql", "1", 10.0)),
-        ("quorum", "11", 12.0),
+        ("quorum", "11", 15.0),
     ]
     if _ON_THE_TREE
     else [("redis", "2", 10.0)] * (loops.chosen() == "uvloop")
