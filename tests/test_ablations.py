@@ -13,6 +13,7 @@ import pytest
 
 import aiolock
 from tests import ablated
+from tests.selection import ON_THE_TREE
 
 PACKAGE = Path(aiolock.__file__).parent
 ROOT = ablated.ROOT
@@ -2996,7 +2997,7 @@ SAFEGUARDS = (
 )
 
 
-@pytest.mark.skipif(PACKAGE.parent != ROOT, reason="on the tree only: it is the same source")
+@pytest.mark.skipif(not ON_THE_TREE, reason="on the tree only: it is the same source")
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda s: s.name.replace(" ", "_"))
 def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
     """The test that is named passes with the safeguard, elsewhere, and fails without it, here."""
