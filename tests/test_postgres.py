@@ -20,7 +20,7 @@ import pytest
 import aiolock
 from aiolock.cli.main import main
 from aiolock.stores import postgres
-from aiolock.stores.postgres import _link, _pipe, _schema, _settings, _store
+from aiolock.stores.postgres import _link, _notices, _pipe, _schema, _settings, _store
 from aiolock.stores.postgres._store import PostgresStore
 from tests import databases
 from tests.databases import PgBouncer, PostgresServer, Standby
@@ -329,6 +329,182 @@ async def test_opposite_orders(postgres_server: PostgresServer, prefix: str) -> 
         await asyncio.gather(through(ours, names), through(theirs, names[::-1]))
     rows = postgres_server.execute("SELECT deadlocks FROM pg_stat_database")
     assert all(count == 0 for (count,) in rows)
+
+
+# --- What is told behind a transaction
+
+RAISES = "RAISE 'the test says so'"
+ENDS = "PERFORM pg_terminate_backend(pg_backend_pid())"
+"""Its connection is ended by the server, and nothing of it is done."""
+
+
+def at_first(
+    server: PostgresServer, how: str, function: str = "flush", given: str = "", *, times: int = 1
+) -> None:
+    """What tells others does this instead, the first times that there is something to tell."""
+    something = "true" if given else "coalesce(current_setting('aiolock.out', true), '') <> ''"
+    passed = "$1" if given else ""
+    server.execute(f"ALTER FUNCTION aiolock.{function}({given}) RENAME TO _{function}")
+    server.execute(f"CREATE SEQUENCE {function}_calls")
+    server.execute(
+        f"CREATE FUNCTION aiolock.{function}({given}) RETURNS void LANGUAGE plpgsql"
+        " SECURITY DEFINER AS $$ BEGIN"
+        f" IF {something} AND nextval('public.{function}_calls') <= {times} THEN {how}; END IF;"
+        f" PERFORM aiolock._{function}({passed}); END $$"
+    )
+    server.execute(f"GRANT EXECUTE ON FUNCTION aiolock.{function}({given}) TO app")
+
+
+async def hand_on(ours: aiolock.LockClient, theirs: aiolock.LockClient) -> None:
+    """Theirs waits for ours, and has it long before a lease ends."""
+    lease = await take(ours.lock("x", ttl=60))
+    waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+    await queued(theirs.lock("x"), 1)
+    await lease.release()
+    second = await asyncio.wait_for(waiting, 10)
+    assert second.fence > lease.fence
+    await second.release()
+
+
+@pytest.mark.parametrize(
+    ("how", "logged"),
+    [(RAISES, "asked again until it does: the test says so"), (ENDS, "for 1 names")],
+    ids=["raises", "ends"],
+)
+async def test_a_flush_that_fails(
+    own_postgres: PostgresServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+    logged: str,
+) -> None:
+    """Once, while the connection lives, or with it: who was granted the lock hears of it soon."""
+    at_first(own_postgres, how)
+    monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
+    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 60.0)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        await hand_on(ours, theirs)
+    assert logged in caplog.text
+
+
+async def test_a_flush_that_fails_again_and_again(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried less and less often; and by each heartbeat, should nothing else try it."""
+    at_first(own_postgres, RAISES)
+    monkeypatch.setattr(_notices, "_FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(_notices, "_LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(_store, "HEARTBEAT", 0.5)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        store_of(ours)._pipe._notices._pause = 60.0
+        await hand_on(ours, theirs)
+
+
+async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServer) -> None:
+    """The release is sent again, and finds nothing to do: who was granted the lock hears of it."""
+    at_first(own_postgres, ENDS)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=60))
+        waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+        await queued(ours.lock("x"), 1)
+        pipe = store_of(ours)._pipe
+        wire = pipe._wire
+        assert wire is not None
+        asyncio.get_running_loop().remove_reader(wire._socket)  # it reads no answer
+        releasing = asyncio.create_task(lease.release())
+        granted = "SELECT count(*) FROM aiolock.grants WHERE claimed"
+        await until(lambda: own_postgres.execute(granted) == [(1,)])
+        pipe._link.drop(ConnectionError("the test ends it"))
+        await (await asyncio.wait_for(waiting, 10)).release()
+        await releasing
+
+
+async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: PostgresServer) -> None:
+    """The connection is away for longer than a claim: who had it comes back to its place."""
+    at_first(own_postgres, ENDS)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        link = store_of(ours)._pipe._link
+        greet = link._greet
+
+        async def greets(connection: Any) -> None:
+            await greet(connection)
+            await asyncio.sleep(3.3)  # a claim is 3 s
+
+        link._greet = greets
+        await hand_on(ours, theirs)
+
+
+async def test_notifying_again_fails(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again."""
+    at_first(own_postgres, ENDS)
+    at_first(own_postgres, RAISES, "notify_again", "bytea")
+    monkeypatch.setattr(_notices, "_LONGEST_PAUSE", 0.2)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        await hand_on(ours, theirs)
+
+
+async def test_a_flush_without_an_answer(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is taken for dead, though no command waits for an answer."""
+    at_first(own_postgres, "PERFORM pg_sleep(60)")
+    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.5)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=60))
+        waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+        await queued(ours.lock("x"), 1)
+        pipe = store_of(ours)._pipe
+        wire = pipe._wire
+        await lease.release()
+        await until(lambda: pipe._wire is not wire)
+        await (await asyncio.wait_for(waiting, 10)).release()
+
+
+async def test_closed_behind_a_flush_that_fails(own_postgres: PostgresServer) -> None:
+    """A client closes only when it has told what there was to tell."""
+    at_first(own_postgres, RAISES, times=4)
+    async with aiolock.connect(own_postgres.url("app")) as theirs:
+        async with aiolock.connect(own_postgres.url("app")) as ours:
+            lease = await take(ours.lock("x", ttl=60))
+            waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+            await queued(theirs.lock("x"), 1)
+            await lease.release()
+        await (await asyncio.wait_for(waiting, 10)).release()
+
+
+async def test_what_is_not_in_the_tables_needs_no_flush(own_postgres: PostgresServer) -> None:
+    """That something is done, broken or wanted by others is told with the transaction itself."""
+    own_postgres.execute(
+        "CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'the test says so'; END $$"
+    )
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        run = asyncio.Event()
+
+        async def runs() -> None:
+            async with ours.once("job", remember=60, ttl=60) as first:
+                assert first
+                await run.wait()
+
+        running = asyncio.create_task(runs())
+        await until(lambda: own_postgres.execute("SELECT count(*) FROM aiolock.grants")[0][0])
+        other = theirs.once("job", remember=60, ttl=60)
+        waiting = asyncio.create_task(other.__aenter__())
+        own = "SELECT count(*) FROM aiolock.waiters"
+        await until(lambda: own_postgres.execute(own) == [(1,)])
+        run.set()
+        await running
+        assert not await asyncio.wait_for(waiting, 10)
+        await other.__aexit__(None, None, None)
+
+        lease = await take(theirs.lock("x", ttl=60, on_lost="signal"))
+        await ours.request_release("x")
+        await asyncio.wait_for(lease.requested.wait(), 10)
+        await ours.lock("x").break_()
+        await asyncio.wait_for(lease.lost.wait(), 10)
+        store_of(ours)._pipe._notices.close()
 
 
 FORM = "{3000,0,0,0,0,0,0,0,0,0,0,0}"

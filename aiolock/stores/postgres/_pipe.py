@@ -20,6 +20,7 @@ from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value
 from aiolock.stores.postgres._errors import BUSY, ELSEWHERE, Failed, is_one_of, store_error
 from aiolock.stores.postgres._link import Connection, Link
+from aiolock.stores.postgres._notices import FLUSHED, TELLS, Notices
 from aiolock.stores.postgres._schema import PROTOCOL, statements
 from aiolock.stores.postgres._settings import Settings
 from aiolock.stores.postgres._wire import Answer, Wire
@@ -79,8 +80,6 @@ class _Command:
         return self.sure or not self.future.done()
 
 
-_TELLS: Final = frozenset({"release", "finish", "break_", "downgrade", "resize", "post", "request"})
-"""Behind these comes a flush: what they tell other clients is sent in a transaction of its own."""
 _ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat"})
 """They are about several names, or may last."""
 
@@ -122,6 +121,9 @@ class Pipe:
         self._batch_sent = 0.0
         self._resting = set[_Command]()
         """What something of others was in the way of."""
+        self._notices = Notices(
+            drop=self._link.drop, notify_again=self._notify_again, done=self._see_whether_drained
+        )
         self._scheduled = False
         self._watch: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -189,8 +191,9 @@ class Pipe:
         self._batch, self._batch_sent = batch, self._loop.time()
         calls = [(command.function, self._arguments(command)) for command in batch]
         wire.send(calls, self._answered)
-        if not self._settings.pooled and any(each.function in _TELLS for each in batch):
-            wire.send([("flush", ())], _ignore)
+        if not self._settings.pooled and any(each.function in FLUSHED for each in batch):
+            tells = {each.name: each.arguments[0] for each in batch if each.function in TELLS}
+            self._notices.flush(wire, tells)
 
     def _next_batch(self) -> list[_Command]:
         """What is sent together: by name, as every client does, so that none waits for another."""
@@ -213,6 +216,9 @@ class Pipe:
         if command.stamp is None:
             return command.arguments
         return [*command.arguments, command.stamp(command.sent)]
+
+    def _notify_again(self, name: str, key: Value) -> asyncio.Future[Any]:
+        return self.call("notify_again", name, (key,), _text)
 
     # The answers
 
@@ -326,6 +332,7 @@ class Pipe:
         self.copies.read_clock(sent, int(answer))
         self.copies.connected = self._serving = True
         if self._first is None:
+            self._notices.up()
             self._back()
         elif not self._first.done():  # the opening may have been cancelled in this very turn
             self._first.set_result(None)
@@ -339,6 +346,7 @@ class Pipe:
         if self._serving:
             self._serving = False
             self.copies.lost()
+        self._notices.down()
         batch, self._batch = self._batch, []
         for command in sorted(batch, key=lambda command: command.number, reverse=True):
             if command.wanted:
@@ -351,7 +359,8 @@ class Pipe:
         """See, while anything is under way, whether the connection is dead, or time has run out."""
         self._watch = None
         now = self._loop.time()
-        if self._batch and now - self._batch_sent >= REPLY_TIMEOUT:
+        waited = now - self._batch_sent if self._batch else self._notices.unanswered(now)
+        if waited >= REPLY_TIMEOUT:
             self._link.drop(Failed(f"no answer for {REPLY_TIMEOUT:.0f} s"))
         for command in (*self._batch, *self._resting, *self._waiting):
             if now - command.born >= COMMAND_TIMEOUT:
@@ -362,22 +371,25 @@ class Pipe:
                     command.sure = False  # so that it is dropped
         self._waiting = deque(c for c in self._waiting if c.wanted)
         self._see_whether_drained()
-        if self._batch or self._waiting or self._resting:
+        if self._under_way:
             self._watch = self._loop.call_later(_LOOK, self._look)
 
     def _see_whether_drained(self) -> None:
-        if self._drained is None or self._batch or self._waiting or self._resting:
-            return
-        if not self._drained.done():
+        if self._drained is not None and not self._under_way and not self._drained.done():
             self._drained.set_result(None)
+
+    @property
+    def _under_way(self) -> bool:
+        return bool(self._batch or self._waiting or self._resting or self._notices.pending)
 
     async def aclose(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for what is under way, then disconnect. Idempotent."""
-        if (self._batch or self._waiting or self._resting) and self._drained is None:
+        if self._under_way and self._drained is None:
             # Of the answers, not of the futures: those may be cancelled while a release goes on.
             self._drained = self._loop.create_future()
             await asyncio.wait([self._drained], timeout=timeout)
         self._closed = True
+        self._notices.close()
         closed = Failed("the client was closed")
         for command in (*self._batch, *self._resting, *self._waiting):
             self._fail(command, closed, refused=command.times == 0)
@@ -389,8 +401,8 @@ class Pipe:
         await self._link.aclose()
 
 
-def _ignore(_: list[Answer]) -> None:
-    """A flush that fails leaves what it was to send for the next one."""
+def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback
+    return text
 
 
 async def _is_newer(connection: Connection) -> bool:

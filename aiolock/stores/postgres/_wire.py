@@ -39,6 +39,7 @@ FUNCTIONS: Final = {
     "beat": 1,
     "bye": 1,
     "flush": 0,
+    "notify_again": 1,
     "sweep": 1,
 }
 """What may be called, and with how many arguments."""

@@ -123,7 +123,8 @@ BEGIN
 END $$;
 
 -- Wait for the turn to work on this name; then what time it is. `tells`: as a rule it has something
--- to tell others, so that a `flush` comes behind it.
+-- to tell others, so that a `flush` comes behind it. Only what `notify_again` finds in the tables is
+-- told in that way, for the session may end between the two.
 CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -686,7 +687,7 @@ CREATE OR REPLACE FUNCTION aiolock.finish(
     n bytea, me text, s bigint, f bigint, keep bigint, bury bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants := aiolock._take(n, me, s, f);
     w record;
 BEGIN
@@ -710,7 +711,7 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock.request(n bytea, me text, late bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants;
     told bigint := 0;
 BEGIN
@@ -729,7 +730,7 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock.break_(n bytea, me text, fences bigint[]) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants;
     broken bigint := 0;
 BEGIN
@@ -947,6 +948,34 @@ BEGIN
         PERFORM pg_notify('aiolock:' || split_part(line, ' ', 1), substr(line, strpos(line, ' ') + 1));
     END LOOP;
     PERFORM set_config('aiolock.out', '', false);
+END $$;
+
+-- Notify again who may not have heard of it: a session has ended before its `flush`. It had claims to
+-- tell of, which nobody has confirmed, and who is first in the queue of a name that was closed. Where
+-- a claim has ended meanwhile, who had it comes back to its old place in the queue.
+CREATE OR REPLACE FUNCTION aiolock.notify_again(n bytea) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    g aiolock.grants;
+    first aiolock.waiters;
+BEGIN
+    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND claimed AND ends > us / 1000
+        ORDER BY name, fence
+    LOOP
+        PERFORM aiolock._push(n, g.client, '', concat_ws(' ', 'granted', g.seq,
+            aiolock._form(ROW(n, 0, g.client, g.seq, g.claim, g.shares, g.rule, g.number,
+                g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
+                g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
+    END LOOP;
+    IF aiolock._reap(n, us, '') THEN
+        PERFORM aiolock._advance(n, us, '', 0, 0, false, 0);
+    END IF;
+    SELECT * INTO first FROM aiolock.waiters WHERE name = n
+        ORDER BY name, ticket, client, seq LIMIT 1;
+    IF FOUND THEN
+        PERFORM aiolock._push(n, first.client, '', concat_ws(' ', 'done', first.seq));
+    END IF;
 END $$;
 
 -- Forget some of what nobody needs: clients that are gone, and names that nobody has asked for for
