@@ -610,6 +610,9 @@ async def test_a_standby(own_postgres: PostgresServer) -> None:
         ("?pooled=1", "go together"),
         ("?listen_url=postgresql://x/y", "go together"),
         ("?durabel=0", "durabel"),
+        ("?durable=0&durable=1", "'durable' is in this URL twice"),
+        ("?sslmode=disable&sslmode=require", "'sslmode' is in this URL twice"),
+        ("?durable", "each of which is name=value"),
     ],
 )
 def test_a_url_that_says_too_much(query: str, what: str) -> None:
@@ -618,10 +621,10 @@ def test_a_url_that_says_too_much(query: str, what: str) -> None:
         aiolock.connect(f"postgresql://app@127.0.0.1/x{query}")
 
 
-@pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret"])
+@pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret", "se?cret"])
 def test_a_password_is_not_shown(password: str) -> None:
     """Also where it is written in such a way that it is none."""
-    with pytest.raises(ValueError, match="percent-encoded") as raised:
+    with pytest.raises(ValueError, match=r"percent-encoded|name=value") as raised:
         aiolock.connect(f"postgresql://app:{password}@db/shop")
     assert "cret" not in str(raised.value)
 
@@ -740,6 +743,41 @@ def test_what_a_url_says() -> None:
     assert "sslmode=disable" in store._settings.commands
     assert "one:" in repr(store)
     assert "two:" in repr(store)
+
+
+async def test_options_with_blanks(own_postgres: PostgresServer) -> None:
+    """They come to libpq as they were written: to it a plus sign is no blank."""
+    query = "?options=-c%20geqo%3Doff&application_name=a%20b+c"
+    async with aiolock.connect(own_postgres.url("app", query)) as client:
+        connection = store_of(client)._pipe._link.connection
+        assert connection is not None
+        assert connection.info.get_parameters()["options"] == "-c geqo=off"
+        names = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE usename = 'app'"
+        assert own_postgres.execute(names) == [("a b+c",)]
+        own_postgres.execute("SELECT pg_reload_conf()")
+        async with client.lock("x"):
+            pass
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_another_encoding(own_postgres: PostgresServer, encoding: str) -> None:
+    """Whatever the database keeps texts in, names and values are what they were."""
+    own_postgres.execute(f"CREATE DATABASE other TEMPLATE template0 ENCODING '{encoding}'")
+    owner = f"postgresql://postgres@127.0.0.1:{own_postgres.port}/other"
+    await asyncio.to_thread(postgres.create_schema, owner, "app")
+    async with pair(owner.replace("postgres@", "app@")) as (ours, theirs):
+        lease = await take(ours.lock("ü🙂", ttl=60))
+        waiting = asyncio.create_task(take(theirs.lock("ü🙂", ttl=60)))
+        await queued(theirs.lock("ü🙂"), 1)
+        assert [status.name for status in await ours.snapshot()] == ["ü🙂"]
+        await lease.release()
+        await (await asyncio.wait_for(waiting, 10)).release()
+        async with ours.election("e").campaign("ü🙂"):
+            leader = await theirs.election("e").leader()
+            assert leader is not None
+            assert leader.value == "ü🙂"
+        with pytest.raises(aiolock.StoreError, match=r"^PostgreSQL at [^ ]+: invalid .*[^^]$"):
+            await store_of(ours)._call("read", "x", [b"\\xzz"], lambda text, _: text)
 
 
 async def test_no_server() -> None:

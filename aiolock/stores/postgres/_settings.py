@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from aiolock.stores._urls import each_once
 from aiolock.stores.postgres._errors import Place
 
 _OURS: Final = ("durable", "pooled", "listen_url", "create")
@@ -72,9 +73,10 @@ def from_url(url: str) -> Settings:
             "this is no URL of PostgreSQL's: write what has a meaning in URLs, such as / @ : %,"
             " percent-encoded, also in a password"
         )
-    given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    given = _options(parts.query)
     ours = {name: value for name, value in given if name in _OURS}
-    rest = urlencode([(name, value) for name, value in given if name not in _OURS])
+    others = [(name, value) for name, value in given if name not in _OURS]
+    rest = urlencode(others, quote_via=quote)
     commands = _conninfo(urlunsplit(parts._replace(query=rest)))
     listens = ours.get("listen_url")
     pooled = _flag(ours, "pooled", default=False)
@@ -93,9 +95,22 @@ def from_url(url: str) -> Settings:
     )
 
 
+def _options(query: str) -> list[tuple[str, str]]:
+    """As libpq reads them: to it a plus sign is one, and not a blank."""
+    given: list[tuple[str, str]] = []
+    for each in query.split("&") if query else ():
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise ValueError("see the options of this URL, each of which is name=value")
+        given.append((unquote(name), unquote(value)))
+    each_once(given)
+    return given
+
+
 def _conninfo(url: str) -> dict[str, Any]:
     try:
-        return {**_KEPT_ALIVE, **conninfo_to_dict(url)}
+        # What is read and written here is UTF-8, whatever the database keeps its own texts in.
+        return {**_KEPT_ALIVE, **conninfo_to_dict(url), "client_encoding": "UTF8"}
     except psycopg.ProgrammingError as error:
         # Its text names what it does not understand: an option, or a part of a password.
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))

@@ -4,7 +4,8 @@
 -- and tests/test_postgres_model.py compares the two. Each is carried out behind an advisory lock on
 -- its name, so one after the other; and reads the clock when it has that, never before.
 --
--- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent.
+-- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent; and ASCII,
+-- which a database of any encoding takes.
 
 -- The functions are carried out with their owner's rights: on tables of somebody else's, triggers
 -- of theirs would have these as well.
@@ -46,8 +47,8 @@ CREATE TABLE IF NOT EXISTS aiolock.names (
     count bigint NOT NULL DEFAULT 0,
     tokens text[] NOT NULL DEFAULT '{}',
     value bytea NOT NULL DEFAULT '',
-    given_up jsonb, -- "client:seq" → until when, in ms, copies of its question may come
-    resized jsonb -- token → [permits before, until when that is remembered]
+    given_up jsonb, -- "client:seq" -> until when, in ms, copies of its question may come
+    resized jsonb -- token -> [permits before, until when that is remembered]
 ) WITH (fillfactor = 50);
 
 -- The queue. From `claim` on it is the `Form` of the waiter.
@@ -114,8 +115,8 @@ CREATE TABLE IF NOT EXISTS aiolock.swept (
 INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
--- The parts of the operations. In all of them: `n` the name, `us` the clock in µs, `me` the client
--- that is being answered.
+-- The parts of the operations. In all of them: `n` the name, `us` the clock in microseconds, `me` the
+-- client that is being answered.
 
 CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
@@ -461,7 +462,7 @@ BEGIN
 END $$;
 
 
--- The operations. `late`: until when, in µs, a copy is to be carried out; 0 for ever. What they
+-- The operations. `late`: until when, in us since 1970, a copy is to be carried out; 0 for ever. What they
 -- answer begins with a word; in the lines after that is what there is to tell the one that asks.
 
 CREATE OR REPLACE FUNCTION aiolock.acquire(
@@ -901,7 +902,7 @@ END $$;
 -- What protocol this is: a client accepts its own, and the next one. (So does the check above.)
 CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql AS $$ SELECT 1 $$;
 
--- What time it is, in µs.
+-- What time it is, in us.
 CREATE OR REPLACE FUNCTION aiolock.clock() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
