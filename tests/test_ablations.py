@@ -1408,6 +1408,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "… a right that is missing is noticed before it is needed",
+        f"{POSTGRES}/_pipe.py",
+        "        await _see_that_all_may_be_called(connection)\n",
+        "",
+        "test_postgres.py::test_a_right_that_is_missing[release]",
+        seconds=25,
+    ),
+    Safeguard(
         "… a flush that has failed is sent again",
         f"{POSTGRES}/_notices.py",
         "            self._next_flush = self._loop.call_later(self._pause, self._flush_again)\n",

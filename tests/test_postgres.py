@@ -20,7 +20,7 @@ import pytest
 import aiolock
 from aiolock.cli.main import main
 from aiolock.stores import postgres
-from aiolock.stores.postgres import _link, _notices, _pipe, _schema, _settings, _store
+from aiolock.stores.postgres import _link, _notices, _pipe, _schema, _settings, _store, _wire
 from aiolock.stores.postgres._store import PostgresStore
 from tests import databases
 from tests.databases import PgBouncer, PostgresServer, Standby
@@ -30,6 +30,14 @@ from tests.failures import pair, parent_that_died, queued, start_waiter, take, u
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
     """A server of the test's own, to stop and to change."""
+    databases.need_postgres()
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_rights() -> Iterator[PostgresServer]:
+    """One whose tests give rights back that they have taken."""
     databases.need_postgres()
     with PostgresServer() as server:
         yield server
@@ -807,6 +815,78 @@ async def test_no_schema(own_postgres: PostgresServer, capsys: pytest.CaptureFix
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
         connection.execute("SELECT FROM aiolock.grants")
+
+
+CALLED = sorted({*_wire.FUNCTIONS, "hello", "protocol"})
+
+
+@pytest.mark.parametrize("function", CALLED)
+async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str) -> None:
+    """It is noticed when a client opens, and not when that function is called."""
+    named = f"aiolock.{function}"
+    own_rights.execute(f"REVOKE EXECUTE ON FUNCTION {named} FROM app")
+    try:
+        with pytest.raises(aiolock.StoreError, match=rf"GRANT EXECUTE ON .* {named}\b") as raised:
+            await aiolock.connect(own_rights.url("app")).open()
+        assert str(raised.value).startswith("PostgreSQL at 127.0.0.1:")
+        assert f"permission denied for function {function}: " in str(raised.value)
+        assert raised.value.refused
+    finally:
+        own_rights.execute(f"GRANT EXECUTE ON FUNCTION {named} TO app")
+
+
+def test_all_that_is_called_is_granted() -> None:
+    """And of what is granted, a client calls all but what is for its user."""
+    assert {*CALLED, "check_fence"} == {*_schema.functions()}
+
+
+async def test_a_function_that_is_missing(own_postgres: PostgresServer) -> None:
+    """An older schema: the error says which command makes the newer one."""
+    own_postgres.execute("DROP FUNCTION aiolock.notify_again")
+    with pytest.raises(aiolock.StoreError, match=r"no function notify_again .*init-db URL"):
+        await aiolock.connect(own_postgres.url("app")).open()
+
+
+async def test_a_command_that_fails_at_the_opening(own_postgres: PostgresServer) -> None:
+    """What is wrong is said once, without the statement in which it was."""
+    own_postgres.execute(
+        "CREATE OR REPLACE FUNCTION aiolock.beat(c text) RETURNS text LANGUAGE plpgsql AS"
+        " $$ BEGIN RETURN nothing_of_the_kind; END $$"
+    )
+    with pytest.raises(aiolock.StoreError) as raised:
+        await aiolock.connect(own_postgres.url("app")).open()
+    where = f"PostgreSQL at 127.0.0.1:{own_postgres.port}/postgres"
+    assert str(raised.value) == f'{where}: column "nothing_of_the_kind" does not exist'
+
+
+@pytest.mark.parametrize("where", ["init-db", "create=1"])
+async def test_who_may_not_make_the_schema(
+    own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """The error says what lets this role make it, and not what lets it use it."""
+    own_postgres.execute('CREATE DATABASE "the shop"')
+    url = f"postgresql://app@127.0.0.1:{own_postgres.port}/the%20shop"
+    if where == "init-db":
+        assert await asyncio.to_thread(main, ["init-db", url]) == 1
+        told = capsys.readouterr().err
+    else:
+        with pytest.raises(aiolock.StoreError) as raised:
+            await aiolock.connect(f"{url}?create=1").open()
+        told = str(raised.value)
+    assert 'GRANT CREATE ON DATABASE "the shop" TO "app";' in told
+    assert "permission denied for database the shop" in told
+    assert "LINE" not in told
+    assert told.count("PostgreSQL at") == 1
+
+
+async def test_a_schema_that_somebody_else_has_made(own_postgres: PostgresServer) -> None:
+    """With `create=1` it is used as it is; where that is not allowed, the error says so."""
+    url = own_postgres.url("app", "?create=1")
+    async with aiolock.connect(url) as client, client.lock("x"):
+        pass
+    own_postgres.execute("REVOKE USAGE ON SCHEMA aiolock FROM app")
+    with pytest.raises(aiolock.StoreError, match='GRANT USAGE ON SCHEMA aiolock TO "app"'):
+        await aiolock.connect(url).open()
 
 
 async def test_the_schema_on_the_way(own_postgres: PostgresServer) -> None:

@@ -10,7 +10,7 @@ except ImportError as error:
     ) from error
 
 from aiolock.stores.postgres import _schema, _settings
-from aiolock.stores.postgres._errors import store_error
+from aiolock.stores.postgres._errors import Failed, not_made, store_error
 from aiolock.stores.postgres._store import PostgresStore
 
 __all__ = ["PostgresStore", "create_schema", "from_url", "schema"]
@@ -32,7 +32,10 @@ def create_schema(url: str, *roles: str) -> str:
     try:
         with psycopg.connect(settings.listens) as connection:
             connection.execute("SET client_min_messages = warning")
-            connection.execute(schema(*roles).encode())
-    except psycopg.Error as error:
+            try:
+                connection.execute(schema(*roles).encode())
+            except psycopg.Error as error:
+                raise not_made(error) from error
+    except (psycopg.Error, Failed) as error:
         raise store_error(error, settings.place, refused=True) from error
     return settings.place.where

@@ -13,17 +13,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import psycopg
+
 from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
 from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value
-from aiolock.stores.postgres._errors import BUSY, ELSEWHERE, Failed, is_one_of, store_error
+from aiolock.stores.postgres._errors import (
+    BUSY,
+    ELSEWHERE,
+    Failed,
+    is_one_of,
+    not_made,
+    store_error,
+)
 from aiolock.stores.postgres._link import Connection, Link
 from aiolock.stores.postgres._notices import FLUSHED, TELLS, Notices
 from aiolock.stores.postgres._schema import PROTOCOL, statements
 from aiolock.stores.postgres._settings import Settings
-from aiolock.stores.postgres._wire import Answer, Wire
+from aiolock.stores.postgres._wire import FUNCTIONS, Answer, Wire
 
 REPLY_TIMEOUT: Final = 4.0
 """Seconds without the answer that is due, after which the connection is taken for dead."""
@@ -292,10 +301,13 @@ class Pipe:
         connection.prepare_threshold = None
         if not self._settings.pooled:
             await connection.execute(self._settings.session().encode())
-        if self._settings.create and not await _is_newer(connection):
-            async with connection.transaction():
-                await connection.execute("SET LOCAL client_min_messages = warning")
-                await connection.execute(statements().encode())
+        if self._settings.create and not await _is_made(connection):
+            try:
+                async with connection.transaction():
+                    await connection.execute("SET LOCAL client_min_messages = warning")
+                    await connection.execute(statements().encode())
+            except psycopg.Error as error:
+                raise not_made(error) from error
         cursor = await connection.execute(
             "SELECT aiolock.protocol(), current_setting('transaction_read_only'),"
             " current_setting('transaction_isolation')"
@@ -314,6 +326,7 @@ class Pipe:
             raise Failed("the server does not write", "25006")
         if isolation != "read committed":
             raise Failed(f"transactions are {isolation} there", "AL001")
+        await _see_that_all_may_be_called(connection)
 
     def _up(self, connection: Connection) -> None:
         self._wire = wire = Wire(connection, self._link.drop, prepared=not self._settings.pooled)
@@ -405,10 +418,32 @@ def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback
     return text
 
 
-async def _is_newer(connection: Connection) -> bool:
-    """Whether a later version has made the schema, which serves this one as it is."""
-    cursor = await connection.execute("SELECT to_regprocedure('aiolock.protocol()') IS NOT NULL")
-    if not (await cursor.fetchone() or (False,))[0]:
+async def _is_made(connection: Connection) -> bool:
+    """Whether the schema is not ours to make: another role owns it, or it is a later version's."""
+    cursor = await connection.execute(
+        "SELECT pg_get_userbyid(s.nspowner) <> current_user FROM pg_namespace s"
+        " JOIN pg_proc p ON p.pronamespace = s.oid"
+        " WHERE s.nspname = 'aiolock' AND p.proname = 'protocol'"
+    )
+    row = await cursor.fetchone()
+    if row is None:
         return False
+    if row[0]:
+        return True
     cursor = await connection.execute("SELECT aiolock.protocol()")
     return bool((await cursor.fetchone() or (0,))[0] > PROTOCOL)
+
+
+async def _see_that_all_may_be_called(connection: Connection) -> None:
+    """Else a client would find out late: one that may acquire, and not release, say."""
+    cursor = await connection.execute(
+        "SELECT name, has_function_privilege(p.oid, 'EXECUTE') FROM unnest(%s::text[]) name"
+        " LEFT JOIN pg_proc p ON p.proname = name AND p.pronamespace = 'aiolock'::regnamespace"
+        " ORDER BY name",
+        ([*FUNCTIONS, "hello"],),
+    )
+    found = await cursor.fetchall()
+    if missing := [name for name, may in found if may is None]:
+        raise Failed(f"there is no function {', '.join(missing)} in the schema aiolock", "42883")
+    if denied := [name for name, may in found if not may]:
+        raise Failed(f"permission denied for function {', '.join(denied)}", "42501")

@@ -85,10 +85,11 @@ def from_url(url: str) -> Settings:
             "pooled=1 and listen_url= go together: commands through the pooler, and the URL of the"
             " server itself, for listening, which no pooler can do"
         )
+    user = str(commands.get("user") or getpass.getuser())
     return Settings(
         make_conninfo(**commands),
         make_conninfo(**(_conninfo(listens) if listens else commands)),
-        Place(_where(commands), str(commands.get("user") or getpass.getuser())),
+        Place(_where(commands), user, str(commands.get("dbname") or "")),
         durable=_flag(ours, "durable", default=True),
         pooled=pooled,
         create=_flag(ours, "create", default=False),
