@@ -1408,6 +1408,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "… a transaction is sent in one piece",
+        f"{POSTGRES}/_pipe.py",
+        "(command.alone or command.size > room):\n",
+        "command.alone:\n",
+        "test_postgres.py::test_a_stopped_process_keeps_no_row[100]",
+        seconds=25,
+    ),
+    Safeguard(
         "… a right that is missing is noticed before it is needed",
         f"{POSTGRES}/_pipe.py",
         "        await _see_that_all_may_be_called(connection)\n",

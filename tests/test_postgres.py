@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -556,6 +558,68 @@ async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -
     await until(lambda: own_postgres.execute(listens) == [(False,)])
 
 
+STOPS = """
+import asyncio, os, signal, sys, aiolock
+from aiolock.stores.postgres._wire import Wire
+
+class Stops:
+    def __init__(self, pg):
+        self._pg = pg
+    def __getattr__(self, name):
+        return getattr(self._pg, name)
+    def pipeline_sync(self):
+        print("stopped", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._pg.pipeline_sync()
+
+async def main():
+    async with aiolock.connect(sys.argv[1]) as client:
+        send = Wire.send
+        def stop(wire, batch, answered):
+            if len(batch) > 1:
+                Wire.send = send
+                pg, wire._pg = wire._pg, Stops(wire._pg)
+                send(wire, batch, answered)
+                wire._pg = pg
+            else:
+                send(wire, batch, answered)
+        Wire.send = stop
+        names = [f"x{number}" + int(sys.argv[2]) * "y" for number in range(60)]
+        leases = await asyncio.gather(*(client.lock(name).acquire() for name in names))
+        print("in", flush=True)
+        await asyncio.gather(*(lease.release() for lease in leases))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("length", [0, 100])
+async def test_a_stopped_process_keeps_no_row(own_postgres: PostgresServer, length: int) -> None:
+    """Stopped while it writes a transaction, before the end of that: none of it is begun."""
+    url = own_postgres.url("app")
+    program = [sys.executable, "-P", "-c", STOPS, url, str(length)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert await asyncio.to_thread(process.stdout.readline) == b"stopped\n"
+        async with aiolock.connect(url) as client:
+            for number in (0, 1, 59):
+                async with client.lock(f"x{number}" + length * "y", timeout=10):
+                    pass
+        rows = own_postgres.execute(
+            "SELECT l.mode, l.relation::regclass::text FROM pg_locks l JOIN pg_stat_activity a"
+            " USING (pid) WHERE a.usename = 'app' AND l.locktype <> 'advisory'"
+        )
+        assert rows == []
+        os.kill(process.pid, signal.SIGCONT)
+        assert await asyncio.to_thread(process.stdout.readline) == b"in\n"
+        assert await asyncio.to_thread(process.wait) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
 # --- In front of it, and beside it
 
 
@@ -877,6 +941,9 @@ async def test_who_may_not_make_the_schema(
     assert "permission denied for database the shop" in told
     assert "LINE" not in told
     assert told.count("PostgreSQL at") == 1
+    with pytest.raises(aiolock.StoreError) as made:
+        postgres.create_schema(url)
+    assert isinstance(made.value.__cause__, psycopg.errors.InsufficientPrivilege)
 
 
 async def test_a_schema_that_somebody_else_has_made(own_postgres: PostgresServer) -> None:
@@ -1024,6 +1091,51 @@ async def test_check_fence(own_postgres: PostgresServer) -> None:
             check(connection, second)
             connection.commit()
         await second.release()
+
+
+async def test_a_release_waits_for_who_has_checked(own_postgres: PostgresServer) -> None:
+    """It is not done before the transaction that has checked ends; then the next one enters."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=60))
+        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+            check(connection, lease)
+            waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+            await queued(theirs.lock("x"), 1)
+            releasing = asyncio.create_task(lease.release())
+            async with ours.lock("y", timeout=10):  # its client has other things to do
+                pass
+            await asyncio.sleep(1.0)
+            assert not releasing.done()
+            assert not waiting.done()
+            holders = (await theirs.lock("x").status()).holders
+            assert [each.fence for each in holders] == [lease.fence]
+            connection.commit()
+        assert await asyncio.wait_for(releasing, 10)
+        second = await asyncio.wait_for(waiting, 10)
+        assert second.fence > lease.fence
+        await second.release()
+
+
+async def test_an_old_snapshot_elsewhere(own_postgres: PostgresServer) -> None:
+    """A transaction that sees the tables as they were keeps no lock from being handed on."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        async with ours.lock("x"):
+            pass
+        with contextlib.closing(psycopg.connect(own_postgres.url())) as other:
+            other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            seen = "SELECT fence FROM aiolock.names"
+            before = other.execute(seen).fetchall()
+            fences = list[int]()
+
+            async def again(client: aiolock.LockClient) -> None:
+                for _ in range(20):
+                    async with client.lock("x", timeout=30) as lease:
+                        fences.append(lease.fence)
+
+            await asyncio.gather(*(again(client) for client in (ours, theirs) for _ in range(3)))
+            assert fences == sorted(set(fences))
+            assert len(fences) == 120
+            assert other.execute(seen).fetchall() == before  # it has been open all the time
 
 
 async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:

@@ -10,7 +10,7 @@ except ImportError as error:
     ) from error
 
 from aiolock.stores.postgres import _schema, _settings
-from aiolock.stores.postgres._errors import Failed, not_made, store_error
+from aiolock.stores.postgres._errors import not_made, store_error
 from aiolock.stores.postgres._store import PostgresStore
 
 __all__ = ["PostgresStore", "create_schema", "from_url", "schema"]
@@ -29,13 +29,13 @@ def schema(*roles: str) -> str:
 def create_schema(url: str, *roles: str) -> str:
     """Run that, in one transaction; where it was. `StoreError` where it cannot be done."""
     settings = _settings.from_url(url)
+    making = False
     try:
         with psycopg.connect(settings.listens) as connection:
+            making = True
             connection.execute("SET client_min_messages = warning")
-            try:
-                connection.execute(schema(*roles).encode())
-            except psycopg.Error as error:
-                raise not_made(error) from error
-    except (psycopg.Error, Failed) as error:
-        raise store_error(error, settings.place, refused=True) from error
+            connection.execute(schema(*roles).encode())
+    except psycopg.Error as error:
+        why = not_made(error) if making else error
+        raise store_error(why, settings.place, refused=True) from error
     return settings.place.where

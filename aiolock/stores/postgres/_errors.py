@@ -25,7 +25,8 @@ _ADVICE: Final = {
     "3F000": "aiolock's schema is not there: run `aiolock init-db URL` as its owner",
     "42883": "aiolock's functions are not there, or older: run `aiolock init-db URL`",
     "53300": "it takes no more connections: each client needs two (max_connections)",
-    "55P03": "a transaction that has checked a fence is open (check_fence)",
+    "55P03": "another transaction is open that keeps it: one that has checked a fence, perhaps"
+    " (check_fence)",
     "57014": "it took too long: see what the server is waiting for",
     "08P01": "is it a PgBouncer? Then put pooled=1 and listen_url= into the URL",
 }

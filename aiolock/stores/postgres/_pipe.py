@@ -32,7 +32,7 @@ from aiolock.stores.postgres._link import Connection, Link
 from aiolock.stores.postgres._notices import FLUSHED, TELLS, Notices
 from aiolock.stores.postgres._schema import PROTOCOL, statements
 from aiolock.stores.postgres._settings import Settings
-from aiolock.stores.postgres._wire import FUNCTIONS, Answer, Wire
+from aiolock.stores.postgres._wire import FUNCTIONS, Answer, Wire, size
 
 REPLY_TIMEOUT: Final = 4.0
 """Seconds without the answer that is due, after which the connection is taken for dead."""
@@ -40,6 +40,10 @@ COMMAND_TIMEOUT: Final = 9.0
 """Seconds, over all reconnections, after which nobody knows what became of a command."""
 _TOGETHER: Final = 64
 """Commands in one transaction, at most: so long the others wait who want the same names."""
+_AT_ONCE: Final = 8000
+"""Bytes of a transaction with several commands, at most. libpq sends what it has each time that it
+has 8,192: a process that is stopped just then would have begun a transaction without its end, and
+the server would keep the names locked that it is about until the process goes on."""
 _LOOK: Final = 0.5
 _SOON: Final = 0.05
 """Seconds after which to try again what something of others was in the way of."""
@@ -75,6 +79,7 @@ class _Command:
         self.function = function
         self.name = name
         self.arguments = arguments
+        self.size = size(function, arguments)
         self.decode = decode
         self.future = future
         self.born = self.sent = now
@@ -207,14 +212,16 @@ class Pipe:
     def _next_batch(self) -> list[_Command]:
         """What is sent together: by name, as every client does, so that none waits for another."""
         batch: list[_Command] = []
+        room = _AT_ONCE
         while self._waiting and len(batch) < _TOGETHER:
             command = self._waiting[0]
             if not command.wanted:
                 self._waiting.popleft()
-            elif command.alone and batch:
+            elif batch and (command.alone or command.size > room):
                 break
             else:
                 batch.append(self._waiting.popleft())
+                room -= command.size
                 if command.alone:
                     break
         return sorted(batch, key=lambda command: command.name)

@@ -47,6 +47,9 @@ FUNCTIONS: Final = {
 _NOTHING: Final = 10
 """So often libpq has nothing more to say of a statement, and nothing at all: two is usual. Once it
 could not write, it waits for nothing, and says so for ever."""
+_FRAMES: Final = 64
+_FRAME: Final = 4
+"""Bytes of a call beside its texts, and of each argument."""
 _DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -158,6 +161,12 @@ class Wire:
             if self._writing:
                 self._loop.remove_writer(self._socket)
             self._sent.clear()
+
+
+def size(function: str, arguments: Sequence[Value]) -> int:
+    """At most so many bytes are written for such a call, with one more number."""
+    text = len(_call(function)) + len(function)
+    return _FRAMES + text + sum([_FRAME + len(each or b"") for each in arguments])
 
 
 @cache
