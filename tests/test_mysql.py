@@ -914,6 +914,7 @@ def test_what_a_url_says() -> None:
         ("mysql://h:port/d", "see host and port"),
         ("mysql://u:p@w/x@h/d", "see user and password"),
         ("mysql://h/d?durable=0", "there is no option 'durable'"),
+        ("mysql://h/d?create=0&create=1", "'create' is in this URL twice"),
         ("mysql://h/d?create=yes", "create must be 0 or 1"),
         ("mysql://h/d?doorbell=ring", "auto, kill or poll"),
         ("mysql://h/d?poll=0", "from 0.001 to 10"),

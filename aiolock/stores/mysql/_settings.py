@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from aiolock.stores._urls import each_once
+
 _OPTIONS: Final = (
     *("unix_socket", "ssl", "ssl_ca", "ssl_cert", "ssl_key"),
     *("create", "doorbell", "poll"),
@@ -83,6 +85,7 @@ def _given(query: str) -> dict[str, str]:
     for name, _ in given:
         if name not in _OPTIONS:
             raise _wrong(f"there is no option {name!r}, only {', '.join(_OPTIONS)}")
+    each_once(given)
     return dict(given)
 
 

@@ -35,15 +35,18 @@ def create_schema(url: str, *roles: str) -> str:
     import psycopg
 
     from aiolock.stores.postgres import _settings
-    from aiolock.stores.postgres._errors import store_error
+    from aiolock.stores.postgres._errors import not_made, store_error
 
     settings = _settings.from_url(url)
+    making = False
     try:
         with psycopg.connect(settings.listens) as connection:
+            making = True
             connection.execute("SET client_min_messages = warning")
             connection.execute(schema(*roles).encode())
     except psycopg.Error as error:
-        raise store_error(error, settings.place, refused=True) from error
+        why = not_made(error) if making else error
+        raise store_error(why, settings.place, refused=True) from error
     return settings.place.where
 
 

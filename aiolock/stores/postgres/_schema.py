@@ -24,11 +24,15 @@ def functions() -> list[str]:
     return [name for name in found if not name.startswith("_")]
 
 
+def quoted(name: str) -> str:
+    """A name as it stands in a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def rights(role: str) -> str:
     """The SQL that lets ``role`` use the locks, and no more."""
-    quoted = '"' + role.replace('"', '""') + '"'
     calls = ", ".join(f"aiolock.{name}" for name in functions())
     return (
-        f"GRANT USAGE ON SCHEMA aiolock TO {quoted};\n"
-        f"GRANT EXECUTE ON FUNCTION {calls} TO {quoted};\n"
+        f"GRANT USAGE ON SCHEMA aiolock TO {quoted(role)};\n"
+        f"GRANT EXECUTE ON FUNCTION {calls} TO {quoted(role)};\n"
     )

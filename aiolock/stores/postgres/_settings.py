@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from aiolock.stores._urls import each_once
 from aiolock.stores.postgres._errors import Place
 
 _OURS: Final = ("durable", "pooled", "listen_url", "create")
@@ -72,9 +73,10 @@ def from_url(url: str) -> Settings:
             "this is no URL of PostgreSQL's: write what has a meaning in URLs, such as / @ : %,"
             " percent-encoded, also in a password"
         )
-    given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    given = _options(parts.query)
     ours = {name: value for name, value in given if name in _OURS}
-    rest = urlencode([(name, value) for name, value in given if name not in _OURS])
+    others = [(name, value) for name, value in given if name not in _OURS]
+    rest = urlencode(others, quote_via=quote)
     commands = _conninfo(urlunsplit(parts._replace(query=rest)))
     listens = ours.get("listen_url")
     pooled = _flag(ours, "pooled", default=False)
@@ -83,19 +85,33 @@ def from_url(url: str) -> Settings:
             "pooled=1 and listen_url= go together: commands through the pooler, and the URL of the"
             " server itself, for listening, which no pooler can do"
         )
+    user = str(commands.get("user") or getpass.getuser())
     return Settings(
         make_conninfo(**commands),
         make_conninfo(**(_conninfo(listens) if listens else commands)),
-        Place(_where(commands), str(commands.get("user") or getpass.getuser())),
+        Place(_where(commands), user, str(commands.get("dbname") or "")),
         durable=_flag(ours, "durable", default=True),
         pooled=pooled,
         create=_flag(ours, "create", default=False),
     )
 
 
+def _options(query: str) -> list[tuple[str, str]]:
+    """As libpq reads them: to it a plus sign is one, and not a blank."""
+    given: list[tuple[str, str]] = []
+    for each in query.split("&") if query else ():
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise ValueError("see the options of this URL, each of which is name=value")
+        given.append((unquote(name), unquote(value)))
+    each_once(given)
+    return given
+
+
 def _conninfo(url: str) -> dict[str, Any]:
     try:
-        return {**_KEPT_ALIVE, **conninfo_to_dict(url)}
+        # What is read and written here is UTF-8, whatever the database keeps its own texts in.
+        return {**_KEPT_ALIVE, **conninfo_to_dict(url), "client_encoding": "UTF8"}
     except psycopg.ProgrammingError as error:
         # The text of this error may hold a part of a password, so only an option's name is taken.
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))

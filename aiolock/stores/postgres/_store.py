@@ -98,6 +98,9 @@ class PostgresStore:
         except BaseException as error:
             self._closing = True
             await self._disconnect()
+            if isinstance(error, StoreError):  # of a command
+                error.refused = True
+                raise
             if isinstance(error, psycopg.Error | Failed | OSError):
                 raise store_error(error, self._settings.place, refused=True) from error
             raise

@@ -39,6 +39,7 @@ FUNCTIONS: Final = {
     "beat": 1,
     "bye": 1,
     "flush": 0,
+    "notify_again": 1,
     "sweep": 1,
 }
 """The functions that may be called, and their numbers of arguments."""
@@ -46,6 +47,9 @@ FUNCTIONS: Final = {
 _NOTHING: Final = 10
 """So many empty results in a row mean that the connection is lost: two are usual. After a failed
 write, libpq gives them without waiting, for ever."""
+_FRAMES: Final = 64
+_FRAME: Final = 4
+"""Bytes of a call beside its texts, and of each argument."""
 _DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -157,6 +161,12 @@ class Wire:
             if self._writing:
                 self._loop.remove_writer(self._socket)
             self._sent.clear()
+
+
+def size(function: str, arguments: Sequence[Value]) -> int:
+    """At most so many bytes are written for such a call, with one more number."""
+    text = len(_call(function)) + len(function)
+    return _FRAMES + text + sum([_FRAME + len(each or b"") for each in arguments])
 
 
 @cache

@@ -4,7 +4,8 @@
 -- and tests/test_postgres_model.py compares the two. Each function holds an advisory lock on its
 -- name, so they run one after the other; it reads the clock only when it has that lock.
 --
--- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent.
+-- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent; and ASCII,
+-- which a database of any encoding takes.
 
 -- The functions run with their owner's rights. If another role owned a table, its triggers would
 -- have these rights as well.
@@ -46,8 +47,8 @@ CREATE TABLE IF NOT EXISTS aiolock.names (
     count bigint NOT NULL DEFAULT 0,
     tokens text[] NOT NULL DEFAULT '{}',
     value bytea NOT NULL DEFAULT '',
-    given_up jsonb, -- "client:seq" → until when, in ms, copies of its question may come
-    resized jsonb -- token → [permits before, until when that is remembered]
+    given_up jsonb, -- "client:seq" -> until when, in ms, copies of its question may come
+    resized jsonb -- token -> [permits before, until when that is remembered]
 ) WITH (fillfactor = 50);
 
 -- The queue. The columns from `claim` on are the `Form` of the waiter.
@@ -114,8 +115,8 @@ CREATE TABLE IF NOT EXISTS aiolock.swept (
 INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
--- The parts of the operations. In all of them: `n` the name, `us` the clock in µs, `me` the client
--- that is answered.
+-- The parts of the operations. In all of them: `n` the name, `us` the clock in microseconds, `me` the
+-- client that is answered.
 
 CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
@@ -123,7 +124,8 @@ BEGIN
 END $$;
 
 -- Lock this name, and return the time after that. `tells`: the operation usually has pushes for
--- others, so a `flush` follows it.
+-- others, so a `flush` follows it. Such a push must be one that `notify_again` finds in the tables:
+-- the session may end between the two.
 CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -460,8 +462,8 @@ BEGIN
 END $$;
 
 
--- The operations. `late`: until when, in µs, a copy may be carried out; 0: no limit. An answer
--- begins with a word; the lines after that are pushes for the asking client.
+-- The operations. `late`: until when, in microseconds, a copy may be carried out; 0: no limit. An
+-- answer begins with a word; the lines after that are pushes for the asking client.
 
 CREATE OR REPLACE FUNCTION aiolock.acquire(
     n bytea, me text, s bigint, form bigint[], ttl bigint, asked bigint, wait boolean,
@@ -686,7 +688,7 @@ CREATE OR REPLACE FUNCTION aiolock.finish(
     n bytea, me text, s bigint, f bigint, keep bigint, bury bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants := aiolock._take(n, me, s, f);
     w record;
 BEGIN
@@ -710,7 +712,7 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock.request(n bytea, me text, late bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants;
     told bigint := 0;
 BEGIN
@@ -729,7 +731,7 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock.break_(n bytea, me text, fences bigint[]) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants;
     broken bigint := 0;
 BEGIN
@@ -900,7 +902,7 @@ END $$;
 -- The protocol: a client accepts its own, and the next one. (So does the check above.)
 CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql AS $$ SELECT 1 $$;
 
--- The clock, in µs.
+-- The clock, in microseconds.
 CREATE OR REPLACE FUNCTION aiolock.clock() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -947,6 +949,34 @@ BEGIN
         PERFORM pg_notify('aiolock:' || split_part(line, ' ', 1), substr(line, strpos(line, ' ') + 1));
     END LOOP;
     PERFORM set_config('aiolock.out', '', false);
+END $$;
+
+-- Notify clients again that may have missed a push: a session has ended before its `flush`. It
+-- had pushes for claims that nobody has confirmed, and for the first in the queue of a name that was
+-- closed. If a claim has ended meanwhile, its waiter comes back to its old place in the queue.
+CREATE OR REPLACE FUNCTION aiolock.notify_again(n bytea) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    g aiolock.grants;
+    first aiolock.waiters;
+BEGIN
+    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND claimed AND ends > us / 1000
+        ORDER BY name, fence
+    LOOP
+        PERFORM aiolock._push(n, g.client, '', concat_ws(' ', 'granted', g.seq,
+            aiolock._form(ROW(n, 0, g.client, g.seq, g.claim, g.shares, g.rule, g.number,
+                g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
+                g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
+    END LOOP;
+    IF aiolock._reap(n, us, '') THEN
+        PERFORM aiolock._advance(n, us, '', 0, 0, false, 0);
+    END IF;
+    SELECT * INTO first FROM aiolock.waiters WHERE name = n
+        ORDER BY name, ticket, client, seq LIMIT 1;
+    IF FOUND THEN
+        PERFORM aiolock._push(n, first.client, '', concat_ws(' ', 'done', first.seq));
+    END IF;
 END $$;
 
 -- Forget clients that are gone, and names that nobody has used for ten minutes after all that was

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, parse_url
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 
+from aiolock.stores._urls import each_once
 from aiolock.stores.redis._seeds import Seeds
 
 SENTINEL_PORT: Final = 26379
@@ -41,6 +42,7 @@ def pool_at(url: str) -> ConnectionPool:
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.replace("valkey", "redis")
+    each_once(_options(rest))
     kind, _, sentinel = scheme.partition("+")
     pool = _sentinels_pool(url, tls=kind == "rediss") if sentinel else _pool(f"{scheme}://{rest}")
     options: Any = pool.connection_kwargs
@@ -67,6 +69,7 @@ def seeds_at(url: str) -> Seeds:
         raise ValueError(f"a cluster has no databases, and this URL names one: {shape}")
     login, at, addresses = places.rpartition("@")
     given = parse_qsl(query, keep_blank_values=True)
+    each_once(given)
     push = dict(given).get("push", "broadcast")
     if push not in _PUSH:
         raise ValueError(f"the option push of a cluster's URL is {' or '.join(_PUSH)}: {shape}")
@@ -82,6 +85,11 @@ def seeds_at(url: str) -> Seeds:
     except TypeError as error:
         raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
     return seeds
+
+
+def _options(rest: str) -> list[tuple[str, str]]:
+    query = rest.partition("#")[0].partition("?")[2]
+    return parse_qsl(query, keep_blank_values=True)
 
 
 def _pool(url: str) -> ConnectionPool:
