@@ -13,6 +13,7 @@ import pytest
 
 import aiolock
 from tests import ablated
+from tests.selection import ON_THE_TREE
 
 PACKAGE = Path(aiolock.__file__).parent
 ROOT = ablated.ROOT
@@ -685,7 +686,7 @@ SAFEGUARDS = (
     Safeguard(
         "one of our own that is more urgent",
         "_engine/runs.py",
-        "                run.behind.clear()  # it has come before some of the others\n",
+        "                run.behind.clear()  # the newcomer is before some of the others\n",
         "                pass\n",
         "test_runs.py::test_who_is_more_urgent_is_not_overtaken",
     ),
@@ -785,7 +786,7 @@ SAFEGUARDS = (
     Safeguard(
         "who asks again lets others in",
         "stores/redis/lua/acquire_general.lua",
-        "      advance(step) -- those that ended may have held back others\n",
+        "      advance(step) -- the leases that ended may have held back others\n",
         "",
         "test_contract.py::TestRedis::test_who_asks_again_lets_others_in",
     ),
@@ -1010,7 +1011,7 @@ SAFEGUARDS = (
     Safeguard(
         "a file that is cleaned up before it is locked is made again",
         "stores/sqlite/_presence.py",
-        "            if self.is_there():  # or somebody has cleaned up what was not locked yet\n"
+        "            if self.is_there():  # else another client has removed the unlocked file\n"
         "                return\n",
         "            return\n",
         "test_sqlite.py::test_a_file_that_is_cleaned_up_as_it_is_made[after]",
@@ -1162,7 +1163,7 @@ SAFEGUARDS = (
     Safeguard(
         "a log without its file is removed",
         "stores/sqlite/_connection.py",
-        "            # A log without its file is none, and an error to SQLite.\n"
+        "            # A log without its file is useless, and an error to SQLite.\n"
         "            self._files.remove()\n",
         "            pass\n",
         "test_sqlite.py::test_a_log_that_is_left_without_its_file",
@@ -1768,8 +1769,8 @@ SAFEGUARDS = (
     Safeguard(
         "… and after what its own transaction has done",
         "stores/sqlite/_transaction.py",
-        "        self.save()  # what was done before",
-        "        # what was done before",
+        "        self.save()  # earlier operations",
+        "        # earlier operations",
         "test_snapshot.py::test_what_was_handed_on_is_shown[sqlite]",
     ),
     Safeguard(
@@ -1895,7 +1896,7 @@ SAFEGUARDS = (
     Safeguard(
         "what an observer raises changes nothing",
         "_engine/events.py",
-        "            except Exception:  # what is told is done, whatever they make of it\n",
+        "            except Exception:  # the event has happened, whatever the observer does\n",
         "            except ZeroDivisionError if False else () :\n",
         "test_observers.py::test_what_an_observer_raises",
     ),
@@ -1968,7 +1969,7 @@ SAFEGUARDS = (
     Safeguard(
         "what reads our output may have enough",
         "cli/store.py",
-        "    except BrokenPipeError:\n        raise  # whoever reads our output has enough\n",
+        "    except BrokenPipeError:\n        raise  # the reader of our output has ended\n",
         "",
         "test_cli.py::test_whoever_reads_it_has_enough",
         seconds=20,
@@ -2125,7 +2126,7 @@ SAFEGUARDS = (
     Safeguard(
         "what replicas miss is given back",
         "_engine/waiters.py",
-        "            attempt.stop(error)  # and its task releases whatever it has by then\n",
+        "            attempt.stop(error)  # its task then releases its grant, if it has one\n",
         "            pass\n",
         "test_replicas.py::test_given_back",
     ),
@@ -2316,7 +2317,7 @@ SAFEGUARDS = (
     Safeguard(
         "a node that is gone and hangs is not waited for",
         "stores/redis/_node.py",
-        "                await self._disconnect()  # for `aclose` had begun\n",
+        "                await self._disconnect()  # `aclose` had begun, so it does nothing now\n",
         "",
         "test_redis_cluster.py::test_whoever_is_gone_and_hangs_is_not_waited_for",
         seconds=20,
@@ -2652,6 +2653,22 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "who gives a vote back that is found at once sees whether anybody waits",
+        f"{LUA}/quorum/release.lua",
+        "redis.call('EXISTS', LINE) == 0 then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_hand_on",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and whether it is the one, and its number is known",
+        f"{LUA}/quorum/release.lua",
+        "vote:sub(1, #its) == its then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_release_of_nobody",
+        seconds=20,
+    ),
+    Safeguard(
         "a run is confirmed by votes of one period",
         "stores/quorum/_candidates.py",
         "        if standing.stand.form.period:\n            held =",
@@ -2881,7 +2898,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a vote with a short lease beside a longer one makes nobody forget that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "kept = math.max(kept, redis.call('PTTL', VOTES))",
         "kept = kept",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",
@@ -2889,7 +2906,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… nor the number of that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "remembered = math.max(remembered, redis.call('PTTL', LAST))",
         "remembered = remembered",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",
@@ -2973,14 +2990,14 @@ SAFEGUARDS = (
     Safeguard(
         "a downgrade that is refused leaves a writer",
         "_engine/lease.py",
-        "            self._hold.shared = False  # nobody",
-        "            pass  # nobody",
+        "            self._hold.shared = False  # the store",
+        "            pass  # the store",
         "test_quorum_rwlock.py::test_no_downgrade",
     ),
 )
 
 
-@pytest.mark.skipif(PACKAGE.parent != ROOT, reason="on the tree only: it is the same source")
+@pytest.mark.skipif(not ON_THE_TREE, reason="on the tree only: it is the same source")
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda s: s.name.replace(" ", "_"))
 def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
     """The test that is named passes with the safeguard, elsewhere, and fails without it, here."""

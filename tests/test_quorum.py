@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 from functools import partial
 from typing import Any
 
 import pytest
+from fakeredis import FakeAsyncRedis
+from redis.asyncio import Redis
 
 import aiolock
 import aiolock.sync
@@ -72,6 +75,14 @@ def test_servers_that_cannot_be_members(url: str) -> None:
     """What is several servers itself, or no server, does not vote."""
     with pytest.raises(ValueError, match="URLs that begin with one of memory://, redis://"):
         aiolock.connect(["redis://a", "redis://b", url])
+
+
+def test_a_fakeredis_is_no_member() -> None:
+    """It does not say whether it was restarted, so it is refused at once, with what to take."""
+    fakes = [FakeAsyncRedis() for _ in range(3)]
+    for given in (fakes, [Redis(connection_pool=fake.connection_pool) for fake in fakes]):
+        with pytest.raises(TypeError, match=r"fakeredis .* has no INFO.* MemoryServer"):
+            aiolock.connect(given)
 
 
 def test_options_of_a_list() -> None:
@@ -646,6 +657,35 @@ async def test_one_run_in_a_period_by_clocks_that_differ(ahead: tuple[float, ...
         if max(ahead) < 1:  # with one of them away, two have to agree on which period it is
             assert len(runs) == 31
             assert all((run + median) % 60 < 2 for run in runs[1:])
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("ahead", "warned"),
+    [
+        ((0.0, 10.0, 71.0), ["server 2 is 61 s off"]),
+        ((0.0, 61.0, 70.0), ["server 0 is -61 s off"]),
+        ((-900.0, 0.0, 9e8), ["server 0 is -900 s off", "server 2 is 900000000 s off"]),
+        ((0.0, 10.0, 69.0), []),
+    ],
+)
+async def test_a_clock_that_is_far_off(
+    ahead: tuple[float, ...], warned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log names each whose clock is more than the longest lease off that in the middle."""
+    time = asyncio.get_running_loop().time
+    of = [
+        Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
+        for number, seconds in enumerate(ahead)
+    ]
+    with caplog.at_level(logging.WARNING, "aiolock"):
+        async with clients(of, 1, longest_ttl=60) as (client,):
+            assert [round(each.clock) for each in client.servers()] == [
+                round(seconds - ahead[1]) for seconds in ahead
+            ]
+            async with client.lock("a"):
+                pass  # it does no harm
+    assert [text.split("clock of ")[1].split(" that")[0] for text in caplog.messages] == warned
 
 
 @virtual

@@ -1,4 +1,4 @@
-"""What a caller is told who did not get it: each error says of what it speaks, and what to do."""
+"""The errors of an acquisition that failed: each names its lock and says what to do."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _NOT_IN_TIME: Final = {
     "event": "was not set",
     "latch": "did not open",
 }
-"""What there is to say of those that are not held, by their kind."""
+"""How the waiting for a kind that is not held has failed."""
 
 
 def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
-    """It was only tried, and somebody has it."""
+    """It was only tried, and another client has it."""
     return _timeout(policy, f"is not free{_held_by(holders)}", 0.0, holders)
 
 
 def not_in_time(
     policy: Policy, timeout: float, waited: float, holders: tuple[Party, ...]
 ) -> AcquireTimeout:
-    """It was waited for, and others had it all the time."""
+    """The timeout passed, and others had it all the time."""
     text = _NOT_IN_TIME.get(policy.kind, "did not become free")
     return _timeout(policy, f"{text} in {timeout:g} s{_held_by(holders)}", waited, holders)
 
@@ -51,7 +51,7 @@ def _held_by(holders: tuple[Party, ...]) -> str:
 
 
 def unanswered(policy: Policy, timeout: float) -> StoreError:
-    """The store has said nothing in that time."""
+    """The store did not answer within the timeout."""
     return policy.about(
         StoreError(
             f"the store did not answer within the timeout of {timeout:g} s, so nobody knows who"
@@ -61,7 +61,7 @@ def unanswered(policy: Policy, timeout: float) -> StoreError:
 
 
 def too_slow(policy: Policy, times: int) -> StoreError:
-    """It was granted so many times, and each time we heard of it too late."""
+    """The lock was granted ``times`` times, and each time we heard of it too late."""
     return policy.about(
         StoreError(
             f"{policy.called} was granted {times} times and each time its lease had ended before we"
@@ -71,7 +71,7 @@ def too_slow(policy: Policy, times: int) -> StoreError:
 
 
 def full(policy: Policy, answer: Full) -> QueueFull:
-    """As many wait as may."""
+    """As many waiters as allowed are in the queue."""
     return policy.about(
         QueueFull(
             f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
@@ -91,7 +91,7 @@ def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
 
 
 def reads_already(policy: Policy) -> WouldDeadlock:
-    """The task that wants to write reads."""
+    """A task that reads wants to write."""
     return policy.about(
         WouldDeadlock(
             f"this task reads {policy.name!r} and would wait for itself to write. A read lock is"
@@ -102,7 +102,7 @@ def reads_already(policy: Policy) -> WouldDeadlock:
 
 
 def holds_already(policy: Policy) -> WouldDeadlock:
-    """The task that wants it has it."""
+    """A task wants a lock that it holds."""
     return policy.about(
         WouldDeadlock(
             f"this task holds {policy.called} already and would wait for itself:"

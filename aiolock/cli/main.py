@@ -13,13 +13,13 @@ from aiolock.cli import check, completion, deadlocks, init_db, look, run, take_a
 from aiolock.cli.demo import command as demo
 
 COMMANDS: Final = (run, look, top, deadlocks, take_away, web, check, init_db, demo)
-"""Modules with an `add_command`, whose parser sets ``run`` to the function that carries it out."""
+"""Modules with an `add_command`, whose parser sets ``run`` to the function of the command."""
 
 INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command; the exit code."""
+    """Run one command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="aiolock", description=aiolock.__doc__)
     parser.add_argument("--version", action="version", version=f"aiolock {aiolock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours = list(sys.argv[1:] if argv is None else argv)
     behind: list[str] = []
     if ours[:1] == ["run"] and "--" in ours:
-        # What stands behind it is another program's, as it is: argparse would look into it.
+        # The words after it are another program's command line: argparse must not read them.
         at = ours.index("--")
         ours, behind = ours[:at], ours[at + 1 :]
     arguments = parser.parse_args(ours)
@@ -40,6 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough. Python would complain when it flushes the rest.
+        # The reader of our output has ended. Python would complain when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

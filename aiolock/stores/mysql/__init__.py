@@ -25,12 +25,12 @@ def from_url(url: str, prefix: str) -> MySQLStore:
 
 
 def schema(*roles: str) -> str:
-    """What makes the tables, for their owner; these users may use the locks, and nothing else."""
+    """The SQL of the tables, for their owner; it lets these users use the locks and no more."""
     return _schema.statements() + "".join([_schema.rights(role) for role in roles])
 
 
 def create_schema(url: str, *roles: str) -> str:
-    """Run that; where it was. `StoreError` where it cannot be done, or a user is not there."""
+    """Run that SQL; returns where. `StoreError` if it cannot be done, or a user does not exist."""
     _check_driver()
     from aiolock.stores.mysql import _owner, _settings
 

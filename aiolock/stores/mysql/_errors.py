@@ -1,4 +1,4 @@
-"""What a `StoreError` says of the server: where it is, what is wrong, and what to do."""
+"""The texts of a `StoreError` about the server: where it is, what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LOST: Final = (
     *(ER.SERVER_SHUTDOWN, ER.NET_READ_ERROR, ER.NET_READ_INTERRUPTED, _KILLED, _IDLE),
     *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, *_READ_ONLY),
 )
-"""Codes after which another connection may do: to this server, or to its successor."""
+"""Codes after which another connection may help: to this server, or to its successor."""
 _IN_THE_WAY: Final = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.QUERY_INTERRUPTED)
-"""Codes of what others do, for a moment; that a statement was ended is how an ear is rung."""
+"""Codes of a conflict with others that passes; an ended statement is also how an ear is rung."""
 NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
 DENIED: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
 """Codes for a right that is missing to a table."""
@@ -47,7 +47,7 @@ _ADVICE: Final = {
 
 
 def code(error: BaseException) -> int:
-    """The number of what the server, or PyMySQL, says; 0 where it has none."""
+    """The number of an error of the server or of PyMySQL; 0 if it has none."""
     number = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
     return number if isinstance(number, int) else 0
 
@@ -55,20 +55,23 @@ def code(error: BaseException) -> int:
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is of no more use.
 
-    So it is where the network failed, and where PyMySQL does not understand the server any more.
+    That is so when the network failed, or when PyMySQL no longer understands the server.
     """
     return not code(error) or code(error) in _LOST
 
 
 def is_in_the_way(error: BaseException) -> bool:
-    """Whether something of others was in the way, for a moment; it was rolled back."""
+    """Whether a conflict with others made it fail, which passes; it was rolled back."""
     return code(error) in _IN_THE_WAY
 
 
 def store_error(
     error: BaseException, settings: Settings, account: str, *, refused: bool
 ) -> StoreError:
-    """As its user is told, whom the server knows as ``account``; ``refused``: nothing was done."""
+    """The error that the caller gets.
+
+    ``account`` is the user as the server knows it; ``refused``: nothing was done.
+    """
     if isinstance(error, StoreError):
         error.refused = refused
         return error

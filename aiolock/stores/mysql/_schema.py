@@ -1,4 +1,4 @@
-"""What is in the database: the tables that an owner makes, and who may use them."""
+"""The tables, made by their owner, and the rights of the users of the locks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from typing import Final
 
 PROTOCOL: Final = 1
-"""That of this version: of the tables, and of what is written in them."""
+"""The protocol of this version: of the tables, and of what is written in them."""
 
-# `id` is the name, or stands for a long one; compared byte by byte. A state is JSON (see `_codec`),
-# empty where nobody holds or waits: the row stays for a while, for its fence. `head` is the client
-# that is first in the queue, for which the question whether it is there comes along.
+# `id` is the name, or stands for a long one; it is compared byte by byte. A state is JSON (see
+# `_codec`), empty if there are no holders and waiters: the row stays for a while, for its fence.
+# `head` is the client of the first waiter; loading a row also asks whether that client is alive.
 _TABLES: Final = {
     "aiolock_names": """
     id VARBINARY(250) NOT NULL PRIMARY KEY,
@@ -63,7 +63,7 @@ Some of them are rare, as those of a sweep, whose failure nobody would see.
 
 
 def statements() -> str:
-    """The tables, to be made by whoever is to own them. Idempotent."""
+    """The tables, to be made by their owner. Idempotent."""
     made = [
         f"CREATE TABLE IF NOT EXISTS {name} ({columns}) ENGINE=InnoDB;\n"
         for name, columns in _TABLES.items()
@@ -72,12 +72,12 @@ def statements() -> str:
 
 
 def split(text: str) -> list[str]:
-    """One statement each."""
+    """The single statements of a text."""
     return [each for each in text.split(";\n") if each]
 
 
 def rights(user: str) -> str:
-    """What lets ``user`` (``name``, or ``name@host``) use the locks, and nothing else."""
+    """The SQL that lets ``user`` (``name``, or ``name@host``) use the locks, and no more."""
     granted = [
         f"GRANT {'SELECT' if table == 'aiolock_meta' else _ALL} ON {table} TO {account(user)};\n"
         for table in _TABLES

@@ -25,12 +25,12 @@ def from_url(url: str, prefix: str) -> PostgresStore:
 
 
 def schema(*roles: str) -> str:
-    """What makes the schema, for its owner; these roles may use the locks, and nothing else."""
+    """The SQL of the schema, for its owner; it lets these roles use the locks and no more."""
     return _schema.statements() + "".join([_schema.rights(role) for role in roles])
 
 
 def create_schema(url: str, *roles: str) -> str:
-    """Run that, in one transaction; where it was. `StoreError` where it cannot be done."""
+    """Run that SQL, in one transaction; returns where. `StoreError` if it cannot be done."""
     _check_driver()
     import psycopg
 

@@ -1,4 +1,4 @@
-"""What a `StoreError` says of PostgreSQL: where it is, what is wrong, and what to do."""
+"""The texts of a `StoreError` about PostgreSQL: where it is, what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ELSEWHERE: Final = ("25006", "57P01", "57P02", "57P03", "57P05", "08", "53300")
 """States, or classes of them, of a server that cannot serve us now: connect again, to it or to its
 successor."""
 BUSY: Final = ("55P03", "40P01", "40001")
-"""Something of others is in the way, for a moment: to be tried again."""
+"""States of a conflict with others that passes: try again."""
 
 _ADVICE: Final = {
     "AL001": "let this role and this database have the isolation level read committed"
@@ -48,7 +48,7 @@ class Failed(Exception):
 
 
 def failed(error: BaseException) -> Failed:
-    """What psycopg raises."""
+    """An exception of psycopg as a `Failed`."""
     if isinstance(error, Failed):
         return error
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
@@ -56,12 +56,12 @@ def failed(error: BaseException) -> Failed:
 
 
 def is_one_of(error: Failed, states: tuple[str, ...]) -> bool:
-    """Whether its state is one of these, or of one of these classes."""
+    """Whether its state is one of these, or in one of these classes."""
     return bool(error.state) and error.state.startswith(states)
 
 
 def store_error(error: BaseException, place: Place, *, refused: bool = False) -> StoreError:
-    """As its user is told; ``refused``: nothing was done."""
+    """The error that the caller gets; ``refused``: nothing was done."""
     why = failed(error)
     advice = _ADVICE.get(why.state) or _ADVICE.get(why.state[:2], "")
     if why.state == "42501":

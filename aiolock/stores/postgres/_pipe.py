@@ -1,7 +1,7 @@
 """The commands: those of all tasks go through one connection, as many as have gathered at a time.
 
-What was under way when the connection broke is sent again on the next one, in order: each is
-idempotent, so nobody needs to know whether it was carried out. A copy of it may still be carried
+A command that was under way when the connection broke is sent again on the next one, in order. Each
+is idempotent, so it does not matter whether it was carried out. A copy of it may still be carried
 out after that: see `aiolock.stores._copies`.
 """
 
@@ -27,30 +27,30 @@ from aiolock.stores.postgres._wire import Answer, Wire
 REPLY_TIMEOUT: Final = 4.0
 """Seconds without the answer that is due, after which the connection is taken for dead."""
 COMMAND_TIMEOUT: Final = 9.0
-"""Seconds, over all reconnections, after which nobody knows what became of a command."""
+"""Seconds, over all reconnections, after which a command fails with its outcome unknown."""
 _TOGETHER: Final = 64
-"""Commands in one transaction, at most: so long the others wait who want the same names."""
+"""Commands in one transaction, at most: others that want the same names wait for its end."""
 _LOOK: Final = 0.5
 _SOON: Final = 0.05
-"""Seconds after which to try again what something of others was in the way of."""
+"""Seconds after which a command that met a conflict with others is tried again."""
 _AGAIN: Final = 5
-"""How often a command is sent again that came too late, though it should not any more."""
+"""How often a command is sent again that came too late, though that should not happen twice."""
 
 
 _numbers: Final = itertools.count()
 
 
 class _Command:
-    """One call of a function, from being asked for to being answered."""
+    """One call of a function, until it is answered."""
 
     again = 0
     """How often it was sent again because it came too late."""
     times = 0
     """How many copies may have been carried out."""
     alone = False
-    """It has a transaction of its own."""
+    """Whether it has a transaction of its own."""
 
-    def __init__(  # noqa: PLR0917  # in the order in which they are said of it
+    def __init__(  # noqa: PLR0917  # in the order of `Pipe.call`
         self,
         function: str,
         name: str,
@@ -69,7 +69,7 @@ class _Command:
         self.future = future
         self.born = self.sent = now
         self.number = next(_numbers)
-        """In the order in which they were asked for."""
+        """Its place in the order in which commands were asked for."""
         self.sure = sure
         self.stamp = stamp
 
@@ -80,9 +80,9 @@ class _Command:
 
 
 _TELLS: Final = frozenset({"release", "finish", "break_", "downgrade", "resize", "post", "request"})
-"""Behind these comes a flush: what they tell other clients is sent in a transaction of its own."""
+"""A flush follows these: it sends their pushes to other clients in a transaction of its own."""
 _ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat"})
-"""They are about several names, or may last."""
+"""These are about several names, or may take long."""
 
 
 class Pipe:
@@ -96,11 +96,11 @@ class Pipe:
         lost: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``told`` gets the name of each command, and what its answer tells besides; ``lost`` why
-        there is no connection.
+        """``told`` gets the name of each command whose answer comes with pushes, and those pushes;
+        ``lost`` gets the reason why there is no connection.
 
-        ``back`` is called when there is a connection again after there was none: answers, and what
-        came with them, may have been lost.
+        ``back`` is called when there is a connection again: answers, and the pushes with them, may
+        have been lost.
         """
         self._settings = settings
         self._told = told
@@ -110,18 +110,18 @@ class Pipe:
         self._link = Link(settings.commands, greet=self._greet, up=self._up, down=self._down)
         self.copies = Copies(loop.time, codec.number)
         self.protocol = PROTOCOL
-        """That of the schema."""
+        """The protocol of the schema."""
         self._wire: Wire | None = None
         self._serving = False
-        """The connection is known to serve us."""
+        """Whether the connection is known to serve us."""
         self._first: asyncio.Future[None] | None = None
-        """Of the opening."""
+        """The future of the opening."""
         self._waiting = deque[_Command]()
         self._batch: list[_Command] = []
-        """What was sent last, and has no answer."""
+        """The commands that were sent last, without an answer yet."""
         self._batch_sent = 0.0
         self._resting = set[_Command]()
-        """What something of others was in the way of."""
+        """Commands that met a conflict with others, until they are tried again."""
         self._scheduled = False
         self._watch: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -147,11 +147,11 @@ class Pipe:
         late: bool = False,
         buries: bool = False,
     ) -> asyncio.Future[Any]:
-        """Call a function about ``name``; the future is of what ``decode`` makes of its answer.
+        """Call a function about ``name``; the future is of the decoded answer.
 
-        That is told whether an earlier copy may have been carried out. ``sure``: carried out
-        whatever becomes of the future. With ``late``, or ``buries``, one more argument goes with
-        each copy: `Copies.not_after`, or `Copies.buried`.
+        ``decode`` is also told whether an earlier copy may have been carried out. A ``sure``
+        command is carried out even if its future is done. With ``late``, or ``buries``, each copy
+        has one more argument: `Copies.not_after`, or `Copies.buried`.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed:
@@ -172,7 +172,7 @@ class Pipe:
     # Sending
 
     def _go_on_soon(self) -> None:
-        """In the next turn, with all that this one asks for."""
+        """In the next iteration, with all commands of this one."""
         if self._serving and not self._batch and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._go_on)
@@ -193,7 +193,7 @@ class Pipe:
             wire.send([("flush", ())], _ignore)
 
     def _next_batch(self) -> list[_Command]:
-        """What is sent together: by name, as every client does, so that none waits for another."""
+        """The commands to send together, sorted by name: all clients do so, against deadlocks."""
         batch: list[_Command] = []
         while self._waiting and len(batch) < _TOGETHER:
             command = self._waiting[0]
@@ -282,7 +282,7 @@ class Pipe:
     # The connection
 
     async def _greet(self, connection: Connection) -> None:
-        """See that this server serves us."""
+        """Check that this server serves us."""
         connection.prepare_threshold = None
         if not self._settings.pooled:
             await connection.execute(self._settings.session().encode())
@@ -327,12 +327,12 @@ class Pipe:
         self.copies.connected = self._serving = True
         if self._first is None:
             self._back()
-        elif not self._first.done():  # the opening may have been cancelled in this very turn
+        elif not self._first.done():  # the opening may have been cancelled in this iteration
             self._first.set_result(None)
         self._go_on()
 
     def _down(self, reason: Exception) -> None:
-        """Keep what has no answer, before what was not sent."""
+        """Keep the commands without an answer, before those that were not sent."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
@@ -348,7 +348,7 @@ class Pipe:
         self._lost(reason)
 
     def _look(self) -> None:
-        """See, while anything is under way, whether the connection is dead, or time has run out."""
+        """While commands are under way, check for a dead connection and for those out of time."""
         self._watch = None
         now = self._loop.time()
         if self._batch and now - self._batch_sent >= REPLY_TIMEOUT:
@@ -372,9 +372,9 @@ class Pipe:
             self._drained.set_result(None)
 
     async def aclose(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for what is under way, then disconnect. Idempotent."""
+        """Wait up to ``timeout`` seconds for commands under way, then disconnect. Idempotent."""
         if (self._batch or self._waiting or self._resting) and self._drained is None:
-            # Of the answers, not of the futures: those may be cancelled while a release goes on.
+            # For the answers, not the futures: those may be cancelled while a release goes on.
             self._drained = self._loop.create_future()
             await asyncio.wait([self._drained], timeout=timeout)
         self._closed = True
@@ -390,11 +390,11 @@ class Pipe:
 
 
 def _ignore(_: list[Answer]) -> None:
-    """A flush that fails leaves what it was to send for the next one."""
+    """What a flush that fails was to send is left for the next one."""
 
 
 async def _is_newer(connection: Connection) -> bool:
-    """Whether a later version has made the schema, which serves this one as it is."""
+    """Whether a later version has made the schema, which also serves this version."""
     cursor = await connection.execute("SELECT to_regprocedure('aiolock.protocol()') IS NOT NULL")
     if not (await cursor.fetchone() or (False,))[0]:
         return False

@@ -1,4 +1,4 @@
-"""What is in the database: the text that makes it, and who may use what of it."""
+"""The SQL of the schema, and of the rights to use it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from importlib import resources
 from typing import Final
 
 PROTOCOL: Final = 1
-"""That of this version: `aiolock.protocol()` says which one the database has."""
+"""The protocol of this version: `aiolock.protocol()` says which one the database has."""
 _OWNS: Final = "SELECT pg_advisory_xact_lock(7597127063519228267);\n"
-"""One at a time, also where several make it at once: `CREATE ... IF NOT EXISTS` does not wait."""
+"""One client makes the schema at a time: `CREATE ... IF NOT EXISTS` does not wait for others."""
 
 
 def statements() -> str:
-    """The schema, to be run in one transaction by whoever is to own it. Idempotent."""
+    """The SQL of the schema, to be run in one transaction by its owner. Idempotent."""
     text = resources.files(__package__ or "").joinpath("schema.sql").read_text("utf-8")
     return _OWNS + text
 
@@ -25,7 +25,7 @@ def functions() -> list[str]:
 
 
 def rights(role: str) -> str:
-    """What lets ``role`` use the locks, and nothing else."""
+    """The SQL that lets ``role`` use the locks, and no more."""
     quoted = '"' + role.replace('"', '""') + '"'
     calls = ", ".join(f"aiolock.{name}" for name in functions())
     return (

@@ -1,8 +1,8 @@
-"""The files of a database: which they are, and that all processes have the same.
+"""The files of a database: their identity, and that all processes have the same ones.
 
-SQLite knows its log and its index by their names alone. Whoever removes one of the three while they
-are used parts the processes: those that have them open go on with what nobody else sees. So each
-transaction looks whether they are still there, and they are opened by one process at a time.
+SQLite finds its log and its index by their names alone. If one of the three files is removed while
+it is in use, the processes part: those that have it open go on with data that no other sees. So
+each transaction checks that they are still there, and one process at a time opens them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiolock.errors import StoreError
 from aiolock.stores.sqlite._filelock import take
 
 Identity = tuple[tuple[int, int] | None, ...]
-"""Device and number of the file, its log and its index; None where there is none."""
+"""Device and inode number of the file, its log and its index; None for one that is not there."""
 
 _LOOK: Final = 0.005
 
@@ -31,7 +31,7 @@ class Files:
         self._guard = directory / "opening"
 
     def identity(self) -> Identity:
-        """Which they are now."""
+        """The identity of the present files."""
         return tuple(map(_identity, self._paths))
 
     def exists(self) -> bool:
@@ -39,17 +39,17 @@ class Files:
         return self._paths[0].exists()
 
     def remove(self) -> None:
-        """Remove what is there of them, the file first."""
+        """Remove those that are there, the database file first."""
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
     @contextlib.contextmanager
     def opened_by_one(self, within: float) -> Generator[None]:
-        """Nobody else opens them, or removes them, meanwhile.
+        """Meanwhile, no other process opens or removes them.
 
-        A directory that was made for that is removed again if they cannot be opened: nothing is to
-        lie about beside a file that is not ours.
+        If they cannot be opened, a directory that was made for that is removed again: nothing is
+        left beside a file that is not ours.
         """
         until = time.monotonic() + within
         guard, made = None, False
