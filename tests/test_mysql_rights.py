@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import subprocess
@@ -114,9 +113,14 @@ def test_somebody_of_other_hosts(place: Place, capsys: pytest.CaptureFixture[str
 
 
 async def test_a_role(place: Place) -> None:
-    """MariaDB's, which has no host, can be let in as well."""
+    """MariaDB's, which has no host, can be let in as well, if that is said."""
     role, user = place.user(kind="ROLE"), place.user()
-    assert await asyncio.to_thread(main, ["init-db", place.url(), "--role", role]) == 0
+    for public in ("public", role):
+        with pytest.raises(aiolock.StoreError, match=f"there is no user '{public}'@'%'"):
+            mysql.create_schema(place.url(), public)
+    with pytest.raises(aiolock.StoreError, match=f"say which you mean, --role {role}@$"):
+        mysql.create_schema(place.url(), role)
+    mysql.create_schema(place.url(), f"{role}@")
     place.server.execute(f"GRANT {role} TO {user}")
     place.server.execute(f"SET DEFAULT ROLE {role} FOR {user}")
     async with aiolock.connect(place.url(user)) as client, client.lock("x"):
@@ -129,7 +133,7 @@ def test_an_owner_who_may_not_look(place: Place, capsys: pytest.CaptureFixture[s
     place.run(f"GRANT ALL ON {place.name}.* TO {owner} WITH GRANT OPTION")
     before = place.users()
     assert main(["init-db", place.url(owner), "--role", other]) == 1
-    assert f"there is no user '{other}', whom" in capsys.readouterr().err
+    assert f"there is no user '{other}'@'%', whom" in capsys.readouterr().err
     assert place.users() == before
     assert main(["init-db", place.url(owner), "--role", f"{other}@10.%"]) == 0
 
@@ -145,7 +149,7 @@ def test_nobody_is_made_in_mysql(place: Place, monkeypatch: pytest.MonkeyPatch) 
         return run_until(link, *statements)
 
     monkeypatch.setattr(Link, "run_until", as_mysql)
-    with pytest.raises(aiolock.StoreError, match="there is no user 'nix', whom"):
+    with pytest.raises(aiolock.StoreError, match="there is no user 'nix'@'%', whom"):
         mysql.create_schema(place.url(), "nix")
     (mode,) = (each for each in _link._SESSION if "sql_mode" in each)
     for version, modes in {

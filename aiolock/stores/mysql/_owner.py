@@ -81,6 +81,6 @@ def _instead(link: Link, role: str) -> str:
     # Not everybody may look.
     found, _ = link.run_until(f"SELECT host FROM mysql.user WHERE user = {_schema.quoted(name)}")
     if hosts := [host for (host,) in found[0]] if found else []:
-        there = [f"--role {f'{name}@{host}' if host else name}" for host in sorted(hosts)]
+        there = [f"--role {name}@{host}" for host in sorted(hosts)]
         return f"say which you mean, {' or '.join(there)}"
     return f"make it first (CREATE USER {_schema.account(role)} ...), or say --role NAME@HOST"

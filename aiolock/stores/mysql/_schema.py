@@ -96,10 +96,11 @@ def rights_of_an_owner(database: str, user: str, *, grants: bool) -> str:
 def account(user: str) -> str:
     """``name``, or ``name@host``, as it is written in a statement.
 
-    Without a host it is one of any host, or a role of MariaDB's, which has none.
+    ``name@`` is a role of MariaDB's, which has no host. That is to be said: a name alone might be
+    that of a role as well, or PUBLIC, which is everybody.
     """
-    name, at, host = user.rpartition("@")
-    return f"{quoted(name)}@{quoted(host)}" if at else quoted(user)
+    name, at, host = user.rpartition("@") if "@" in user else (user, "@", "%")
+    return f"{quoted(name)}{at}{quoted(host)}" if host else quoted(name)
 
 
 def quoted(text: str) -> str:
