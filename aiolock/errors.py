@@ -56,8 +56,9 @@ class NotHeld(LockError, RuntimeError):
 class WouldDeadlock(LockError, RuntimeError):
     """The current task would wait for itself for ever.
 
-    It holds this lock already; or it holds another lock for which a task of this process waits,
-    directly or through further tasks, and one of those tasks holds this lock.
+    It holds this lock already; or it holds another lock for which a task of this client waits,
+    directly or through further tasks, and one of those tasks holds this lock. An `asyncio.timeout`
+    that would end one of these waits is not seen: give the lock a ``timeout``.
     """
 
 

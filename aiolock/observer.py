@@ -4,7 +4,7 @@
 for Prometheus, and spans for OpenTelemetry. For one of your own, inherit from `Observer`::
 
     class Losses(aiolock.Observer):
-        def lost(self, request, *, fence, held, why):
+        def lost(self, request, *, fence, held, reason, why, body):
             count(request.family)
 
 
@@ -28,6 +28,11 @@ Loss = Literal["expired", "refused", "broken", "max_hold", "closed", "other"]
 """How a lease was lost: it ended before a renewal was confirmed; the store no longer knew it
 (refused); a client broke it; it was held for as long as ``max_hold`` allows; its client was closed;
 or (other) in a way that only a later version knows."""
+
+LostBody = Literal["cancelled", "goes on", "none"]
+"""What becomes of the body of a lost lease: it is cancelled; or it is not, for its lock has
+``on_lost="signal"``; or there is none, for the lease was acquired without ``async with``, or has
+been released."""
 
 Link = Literal["up", "down", "closed"]
 """The state of the connections to the store: up, down, or closed with the client."""
@@ -152,9 +157,16 @@ class Observer:
         """The lease was released; the store is being told."""
 
     def lost(
-        self, request: LockRequest, *, fence: int, held: float, reason: Loss, why: str
+        self,
+        request: LockRequest,
+        *,
+        fence: int,
+        held: float,
+        reason: Loss,
+        why: str,
+        body: LostBody,
     ) -> None:
-        """The lease was taken from us, or has ended: its body is being cancelled.
+        """The lease was taken from us, or has ended; ``body`` says what becomes of its body.
 
         ``why`` says the same as ``reason``, for people. If only the answer to the release tells
         that the lease had been lost, this comes after `released`.

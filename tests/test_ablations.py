@@ -57,6 +57,13 @@ SAFEGUARDS = (
         "test_cancellation.py::test_queued_behind_another_client",
     ),
     Safeguard(
+        "nobody waits long for what a holder is called",
+        "_engine/acquirer.py",
+        "                    async with asyncio.timeout(_WHAT_CALLED):\n",
+        "                    if True:\n",
+        "test_errors.py::test_who_holds_it_costs_no_round_trip",
+    ),
+    Safeguard(
         "what has been answered is heard before time is up",
         "_engine/acquirer.py",
         "        if turns and attempt.phase is Phase.ASKING:\n",
@@ -267,6 +274,14 @@ SAFEGUARDS = (
         "test_waiting.py::test_what_the_answer_under_way_may_not_know_is_asked_once_more",
     ),
     Safeguard(
+        "a leader says so again after a break",
+        "_locks/election.py",
+        "            engine.waiters.on_reconnect.add(say)\n",
+        "",
+        "test_failures_links.py::test_a_leader_says_so_again_after_a_break",
+        seconds=15,
+    ),
+    Safeguard(
         "ask once more after an outdated answer",
         "_engine/waiters.py",
         "            if question.outdated:\n                self._ask_again(attempt)\n",
@@ -295,6 +310,22 @@ SAFEGUARDS = (
         "test_waiting.py::test_a_grant_for_somebody_who_gave_up_is_given_back",
     ),
     Safeguard(
+        "what is kept and cannot be used is given back",
+        "_engine/acquirer.py",
+        "            self._watchdog.abandon(hold)\n            raise\n        return hold\n",
+        "            raise\n        return hold\n",
+        "test_given_up.py::test_a_step_that_raises[enters-free]",
+        seconds=10,
+    ),
+    Safeguard(
+        "… and so is what has no lease",
+        "_engine/lease.py",
+        "    elif not hold.speaking:\n        watchdog.abandon(hold)\n",
+        "",
+        "test_given_up.py::test_a_step_that_raises[acquires_with-free]",
+        seconds=10,
+    ),
+    Safeguard(
         "a release that failed is sent again",
         "_engine/releases.py",
         "                self._timer = self._loop.call_later(self._pause, self._try_again)\n",
@@ -321,6 +352,13 @@ SAFEGUARDS = (
         "            self.lose(hold, LossReason.EXPIRED)\n            return\n",
         "            return\n",
         "test_lease.py::test_at_risk_and_lost",
+    ),
+    Safeguard(
+        "… by a clock that goes on while the machine is suspended",
+        "_clock.py",
+        "    return partial(time.clock_gettime, boottime)\n",
+        "    return loop.time\n",
+        "test_watchdog.py::test_a_clock_that_goes_on_while_the_machine_sleeps",
     ),
     Safeguard(
         "unknown is not refused",

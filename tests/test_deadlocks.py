@@ -43,6 +43,24 @@ async def test_two_tasks_in_opposite_orders(client: aiolock.LockClient) -> None:
     assert not await b.locked()
 
 
+async def test_a_deadline_around_the_waiting_is_not_seen(client: aiolock.LockClient) -> None:
+    """A circle is an error though one in it would be cancelled: the text says what is seen."""
+
+    async def in_time() -> None:
+        async with client.lock("a"):
+            await settled()
+            async with asyncio.timeout(100), client.lock("b"):
+                pass
+
+    ends = await asyncio.gather(
+        in_time(), _holding(client.lock("b"), client.lock("a")), return_exceptions=True
+    )
+    (error,) = (end for end in ends if end is not None)
+    assert isinstance(error, WouldDeadlock)
+    assert "asyncio.timeout()" in str(error)
+    assert "give them a timeout=" in str(error)
+
+
 async def test_three_tasks_in_a_ring(client: aiolock.LockClient) -> None:
     """A cycle of three is found, and the other two go on."""
     locks = [client.lock(name) for name in "abc"]

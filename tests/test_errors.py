@@ -6,13 +6,24 @@ import asyncio
 import os
 import pickle
 import socket
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 import aiolock
-from aiolock import AcquireTimeout, LeaseLost, LimitMismatch, NotHeld, QueueFull, WouldDeadlock
+from aiolock import (
+    AcquireTimeout,
+    ClientClosed,
+    LeaseLost,
+    LimitMismatch,
+    NotHeld,
+    QueueFull,
+    StoreError,
+    WouldDeadlock,
+)
+from aiolock._engine.policy import Policy
 from aiolock.stores.memory import MemoryServer, MemoryStore
-from aiolock.testing import FaultyStore
+from aiolock.testing import FaultyStore, Operation
 from tests.worlds import World, asking, queued, virtual
 
 
@@ -65,6 +76,13 @@ async def test_who_holds_it_costs_no_round_trip() -> None:
         assert await ours.lock("a").acquire(timeout=5) is None
         assert faulty.calls["status"] == 1, "who gets None is not told"
         began = loop.time()
+        faulty.hold("read")
+        with pytest.raises(AcquireTimeout, match=r"free in 5 s: process") as caught:
+            await ours.lock("a", timeout=5).acquire()
+        assert len(caught.value.holders) == 1
+        assert loop.time() - began <= 5.03, "what the holder is called is not worth waiting for"
+        faulty.resume()
+        began = loop.time()
         faulty.hold("status")
         with pytest.raises(AcquireTimeout, match=r"free in 5 s$") as caught:
             await ours.lock("a", timeout=5).acquire()
@@ -91,6 +109,15 @@ async def test_each_kind_by_its_name() -> None:
             await ours.latch("l", 1).wait(timeout=1)
         with pytest.raises(AcquireTimeout, match="the barrier 'b' was not complete") as barrier:
             await ours.barrier("b", 2).wait(timeout=1)
+        with pytest.raises(AcquireTimeout, match=r"the latch 'l' is not open$"):
+            await ours.latch("l", 1).wait(timeout=0)
+        with pytest.raises(AcquireTimeout, match=r"the event 'e' is not set$"):
+            await ours.event("e").wait(timeout=0)
+        together = asyncio.gather(*(ours.barrier("b", 2).wait() for _ in range(2)))
+        await together
+        with pytest.raises(AcquireTimeout, match=r"the barrier 'b' is not complete$") as alone:
+            await ours.barrier("b", 2).wait(timeout=0)
+        assert alone.value.holders == ()
         async with ours.lock("a"):
             with pytest.raises(WouldDeadlock) as deadlock:
                 await ours.lock("a").acquire()
@@ -108,6 +135,102 @@ async def test_each_kind_by_its_name() -> None:
         assert (barrier.value.kind, barrier.value.name) == ("barrier", "b")
         for other in (deadlock.value, not_held.value, lost.value):
             assert (other.kind, other.name) == ("lock", "a")
+
+
+OPERATIONS: dict[str, Callable[[aiolock.LockClient], Awaitable[object]]] = {
+    "acquire": lambda client: client.lock("a").acquire(),
+    "status": lambda client: client.lock("a").status(),
+    "locked": lambda client: client.lock("a").locked(),
+    "break": lambda client: client.lock("a").break_(),
+    "break one": lambda client: client.lock("a").break_(1),
+    "request": lambda client: client.lock("a").request_release(),
+    "resize": lambda client: client.semaphore("a", 1).resize(2),
+    "set": lambda client: client.event("a").set(),
+    "is set": lambda client: client.event("a").is_set(),
+    "count": lambda client: client.latch("a", 1).count_down(),
+    "missing": lambda client: client.latch("a", 1).missing(),
+    "leader": lambda client: client.election("a").leader(),
+}
+OF_LEASES: dict[str, Callable[[aiolock.Lease], Awaitable[object]]] = {
+    "verify": lambda lease: lease.verify(),
+    "extend": lambda lease: lease.extend(3),
+    "downgrade": lambda lease: lease.downgrade(),
+    "release": lambda lease: lease.release(),
+}
+
+
+@pytest.mark.parametrize("what", [*OPERATIONS, *OF_LEASES])
+@virtual
+async def test_an_error_of_the_store_says_of_what_it_speaks(what: str) -> None:
+    """Whatever was asked of which the store did not say yes or no, by name and by kind."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    asked: tuple[Operation, ...] = (
+        *("acquire", "status", "break_", "request", "resize", "post", "read", "renew", "release"),
+        "downgrade",
+    )
+    kinds = {"resize": "semaphore", "set": "event", "is set": "event", "leader": "election"}
+    kinds |= {"count": "latch", "missing": "latch"}
+    async with aiolock.connect(faulty, ttl=300) as client:
+        lease = await client.rwlock("r").write().acquire()
+        for operation in asked:
+            faulty.refuse(operation, 1)
+        doing = OPERATIONS[what](client) if what in OPERATIONS else OF_LEASES[what](lease)
+        with pytest.raises(StoreError) as caught:
+            await doing
+        faulty.resume()
+    error = caught.value
+    assert error.kind == kinds.get(what, "lock")
+    assert error.name == ("a" if what in OPERATIONS else "r")
+    assert str(error).startswith(f"the {error.kind} {error.name!r}: ")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@virtual
+async def test_one_failure_of_several_locks() -> None:
+    """What failed was one connection: each of those who are told is told of its own lock."""
+    failure = StoreError("the link broke")
+    failure.__cause__ = OSError("reset")
+    failure.refused = True
+    policies = [Policy(name, 3) for name in ("a", "b")]
+    errors = [policy.told(failure) for policy in policies]
+    assert [(error.name, str(error)) for error in errors] == [
+        ("a", "the lock 'a': the link broke"),
+        ("b", "the lock 'b': the link broke"),
+    ]
+    assert all(error.refused and error.__cause__ is failure.__cause__ for error in errors)
+    assert failure.name == ""
+
+
+@virtual
+async def test_no_answer_within_the_timeout() -> None:
+    """The error says which store that is, and what is wrong with the link to it, where it broke."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
+        faulty.hold("acquire")
+        broken = ConnectionResetError("reset by 10.0.0.7:6379")
+        for link in (None, broken, None):
+            client._engine.waiters.link(link)
+            with pytest.raises(StoreError) as caught:
+                await client.lock("a").acquire(timeout=0.3)
+            text = str(caught.value)
+            assert text.startswith(f"{faulty!r} did not answer within the timeout of 0.3 s")
+            assert (str(broken) in text) == (link is not None)
+            assert caught.value.__cause__ is link
+            assert (caught.value.kind, caught.value.name) == ("lock", "a")
+        faulty.resume()
+
+
+@virtual
+async def test_closed_while_it_waited() -> None:
+    """Who waits when its client is closed is told for what it waited."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as theirs, theirs.lock("a"):
+        async with aiolock.connect(server) as ours:
+            waiting = asking(ours.lock("a"))
+            await queued(theirs.lock("a"), 1)
+        with pytest.raises(ClientClosed, match=r"the lock 'a': .* closed") as caught:
+            await waiting
+        assert (caught.value.kind, caught.value.name) == ("lock", "a")
 
 
 @virtual

@@ -486,6 +486,33 @@ async def test_push_slower_than_the_claim(
     await lease.release()
 
 
+# --- What was put up
+
+
+async def test_a_leader_says_so_again_after_a_break(
+    client: aiolock.LockClient,
+    victim: aiolock.LockClient,
+    proxy: Proxy,
+    server: RedisServer,
+    prefix: str,
+) -> None:
+    """What a store has forgotten, as after a fail-over, is put up again at once: not at its third
+    of a long ttl.
+    """
+    election = client.election("e")
+    async with victim.election("e", ttl=300).campaign("here"):
+        before = await election.leader()
+        assert before is not None
+        assert server.call("DEL", *server.call("KEYS", f"{prefix}*elected:e*"))
+        assert await election.leader() is None
+        await linked(proxy)
+        command_link(proxy).cut()
+        async with asyncio.timeout(20):
+            while (after := await election.leader()) is None:  # noqa: ASYNC110 # nothing tells
+                await asyncio.sleep(0.01)
+    assert after == before
+
+
 # --- Late
 
 

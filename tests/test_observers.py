@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pytest
 
@@ -250,6 +250,27 @@ async def test_lost(client: aiolock.LockClient, other: aiolock.LockClient, told:
     assert "broke it" in lost["why"]
     assert lost["fence"] == told.of("acquired")[0]["fence"]
     assert lost["held"] >= 0
+
+
+@virtual
+@pytest.mark.parametrize("on_lost", ["cancel", "signal"])
+async def test_what_the_log_says_of_the_body(
+    on_lost: Literal["cancel", "signal"], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is cancelled, or goes on; and what was acquired by hand has none."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        told = "Its body is cancelled; what" if on_lost == "cancel" else "Its body goes on, for on_"
+        with contextlib.suppress(aiolock.LeaseLost):
+            async with ours.lock("a", on_lost=on_lost) as lease:
+                await theirs.lock("a").break_()
+                await lease.lost.wait()
+        assert [told in record.getMessage() for record in caplog.records] == [True]
+        caplog.clear()
+        lease = await ours.lock("a", on_lost=on_lost).acquire()
+        await theirs.lock("a").break_()
+        await lease.lost.wait()
+        assert ["has no body that" in each.getMessage() for each in caplog.records] == [True]
 
 
 @virtual

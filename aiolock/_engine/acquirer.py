@@ -48,6 +48,9 @@ _TOO_LATE: Final = 5
 _WHO_HOLDS: Final = 0.25
 """Seconds to wait for the holder's name, for the text of an error."""
 
+_WHAT_CALLED: Final = 0.02
+"""Seconds to wait for what that one calls itself: nobody is to wait for much longer than wanted."""
+
 _OVER: Final = (Phase.STOPPED, Phase.GIVEN_UP)
 
 
@@ -114,17 +117,17 @@ class Acquirer:
         except _TimedOut:
             why = "store" if attempt.clocks is None else "timeout"
             self._give_up(attempt)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # it is raised below
             why = _why(error)
             self._give_up(attempt)
-            raise
+            raise policy.told(error)  # noqa: B904  # it has the cause of the other
         finally:
             if timer is not None:
                 timer.cancel()
             if attempt.phase is not Phase.HELD:
                 self._left(attempt, why)
         if why == "store" and timeout is not None:
-            raise refusals.unanswered(policy, timeout)
+            raise refusals.unanswered(policy, timeout, self._runs, self._waiters.broken)
         if not raises:
             return None
         raise await self._not_acquired(attempt, timeout if wait else None)
@@ -140,9 +143,9 @@ class Acquirer:
             attempt.patient = True
         if label:
             attempt.label = label
-        self._waiters.add(attempt)
         if not self._lookout.awake:
             self._lookout.wake()
+        self._waiters.add(attempt)  # last: whoever is added leaves again
         return attempt
 
     def _time_is_up(self, attempt: Attempt, turns: int) -> None:
@@ -253,13 +256,13 @@ class Acquirer:
         if attempt.label:
             hold.label = attempt.label
         self._watchdog.keep(hold, grant.lease)
-        attempt.kept()
-        if self._events.often:
-            try:
+        try:
+            attempt.kept()
+            if self._events.often:
                 self._events.acquired(hold, attempt, hold.since)
-            except BaseException:  # an observer that ends the process
-                self._watchdog.abandon(hold)
-                raise
+        except BaseException:  # else it would be renewed for ever
+            self._watchdog.abandon(hold)
+            raise
         return hold
 
     def _left(self, attempt: Attempt, why: GaveUp) -> None:
@@ -283,18 +286,20 @@ class Acquirer:
         """The error with the time that it waited (None: it was only tried) and the holders.
 
         The store is asked for the holders together with the release, so that costs no further round
-        trip; only reading the holders' labels costs one.
+        trip. Reading the holder's label costs one, so it is left out if the store is far away.
         """
         policy, holders = attempt.policy, tuple[Party, ...]()
         if timeout is None:
-            holder = attempt.declined.holder if isinstance(attempt.declined, Busy) else None
+            declined = attempt.declined
+            holder = declined.holder if isinstance(declined, Busy) and not policy.passes else None
             return refusals.not_free(policy, (holder,) if holder else ())
         if not policy.passes:
             with contextlib.suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(_WHO_HOLDS):
                     status = await self._runs.status(policy.key, waiters=False)
                     holders = status.holders
-                    holders = (await labelled(self._runs, [status]))[0].holders
+                    async with asyncio.timeout(_WHAT_CALLED):
+                        holders = (await labelled(self._runs, [status]))[0].holders
         return refusals.not_in_time(policy, timeout, self._time() - attempt.began, holders)
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
@@ -330,7 +335,7 @@ class Acquirer:
         self._runs.close()
         for attempts in list(self._waiters.attempts.values()):
             for attempt in list(attempts.values()):
-                attempt.stop(ClientClosed("this client was closed while it waited for a lock"))
+                attempt.stop(ClientClosed("this client was closed while a task waited for it"))
                 self._give_up(attempt)
 
 

@@ -1,8 +1,10 @@
-"""Tasks of one process that wait for each other: found before they wait for ever.
+"""Tasks of one client that wait for each other: found before they wait for ever.
 
-Only a certain deadlock is an error: a cycle of tasks in which each waits itself, without a timeout,
-for a lock that the next one holds and whose lease does not end by itself. If a child task waits for
-a lock of its parent, the parent may wait for the child. That is not certain, so it is only logged.
+Only a cycle of tasks is an error in which each waits itself, without a ``timeout``, for a lock that
+the next one holds and whose lease does not end by itself. An `asyncio.timeout` around one of the
+waits cannot be seen from a task, so a wait in a cycle needs the lock's own ``timeout``. If a child
+task waits for a lock of its parent, the parent may wait for the child. That is not certain, so it
+is only logged.
 """
 
 from __future__ import annotations
@@ -106,8 +108,9 @@ def _cycle(task: Task, last: Task, wanted: Policy, found: Mapping[Task, tuple[Ta
         other = holder
     return (
         f"task {task.get_name()!r} would wait for {wanted.called} of {last.get_name()!r}, while"
-        f" {', and '.join(steps)} waits: none of them could ever go on. Take the locks in the same"
-        " order everywhere (multilock() does), or wait with a timeout"
+        f" {', and '.join(steps)} waits: none of them could go on, unless an asyncio.timeout() or"
+        " wait_for() ends one of these waits, which cannot be seen here. Take the locks in the same"
+        " order everywhere (multilock() does), or give them a timeout="
     )
 
 

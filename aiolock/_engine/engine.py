@@ -122,7 +122,8 @@ class Engine:
         Without ``waiters`` it has the holders only, without their labels.
         """
         self.check()
-        status = await self.runs.status(policy.key, waiters=waiters)
+        with policy.errors_named():
+            status = await self.runs.status(policy.key, waiters=waiters)
         if waiters:
             (status,) = await labelled(self.runs, [status])
         return replace(status, kind=policy.kind, name=policy.name)

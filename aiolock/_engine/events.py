@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiolock._engine.acquisition import Attempt
 from aiolock._engine.hold import Hold, LossReason
 from aiolock._engine.policy import Policy, as_label
-from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Observer
+from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, LostBody, Observer
 from aiolock.store import Party, Waiter
 
 log = logging.getLogger("aiolock")
@@ -111,7 +111,10 @@ class Events:
             word, why = reason.name.lower(), reason.value
         request = self.of_hold(hold)
         held = now - hold.since
-        self._tell(wants, request, fence=hold.fence, held=held, reason=word, why=why)
+        body: LostBody = "none"
+        if hold.bodies:
+            body = "cancelled" if hold.policy.on_lost == "cancel" else "goes on"
+        self._tell(wants, request, fence=hold.fence, held=held, reason=word, why=why, body=body)
 
     def link(self, state: Link, error: Exception | None = None) -> None:
         """The state of the link to the store; the same state is not told twice."""

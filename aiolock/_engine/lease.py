@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
-from aiolock._engine.policy import Policy, Seconds, checked_ttl, to_ms
+from aiolock._engine.policy import Seconds, checked_ttl, to_ms
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import LeaseLost, StoreError, Unsupported
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
@@ -124,7 +124,7 @@ class Lease:
             was = await self._answer(released)
         except StoreError as failure:
             self._watchdog.unheard(self._hold, failure)
-            raise
+            raise self._hold.policy.told(failure)  # noqa: B904  # it has the cause of the other
         lost = was in (WAS_ABSENT, WAS_QUEUED) and not self._watchdog.runs.was_unknown(self._hold)
         if lost and self._hold.state is LeaseState.RELEASED:
             self._hold.state = LeaseState.LOST
@@ -206,7 +206,9 @@ class Lease:
             downgraded.add_done_callback(self._undo_if_refused)
         # If two tasks await it, the cancellation of one must not cancel the other.
         await asyncio.wait([downgraded])
-        if downgraded.result() == WAS_ABSENT:
+        with hold.policy.errors_named():
+            was = downgraded.result()
+        if was == WAS_ABSENT:
             self._watchdog.lose(hold, LossReason.REFUSED)
         self._still_ours()
 
@@ -217,7 +219,8 @@ class Lease:
     async def _ask(self, ttl: int) -> bool:
         self._watchdog.check_here()
         # If this is cancelled, the store may have renewed it; `Watchdog.ask` has allowed for that.
-        (still,) = await self._watchdog.ask(self._hold, ttl)
+        with self._hold.policy.errors_named():
+            (still,) = await self._watchdog.ask(self._hold, ttl)
         if not still and self._hold.state in ALIVE:
             policy = self._hold.policy
             text = f"the store cannot tell whether {policy.called} is still ours: ask again"
@@ -249,14 +252,12 @@ class Lease:
         return error
 
 
-def leased(watchdog: Watchdog, hold: Hold, policy: Policy) -> Lease:
-    """Make a lease of a hold; if that fails, release the hold unless another lease has it."""
-    try:
-        return Lease(watchdog, hold, shares=policy.shared)
-    except BaseException:
-        if not hold.speaking:
-            watchdog.abandon(hold)
-        raise
+def not_entered(watchdog: Watchdog, hold: Hold, lease: Lease | None) -> None:
+    """Release what could not be entered: the lease, or the hold if there is no lease of it."""
+    if lease is not None:
+        give_back(lease)
+    elif not hold.speaking:
+        watchdog.abandon(hold)
 
 
 def give_back(lease: Lease) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeVar, overload
@@ -12,6 +14,7 @@ from aiolock.errors import LockError
 from aiolock.store import CLAIM, Form, Rule
 
 Error = TypeVar("Error", bound=LockError)
+Raised = TypeVar("Raised", bound=BaseException)
 
 Seconds = float | timedelta
 """A duration, as the public API takes it."""
@@ -214,6 +217,27 @@ class Policy:
         """The error, with the kind and name of this lock."""
         error.kind, error.name = self.kind, self.name
         return error
+
+    def told(self, error: Raised) -> Raised:
+        """What was raised; an error of the store now says of what it speaks.
+
+        As another object, for others may be told the same one: what failed was one connection.
+        """
+        if not isinstance(error, LockError) or error.name:
+            return error
+        other = type(error).__new__(type(error))
+        other.args = (f"{self.called}: {error}",)
+        other.__dict__.update(error.__dict__)
+        other.__cause__ = error.__cause__
+        return self.about(other)
+
+    @contextmanager
+    def errors_named(self) -> Generator[None, None, None]:
+        """Let the errors of the store that come out of the body say of what they speak."""
+        try:
+            yield
+        except LockError as error:
+            raise self.told(error)  # noqa: B904  # it has the cause of the other
 
 
 def checked_number(what: str, value: object, *, least: int = 1, most: int = MOST) -> int:

@@ -9,25 +9,28 @@ from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
 from aiolock.store import Differs, Full, Party, plain
 
-_NOT_IN_TIME: Final = {
-    "barrier": "was not complete",
-    "event": "was not set",
-    "latch": "did not open",
+_NOT_YET: Final = {
+    "barrier": ("is not complete", "was not complete"),
+    "event": ("is not set", "was not set"),
+    "latch": ("is not open", "did not open"),
 }
-"""How the waiting for a kind that is not held has failed."""
+"""How the waiting for a kind that is not held has failed: when it was only tried, and in time."""
+_TAKEN: Final = ("is not free", "did not become free")
+"""The same for all other kinds."""
 
 
 def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
     """It was only tried, and another client has it."""
-    return _timeout(policy, f"is not free{_held_by(holders)}", 0.0, holders)
+    now, _ = _NOT_YET.get(policy.kind, _TAKEN)
+    return _timeout(policy, f"{now}{_held_by(holders)}", 0.0, holders)
 
 
 def not_in_time(
     policy: Policy, timeout: float, waited: float, holders: tuple[Party, ...]
 ) -> AcquireTimeout:
     """The timeout passed, and others had it all the time."""
-    text = _NOT_IN_TIME.get(policy.kind, "did not become free")
-    return _timeout(policy, f"{text} in {timeout:g} s{_held_by(holders)}", waited, holders)
+    _, for_long = _NOT_YET.get(policy.kind, _TAKEN)
+    return _timeout(policy, f"{for_long} in {timeout:g} s{_held_by(holders)}", waited, holders)
 
 
 def _timeout(
@@ -50,14 +53,17 @@ def _held_by(holders: tuple[Party, ...]) -> str:
     return f": {where}{others} has held it since {since} (fence {first.fence}){dead}"
 
 
-def unanswered(policy: Policy, timeout: float) -> StoreError:
-    """The store did not answer within the timeout."""
-    return policy.about(
-        StoreError(
-            f"the store did not answer within the timeout of {timeout:g} s, so nobody knows who"
-            f" holds {policy.called}"
-        )
+def unanswered(
+    policy: Policy, timeout: float, store: object, broken: Exception | None
+) -> StoreError:
+    """The store did not answer within the timeout; ``broken`` is the error of the link to it."""
+    why = f" (the link to it is broken: {broken})" if broken is not None else ""
+    error = StoreError(
+        f"{store!r} did not answer within the timeout of {timeout:g} s{why}, so nobody knows who"
+        f" holds {policy.called}"
     )
+    error.__cause__ = broken
+    return policy.about(error)
 
 
 def too_slow(policy: Policy, times: int) -> StoreError:

@@ -42,6 +42,8 @@ class Waiters:
         """By key, and then by waiter."""
         self._queues: dict[str, LocalQueue] = {}
         self._displaced: dict[str, float] = {}
+        self.broken: Exception | None = None
+        """Why the link to the store is broken, while it is."""
 
     def add(self, attempt: Attempt) -> None:
         """The acquisition begins."""
@@ -233,6 +235,7 @@ class Waiters:
             waiting.wanted = fence  # its grant is on its way to the task
 
     def link(self, error: Exception | None) -> None:
+        self.broken = error
         self._watchdog.events.link("up" if error is None else "down", error)
 
     def reconnected(self) -> None:

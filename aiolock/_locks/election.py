@@ -223,7 +223,7 @@ class Election:
                 await self._put_up(fence, value)
             except StoreError as error:
                 if not error.refused or loop.time() + pause > until:
-                    raise
+                    raise self._lock._policy.told(error)  # noqa: B904  # it has that cause
             else:
                 return
             await asyncio.sleep(pause)
@@ -244,14 +244,17 @@ class Election:
 
     async def _look(self) -> tuple[Leader | None, int]:
         """The leader or None, and the fence under which a value was last posted."""
-        engine, key = self._lock._engine, self._lock._policy.key
+        engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         reading = engine.store.read(self._board.key)
-        status, posted = await asyncio.gather(engine.runs.status(key, waiters=False), reading)
-        leader = _found(status, posted)
-        if leader is None and posted.value:
-            # The store may have run the two in the other order, and a term begun between them.
-            leader = _found(await engine.runs.status(key, waiters=False), posted)
+        with policy.errors_named():
+            status, posted = await asyncio.gather(
+                engine.runs.status(policy.key, waiters=False), reading
+            )
+            leader = _found(status, posted)
+            if leader is None and posted.value:
+                # The store may have run the two in the other order, and a term begun between.
+                leader = _found(await engine.runs.status(policy.key, waiters=False), posted)
         return leader, posted.count
 
 

@@ -43,19 +43,21 @@ class Event:
         Idempotent: a second call only makes the store remember it for longer. One round trip;
         `StoreError` when the store does not answer. Cancelled, it may have been set.
         """
-        engine, key = self._lock._engine, self._lock._policy.key
+        engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         keep = to_ms(self._remember)
-        await engine.store.post(key, 1, token="", declared=0, value="", keep=keep)
+        with policy.errors_named():
+            await engine.store.post(policy.key, 1, token="", declared=0, value="", keep=keep)
 
     async def is_set(self) -> bool:
         """Whether it has happened and the store still remembers it: one round trip.
 
         `StoreError` when the store does not answer.
         """
-        engine = self._lock._engine
+        engine, policy = self._lock._engine, self._lock._policy
         engine.check()
-        return (await engine.store.read(self._lock._policy.key)).count > 0
+        with policy.errors_named():
+            return (await engine.store.read(policy.key)).count > 0
 
     async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Return once it is set; `AcquireTimeout` when that did not happen in ``timeout`` seconds.

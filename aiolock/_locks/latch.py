@@ -60,16 +60,14 @@ class Latch:
         engine.check()
         if token is None:
             token = f"{engine.client} {next(_numbers)}"
-        counted = await engine.store.post(
-            self._lock._policy.key,
-            0,
-            token=f"t:{checked_name(token)}",
-            declared=self._count,
-            value="",
-            keep=to_ms(self._remember),
-        )
+        token, policy = f"t:{checked_name(token)}", self._lock._policy
+        keep = to_ms(self._remember)
+        with policy.errors_named():
+            counted = await engine.store.post(
+                policy.key, 0, token=token, declared=self._count, value="", keep=keep
+            )
         if counted < 0:
-            raise self._lock._policy.about(
+            raise policy.about(
                 LimitMismatch(
                     f"the latch {self.name!r} is in use with a count of {-counted}, but"
                     f" {self._count} is declared here: all that use it declare the same"
@@ -79,9 +77,10 @@ class Latch:
 
     async def missing(self) -> int:
         """How many counts are missing still: one round trip; `StoreError` if unknown."""
-        engine = self._lock._engine
+        engine, policy = self._lock._engine, self._lock._policy
         engine.check()
-        return max(0, self._count - (await engine.store.read(self._lock._policy.key)).count)
+        with policy.errors_named():
+            return max(0, self._count - (await engine.store.read(policy.key)).count)
 
     async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Return once it is open; `AcquireTimeout` when it did not open in ``timeout`` seconds.

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar, cast, overload
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
 from aiolock._engine.hold import Handle, Owner
-from aiolock._engine.lease import Lease, give_back, leased
+from aiolock._engine.lease import Lease, not_entered
 from aiolock._engine.policy import Policy, Seconds, checked_label, checked_number, checked_timeout
 from aiolock._engine.scope import Scope
 from aiolock.errors import NotHeld
@@ -79,7 +79,8 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
     def __repr__(self) -> str:
         return f"<Acquisition of {self._lock.name!r} timeout={self._timeout}>"
 
-    async def _acquire(self, *, raises: bool) -> Lease | None:
+    async def _acquire(self, *, enters: bool) -> Lease | None:
+        """A lease, and with ``enters`` the body that relies on it."""
         engine = self._lock._engine
         engine.check()
         hold = await engine.acquirer.acquire(
@@ -87,42 +88,36 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
             self._owner,
             timeout=self._timeout,
             wait=self._wait,
-            raises=raises,
+            raises=enters or self._raises,
             label=self._label,
         )
-        return None if hold is None else leased(engine.watchdog, hold, self._lock._policy)
-
-    async def _await(self) -> Lease | None:
-        lease = await self._acquire(raises=self._raises)
-        if lease is not None:
-            try:
-                lease._hold.where = lease._hold.where or self._where
-                lease._watchdog.watch(lease._hold)
-            except BaseException:
-                give_back(lease)
-                raise
+        if hold is None:
+            return None
+        lease = None
+        try:
+            lease = Lease(engine.watchdog, hold, shares=self._lock._policy.shared)
+            if enters:
+                self._scope = Scope(lease, engine.watchdog.current_task())
+            else:
+                hold.where = hold.where or self._where
+                engine.watchdog.watch(hold)
+        except BaseException:
+            not_entered(engine.watchdog, hold, lease)
+            raise
         return lease
 
-    def _begin(
-        self, coroutine: Coroutine[Any, Any, Lease | None]
-    ) -> Coroutine[Any, Any, Lease | None]:
+    def _begin(self, *, enters: bool = False) -> Coroutine[Any, Any, Lease | None]:
         if self._coroutine is not None:
-            coroutine.close()
             raise RuntimeError("this acquisition was begun already: call acquire() again")
-        self._coroutine = coroutine
-        return coroutine
+        self._coroutine = self._acquire(enters=enters)
+        return self._coroutine
 
     def __await__(self) -> Generator[Any, None, Got_co]:
-        return cast("Generator[Any, None, Got_co]", self._begin(self._await()).__await__())
+        return cast("Generator[Any, None, Got_co]", self._begin().__await__())
 
     async def __aenter__(self) -> Lease:
-        lease = await self._begin(self._acquire(raises=True))
+        lease = await self._begin(enters=True)
         assert lease is not None
-        try:
-            self._scope = Scope(lease, lease._watchdog.current_task())
-        except BaseException:
-            give_back(lease)
-            raise
         return lease
 
     def __aexit__(
@@ -138,11 +133,11 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
 
     def send(self, value: Any, /) -> Any:
         """As any coroutine."""
-        return (self._coroutine or self._begin(self._await())).send(value)
+        return (self._coroutine or self._begin()).send(value)
 
     def throw(self, *error: Any) -> Any:
         """As any coroutine."""
-        return (self._coroutine or self._begin(self._await())).throw(*error)
+        return (self._coroutine or self._begin()).throw(*error)
 
     def close(self) -> None:
         """As any coroutine."""
@@ -153,7 +148,7 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
             self._coroutine.close()
 
     def __del__(self) -> None:
-        if self._coroutine is None:
+        if getattr(self, "_coroutine", self) is None:  # self: it could not even be made
             warnings.warn(
                 f"{self!r} was never awaited, so nothing was locked",
                 RuntimeWarning,
@@ -330,7 +325,8 @@ class Lock:
         not answer. Cancelled, it may have been sent.
         """
         self._engine.check()
-        return await self._engine.runs.request(self._policy.key) > 0
+        with self._policy.errors_named():
+            return await self._engine.runs.request(self._policy.key) > 0
 
     async def break_(self, fence: int | None = None) -> bool:
         """Take the lock from its holders, and grant it to the next waiter; True if it was held.
@@ -351,7 +347,8 @@ class Lock:
             fences = [holder.fence for holder in status.holders]
         if not fences:
             return False
-        broken = await self._engine.runs.break_(self._policy.key, fences)
+        with self._policy.errors_named():
+            broken = await self._engine.runs.break_(self._policy.key, fences)
         return fence is None or broken > 0
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
@@ -371,11 +368,12 @@ class Lock:
             raises=True,
         )
         assert hold is not None
-        lease = leased(engine.watchdog, hold, policy)
+        lease = None
         try:
+            lease = Lease(engine.watchdog, hold, shares=policy.shared)
             engine.entered.add(self, frame, task, Scope(lease, task))
         except BaseException:
-            give_back(lease)
+            not_entered(engine.watchdog, hold, lease)
             raise
         return lease
 

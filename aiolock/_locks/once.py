@@ -192,8 +192,9 @@ class Once:
         except AlreadyDone:
             yield Outcome(await self._kept(), first=False)
             return
-        doing, error = Doing(lease), None
+        error = None
         try:
+            doing = Doing(lease)
             yield doing
             await self._keep(lease.fence, doing.result)
         except BaseException as raised:
@@ -208,18 +209,20 @@ class Once:
         if len(result) > LONGEST_RESULT:
             raise ValueError(f"what is kept must have at most {LONGEST_RESULT} characters")
         result.encode()  # UnicodeEncodeError, a ValueError
-        # A run whose lease was lost has a lower fence, so it cannot overwrite the next result.
-        await self._lock._engine.store.post(
-            self._results.key,
-            fence,
-            token="",
-            declared=0,
-            value=f"{fence} {result}",
-            keep=self._remember + to_ms(_LONGER),
-        )
+        # A run whose lease was lost has a lower fence: it cannot overwrite the next result.
+        with self._lock._policy.errors_named():
+            await self._lock._engine.store.post(
+                self._results.key,
+                fence,
+                token="",
+                declared=0,
+                value=f"{fence} {result}",
+                keep=self._remember + to_ms(_LONGER),
+            )
 
     async def _kept(self) -> str:
-        posted = await self._lock._engine.store.read(self._results.key)
+        with self._lock._policy.errors_named():
+            posted = await self._lock._engine.store.read(self._results.key)
         fence, separator, result = posted.value.partition(" ")
         if not separator or fence != str(posted.count):
             raise self._lock._policy.about(

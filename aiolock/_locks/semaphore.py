@@ -113,10 +113,11 @@ class Semaphore:
         permits are granted. One round trip; `StoreError` when the store does not answer. Cancelled,
         it may have been carried out.
         """
-        engine = self._one._engine
+        engine, policy = self._one._engine, self._one._policy
         engine.check()
         checked_number("limit", limit, least=0)
-        await engine.store.resize(self._one._policy.key, self._limit, limit, _REMEMBERED)
+        with policy.errors_named():
+            await engine.store.resize(policy.key, self._limit, limit, _REMEMBERED)
 
     async def break_(self, fence: int | None = None) -> bool:
         """Take the permits from all holders, or from one: as `Lock.break_`."""

@@ -5,12 +5,18 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from aiolock.observer import Deadlock, Link, LockRequest, Loss, Observer, who
+from aiolock.observer import Deadlock, Link, LockRequest, Loss, LostBody, Observer, who
 from aiolock.store import Party
 
 SLOW_WAIT: Final = 10.0
 SLOW_HOLD: Final = 300.0
 """Default limits, in seconds."""
+
+_BODIES: Final[dict[LostBody, str]] = {
+    "cancelled": "Its body is cancelled",
+    "goes on": "Its body goes on, for on_lost='signal' only sets `lease.lost`",
+    "none": "It has no body that could be cancelled, only `lease.lost`",
+}
 
 _log = logging.getLogger("aiolock")
 
@@ -35,17 +41,19 @@ class Log(Observer):
         held: float,
         reason: Loss,  # noqa: ARG002  # `why` says the same
         why: str,
+        body: LostBody,
     ) -> None:
         """Log the loss: another client may have the lock now."""
         _log.warning(
-            "aiolock: %r lost the %s %r (fence %d) after %.1f s: %s. Its body is cancelled; what it"
-            " writes now may be behind what others write, so let the storage check the fence",
+            "aiolock: %r lost the %s %r (fence %d) after %.1f s: %s. %s; what it writes now may be"
+            " behind what others write, so let the storage check the fence",
             request.label,
             request.kind,
             request.name,
             fence,
             held,
             why,
+            _BODIES[body],
         )
 
     def link(self, state: Link, error: Exception | None) -> None:

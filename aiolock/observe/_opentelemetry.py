@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from aiolock.observe._labels import BUCKETS, FAILURES, PASSES, Key, PerFamily, key_of
-from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, Observer
+from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, LostBody, Observer
 
 try:
     from opentelemetry import metrics, trace
@@ -101,7 +101,14 @@ class OpenTelemetry(Observer):
             self._end(request, span)
 
     def lost(
-        self, request: LockRequest, *, fence: int, held: float, reason: Loss, why: str
+        self,
+        request: LockRequest,
+        *,
+        fence: int,
+        held: float,
+        reason: Loss,
+        why: str,
+        body: LostBody,  # noqa: ARG002
     ) -> None:
         """Its hold ends with an error."""
         span = self._holds_no_more(request, held, "lost")

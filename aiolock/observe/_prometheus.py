@@ -10,7 +10,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from aiolock.observe._labels import BUCKETS, LOSSES, PASSES, Key, PerFamily, key_of
-from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, Observer
+from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, LostBody, Observer
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -172,6 +172,7 @@ class Prometheus(Observer):
         held: float,
         reason: Loss,
         why: str,  # noqa: ARG002
+        body: LostBody,  # noqa: ARG002
     ) -> None:
         """A hold ends with a loss."""
         family = self._of(request)
