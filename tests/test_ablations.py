@@ -2029,8 +2029,8 @@ SAFEGUARDS = (
     Safeguard(
         "what an observer that ends the process was told of is given back",
         "_engine/acquirer.py",
-        "                self._watchdog.abandon(hold)\n                raise\n",
-        "                raise\n",
+        "            self._watchdog.abandon(hold)\n            raise\n",
+        "            raise\n",
         "test_observers.py::test_an_observer_that_ends_the_process",
     ),
     Safeguard(
@@ -2603,8 +2603,8 @@ SAFEGUARDS = (
     Safeguard(
         "the result of one that lost its lease overwrites nothing",
         "_locks/once.py",
-        '            fence,\n            token="",\n',
-        '            1,\n            token="",\n',
+        '                fence,\n                token="",\n',
+        '                1,\n                token="",\n',
         "test_outcome.py::test_what_a_late_one_leaves[memory]",
     ),
     Safeguard(
