@@ -20,7 +20,11 @@ INTERRUPTED: Final = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="aiolock", description=aiolock.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="aiolock",
+        description="Run commands under a lock, and inspect or break the locks of a store.",
+        epilog="The store is given by --url or AIOLOCK_URL. `aiolock COMMAND --help` says more.",
+    )
     parser.add_argument("--version", action="version", version=f"aiolock {aiolock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
