@@ -6,7 +6,7 @@
         async with client.lock("order:42", ttl=30, timeout=5) as lease:
             ...  # ours alone, in all processes; cancelled when the lease is lost
 
-`connect` makes a client, one for each process; what that makes are descriptions that any number of
+`connect` makes a client, one for each process. The client makes descriptions, which any number of
 tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `event`,
 `latch` and `barrier` (see `LockClient`). ``memory://`` needs no server and works within one event
 loop.
@@ -94,7 +94,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What few need is imported when it is used."""
+    """Import the parts that few programs need when they are first used."""
     if name == "web":
         from aiolock.page import web
 
@@ -107,7 +107,7 @@ def __getattr__(name: str) -> object:
 
 
 def _adopt() -> None:
-    """Let tracebacks and reprs call things what one imports, wherever they are written."""
+    """Let tracebacks and reprs name each object as users import it, wherever it is defined."""
     for name in __all__:
         if name in globals():
             globals()[name].__module__ = __name__

@@ -89,6 +89,8 @@ _STORES: Final = {
 }
 
 
+_TTL: Final = 30.0
+"""What stands in the signatures, where it is for the reader to see."""
 _LONGEST_IN_A_QUORUM: Final = 60.0
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
@@ -97,7 +99,7 @@ _MEMBERS: Final = {
     "aiolock.stores.memory": "aiolock.stores.quorum",
     "aiolock.stores.redis": "aiolock.stores.redis",
 }
-"""Stores of which several servers are a quorum, and who makes a member of one."""
+"""Stores of which several servers can form a quorum, and the module that makes its members."""
 
 
 def connect(
@@ -119,42 +121,49 @@ def connect(
     longest_ttl: Seconds | None = None,
     durable: bool = False,
 ) -> LockClient:
-    """A client of the lock store at ``target``; no I/O until it is opened with ``async with``.
+    """Describe a client of the lock store at ``target``; no I/O until ``async with`` opens it.
 
-    ``target`` is a URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
-    ``redis+cluster://``, ``sqlite:///``, ``postgresql://``, ``mysql://``, ``memory://``;
-    ``valkey`` is another word for ``redis``), a ``redis.asyncio.Redis`` of the caller's (also
-    one from ``Sentinel.master_for``, a ``RedisCluster``, or a ``FakeAsyncRedis``; it is used to
-    connect as it does, and is neither shared nor closed), a `MemoryServer`, or a `Store`.
-    ``prefix`` stands before every key; locks of different prefixes are different locks. ``ttl``,
-    in seconds, is what locks have that do not say. Here as everywhere a number of seconds may also
-    be a `datetime.timedelta`.
+    ``target`` is one of:
 
-    ``label`` says what this program is ("billing"): it stands before the label of whatever it
-    holds or waits for (see `Lock.acquire`). ``observer`` is told what happens, or several are: see
-    `Observer`. A log is among them, with its defaults, unless there is an `observe.log` of yours.
-    Where a task that holds something has waited for ``deadlock_after`` seconds (3 at least),
-    observers are told whether it waits for itself, by whatever detour (see
-    `LockClient.deadlocks`); with None that is
-    not looked for.
+    * a URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``,
+      ``sqlite:///``, ``postgresql://``, ``mysql://``, ``memory://``; ``valkey`` is another word for
+      ``redis``);
+    * the caller's ``redis.asyncio.Redis`` (also one from ``Sentinel.master_for``, a
+      ``RedisCluster``, or a ``FakeAsyncRedis``). The client connects with its settings, over
+      connections of its own, and does not close it;
+    * a `MemoryServer`, or a `Store`;
+    * a list of 3, 5 or 7 servers: a quorum, see below.
 
-    ``replicas``, for Redis and Valkey: no body begins, and no deadline moves, before so many
-    replicas of the server (1 or more, or all that follow it at that moment, with ``"all"``) have
-    the grant, or the renewal. It takes a connection more, and a round trip to it and from there to
-    the replicas. Where they do not confirm it within a third of the ttl, or a second if that is
-    less, a grant is given back and whoever wanted it gets `StoreError`; a lease that is to be
-    renewed is at risk, and lost at its deadline. Where there are not as many when the client
-    opens, that is a `StoreError`, too.
+    ``prefix`` stands before every key; locks of different prefixes are different locks. ``ttl``, in
+    seconds, is the ttl of locks that are given none. Here as everywhere, a number of seconds may
+    also be a `datetime.timedelta`.
 
-    A list of 3, 5 or 7 servers, as URLs of Redis or Valkey or as clients of it, is a *quorum*: each
-    is independent of the others, and whoever has the votes of a majority holds the lock. It goes on
-    while a majority can be reached, and takes two connections to each. All who use these servers
-    must give the same list and the same ``longest_ttl``, in seconds: the longest ttl that there may
-    be (60, if None), and for so long a server does not vote that may have forgotten its votes.
-    ``durable`` says that they forget nothing when they are restarted (``appendonly yes`` and
-    ``appendfsync always``), which is checked.
+    ``label`` says what this program is ("billing"): it is put before the labels of all that the
+    program holds or waits for (see `Lock.acquire`). ``observer`` is one `Observer` or several, told
+    what happens. A log with default settings is added, unless you give an `observe.log`. When a
+    task that holds a lock has waited for ``deadlock_after`` seconds (at least 3), the client looks
+    for a deadlock, also over several processes, and tells the observers (see
+    `LockClient.deadlocks`); None turns that off.
 
-    `ValueError` or `TypeError` for what cannot be; `StoreError` comes when the client opens.
+    ``replicas``, for Redis and Valkey, is how many replicas of the server must have a grant before
+    its body begins, and a renewal before its deadline moves: 1 or more, or ``"all"`` that follow
+    the server at that moment. It takes one more connection, and for each command one round trip to
+    the server and one from there to the replicas. They must confirm within a third of the ttl, and
+    within one second. Otherwise a grant is given back and its caller gets `StoreError`; a lease
+    that was to be renewed is at risk, and is lost at its deadline. If there are fewer replicas when
+    the client opens, that raises `StoreError`, too.
+
+    A list of 3, 5 or 7 servers, as URLs of Redis or Valkey or as clients of it, is a *quorum*. The
+    servers are independent of each other; a client that has the votes of a majority holds the lock.
+    It works while a majority can be reached, and takes two connections to each server. All
+    programs that use these servers must give the same list and the same ``longest_ttl``: the
+    longest ttl allowed, in seconds (60, if None). A server that may have forgotten its votes does
+    not vote for that time. ``durable`` says that the servers forget nothing in a restart
+    (``appendonly yes`` and ``appendfsync always``), which is checked. For tests, give a list of
+    `MemoryServer`: a ``FakeAsyncRedis`` is refused there.
+
+    Raises `ValueError` or `TypeError` for invalid arguments. `StoreError` is raised only when the
+    client opens.
     """
     if not isinstance(prefix, str):
         raise TypeError(f"prefix must be a str, not {type(prefix).__name__}")
@@ -189,7 +198,7 @@ def connect(
 
 
 def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None = None) -> Store:
-    """The store that `connect` would use."""
+    """The store that `connect` would use for one target."""
     options: dict[str, Any] = {} if replicas is None else {"replicas": replicas}
     if isinstance(target, str):
         scheme, separator, _ = target.partition("://")
@@ -204,7 +213,7 @@ def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None 
         if options:
             raise _has_none(f"a {type(target).__name__}")
         return target
-    # By the names of their modules, so that nobody imports a driver that they do not use.
+    # Compare names of modules, so that a driver that is not used is never imported.
     modules = {base.__module__ for base in type(target).__mro__}
     if any(module.partition(".")[0] == "redis" for module in modules):
         module = importlib.import_module(_STORES["redis"])
@@ -214,8 +223,8 @@ def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None 
             raise _has_none("a MemoryServer")
         return cast(Store, importlib.import_module(_STORES["memory"]).from_server(target))
     raise TypeError(
-        "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, not to a"
-        f" {type(target).__name__}"
+        "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, or to several"
+        f" servers by a list of 3, 5 or 7 URLs, not to a {type(target).__name__}"
     )
 
 
@@ -229,7 +238,7 @@ def quorum_of(
 
 
 def _member_at(target: object, prefix: str) -> Any:
-    """One server of a list."""
+    """One member of a quorum."""
     if isinstance(target, str):
         scheme, separator, _ = target.partition("://")
         module = _MEMBERS.get(_STORES.get(scheme, ""), "") if separator else ""
@@ -274,14 +283,14 @@ class LockClient:
     Open it once per process and event loop and share it between all tasks: it uses two
     connections (three with ``replicas``), however many locks they hold and wait for.
     ``async with`` opens and closes it; `open` and `aclose` do the same for a framework's lifespan
-    hooks. Once closed it can be opened again, also in another event loop; what it made (locks,
-    decorated functions) works again then.
+    hooks. A closed client can be opened again, also in another event loop; the locks and decorated
+    functions that it made then work again.
     """
 
     KINDS: Final = (
         *("lock", "semaphore", "election", "once", "periodic", "latch", "event", "barrier"),
     )
-    """What there is. Each has names of its own; a `RWLock` is a ``lock``."""
+    """The kinds of primitives. Each kind has names of its own; a `RWLock` is a ``lock``."""
 
     def __init__(
         self,
@@ -301,19 +310,19 @@ class LockClient:
             deadlock_after=deadlock_after,
         )
         self._ttl = checked_ttl(ttl)
-        self._engine.limits.check_ttl(self._ttl)
+        self._engine.limits.check_ttl(self._ttl, default=self._ttl == _TTL)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
         self._wanted = False
-        """Whether anybody was told that it is open."""
+        """Whether any caller has been told that it is open."""
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<LockClient {self.id} of {self._engine.store!r}>"
 
     def __del__(self) -> None:
-        engine: Engine | None = getattr(self, "_engine", None)  # None where there can be none
-        if engine and engine.is_open and engine.watchdog.is_here:  # in a fork it is the parent's
+        engine: Engine | None = getattr(self, "_engine", None)  # None if __init__ failed early
+        if engine and engine.is_open and engine.watchdog.is_here:  # in a fork, the parent's
             warnings.warn(
                 f"unclosed {self!r}: what it holds is in the way of others until its leases end."
                 " Use `async with`, or await its aclose()",
@@ -324,15 +333,15 @@ class LockClient:
 
     @property
     def id(self) -> str:
-        """96 random bits that name this client in a lock's `status`; others after each opening."""
+        """96 random bits that name this client in a lock's `status`; each opening has new ones."""
         return self._engine.client
 
     @property
     def protocols(self) -> tuple[int, ...]:
-        """The protocol that this version speaks with the store, and others that are spoken there.
+        """The protocol version that this client speaks, then others in use at the same store.
 
-        More than one while a deployment is under way. Empty for a store in memory, where no other
-        version can be.
+        More than one during a deployment. Empty for a store in memory, where no other version can
+        be.
         """
         store = self._engine.store
         return store.protocols if isinstance(store, Versioned) else ()
@@ -340,10 +349,10 @@ class LockClient:
     async def open(self) -> None:
         """Connect; `StoreError`, with what to do about it, when the store cannot be used.
 
-        Does nothing where it is open already, and waits where it is just being opened: so whoever
-        needs it may call this first. Cancelled, it is closed again, unless another task waits for
-        the same. `ClientClosed` when it is open in another event loop (which has not been closed),
-        was opened before a fork, or is closed meanwhile.
+        An open client stays as it is, and one that is being opened is waited for: so any code that
+        needs the client may call this first. A cancelled opening closes it again, unless another
+        task waits for it too. Raises `ClientClosed` when the client is open in another event loop
+        (which has not been closed), was opened before a fork, or is closed meanwhile.
         """
         engine = self._engine
         check_asyncio()
@@ -352,15 +361,15 @@ class LockClient:
         if engine.state not in _AT_REST:
             engine.watchdog.check_here()
             if _runs(self._closing):
-                await self.aclose()  # wait for its end
+                await self.aclose()  # wait until the closing under way has ended
         if engine.is_open:
             self._wanted = True
             return
-        # Asked whether it runs, and not forgotten at its end: an eager task may have ended before
-        # it is known here.
+        # Asks whether the task runs, instead of forgetting it at its end: an eager task may have
+        # ended before it is stored here.
         opening = self._opening
         if opening is not None and not opening.done() and opening.cancelling():
-            await asyncio.wait([opening])  # whoever wanted it does not any more
+            await asyncio.wait([opening])  # its last caller has given up
             await self.open()
             return
         if opening is None or opening.done():
@@ -384,7 +393,7 @@ class LockClient:
             self._openers -= 1
 
     async def _open_for_nobody(self, opening: asyncio.Task[None]) -> None:
-        """The last who waited for it waits no more: end it, or close what it has just opened."""
+        """The last caller that waited has given up: cancel the opening, or close the client."""
         opening.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([opening])
@@ -392,24 +401,24 @@ class LockClient:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.
+        """Release what is held, leave the queues, wait for both, and disconnect. Idempotent.
 
-        Whoever waits gets `ClientClosed`. The bodies of ``async with`` in other tasks are
-        cancelled, and waited for until their leases end. A store that does not answer is left
-        alone after a few seconds; what is held there ends by itself. Cancelled, the closing goes
-        on all the same, and under a cancelled anyio scope it is completed first. `ClientClosed` in
-        a fork or another event loop, where it would disturb the one that it belongs to.
+        Waiting acquisitions raise `ClientClosed`. The bodies of ``async with`` in other tasks are
+        cancelled, and waited for until their leases end. If the store does not answer, the client
+        disconnects after a few seconds, and the leases end by themselves. A cancellation does not
+        stop the closing; under a cancelled anyio scope, it is completed first. Raises
+        `ClientClosed` in a fork or another event loop, where it would disturb the owner's client.
         """
         check_asyncio()
         await self._aclose(asyncio.current_task())
 
     async def _aclose(self, caller: asyncio.Task[Any] | None) -> None:
-        """Close it for this task, whose own bodies are not in its way."""
+        """Close it for this task, whose own bodies are not waited for."""
         engine = self._engine
         if engine.state in _AT_REST:
             return
         if engine.loop_is_gone:
-            engine.state = State.CLOSED  # nothing is open any more
+            engine.state = State.CLOSED  # its connections ended with its loop
             return
         engine.watchdog.check_here()
         closing = self._closing
@@ -424,7 +433,7 @@ class LockClient:
         if opening is not None and not opening.done():
             opening.cancel()
             await asyncio.wait([opening])
-            self._engine.state = State.CLOSED  # where the opening had not even begun
+            self._engine.state = State.CLOSED  # if the opening had not even begun
         if self._engine.state is State.OPEN:
             await self._engine.aclose(caller)
 
@@ -441,31 +450,31 @@ class LockClient:
         await self.aclose()
 
     async def snapshot(self, pattern: str = "*", *, kind: str | None = None) -> list[Status]:
-        """All that somebody holds or waits for under this prefix, by kind and name.
+        """The status of everything held or waited for under this prefix, by kind and name.
 
-        For people and dashboards, as `Lock.status` is: each status is of one moment, but each of
-        its own. It reads the store page by page, so that others wait for some ms at most;
-        10,000 locks take about a second. `StoreError` when nobody knows.
+        For people and dashboards, like `Lock.status`: each status is true of one moment, but the
+        moments differ. The store is read page by page, so other clients wait for a few ms at most;
+        10,000 locks take about a second. `StoreError` when the store does not answer.
 
-        :param pattern: of the names: ``*`` stands for any text, ``?`` for one character, and
+        :param pattern: selects names: ``*`` stands for any text, ``?`` for one character, and
             ``[ab]`` for one of these.
-        :param kind: only one of `KINDS`.
+        :param kind: only this one of `KINDS`.
         """
         found = await self._snapshot(pattern, kind)
         return await labelled(self._engine.runs, found)
 
     async def deadlocks(self) -> list[Deadlock]:
-        """Tasks that wait for each other, of whatever clients, over all locks under this prefix.
+        """Find tasks of any clients that wait for each other, over all locks under this prefix.
 
-        Two snapshots, half a second apart if there is anything to be sure of. Only tasks that
-        have waited for two seconds are known, and of those only who awaits the acquisition itself,
-        and does nothing else meanwhile. `StoreError` when nobody knows.
+        Takes two snapshots, half a second apart, if the first shows a possible deadlock. A task is
+        known only after it has waited for two seconds, and only if it awaits the acquisition itself
+        and does nothing else meanwhile. `StoreError` when the store does not answer.
         """
         self._engine.check()
         return await find_deadlocks(self._engine.runs)
 
     async def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
-        """The names of what somebody holds or waits for, in their order: see `snapshot`."""
+        """The sorted names of everything that is held or waited for: see `snapshot`."""
         return sorted({status.name for status in await self._snapshot(pattern, kind)})
 
     async def _snapshot(self, pattern: str, kind: str | None) -> list[Status]:
@@ -477,19 +486,19 @@ class LockClient:
         return await snapshot(self._engine.runs, pattern, kind)
 
     async def status(self, name: str, *, kind: str = "lock") -> Status:
-        """That of whatever has this name, for who knows no more of it: see `Lock.status`."""
+        """The status of a name, for code that has no description of it: see `Lock.status`."""
         return await self._named(name, kind).status()
 
     async def break_(self, name: str, *, kind: str = "lock", fence: int | None = None) -> bool:
-        """Take whatever has this name from all holders, or from one: see `Lock.break_`."""
+        """Take this name from all its holders, or from one: see `Lock.break_`."""
         return await self._named(name, kind).break_(fence)
 
     async def request_release(self, name: str, *, kind: str = "lock") -> bool:
-        """Ask the holders of whatever has this name to let go: see `Lock.request_release`."""
+        """Ask all holders of this name to release it: see `Lock.request_release`."""
         return await self._named(name, kind).request_release()
 
     def servers(self) -> list[ServerStatus]:
-        """Of a list of servers, what this client knows of each now; else an empty list. No I/O."""
+        """What this client knows of each server of a quorum; else an empty list. No I/O."""
         store = self._engine.store
         return store.servers() if isinstance(store, Several) else []
 
@@ -498,7 +507,7 @@ class LockClient:
             raise ValueError(f"kind must be one of {', '.join(self.KINDS)}, not {kind!r}")
 
     def _named(self, name: str, kind: str) -> Lock:
-        """What has this name, only to be looked at."""
+        """A lock by which the primitive of this name can be looked at, but not acquired."""
         self._check_kind(kind)
         return Lock(self._engine, Policy(name, self._ttl, kind=kind))
 
@@ -521,27 +530,27 @@ class LockClient:
     ) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
-        `ValueError` or `TypeError`, with the rule, for what cannot be. Another kind of lock is
-        `Unsupported` where the store does not offer it.
+        Raises `ValueError` or `TypeError`, with the rule, for invalid arguments. The methods for
+        other kinds of locks raise `Unsupported` where the store does not offer that kind.
 
         :param ttl: seconds for which the store keeps a lease that nobody renews, so how long a
             crashed holder blocks the others; the client's, if None.
         :param timeout: seconds that `Lock.acquire` waits at most; None waits as long as it takes.
-        :param renew: renew the lease while it is held. Without it, it is lost after ``ttl``.
-        :param reentrant: the task that holds it may acquire it again, at no cost; each
-            acquisition is released by itself. Otherwise that is `WouldDeadlock`.
-        :param max_waiters: `QueueFull` at once when so many wait already.
-        :param max_hold: seconds after which it is renewed no more, and is lost.
+        :param renew: renew the lease while it is held. Without it, the lease is lost after ``ttl``.
+        :param reentrant: the task that holds the lock may acquire it again, at no cost; each
+            acquisition needs its own release. Otherwise that raises `WouldDeadlock`.
+        :param max_waiters: `QueueFull` at once when this many wait already.
+        :param max_hold: seconds after which the lease is no longer renewed, and so is lost.
         :param on_lost: ``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets
             `Lease.lost`.
-        :param min_hold: seconds from the grant for which nobody enters after it, also when it is
-            released or lost before.
-        :param lock_delay: seconds for which nobody enters after its holder has *lost* it: what
-            that one had sent before may still be on its way to the storage.
+        :param min_hold: seconds from a grant until the next grant, also if the lock is released or
+            lost earlier.
+        :param lock_delay: seconds without a grant after a holder has *lost* the lock: the holder's
+            last writes may still be on their way to the storage.
         :param confirm: leaving the body waits until the store has confirmed the release. Without
-            it, leaving takes no time, and says nothing of a loss that only that answer would tell.
-        :param priority: from -9 to 9: who waits with a lower number is before all that wait with a
-            higher one, however long they have waited; among equals, who came first.
+            it, leaving takes no time, but a loss that only that answer reveals is not raised.
+        :param priority: from -9 to 9. A waiter with a lower number comes before all waiters with a
+            higher one, however long they have waited; among equals, first come, first served.
         :param family: what such locks have in common, for metrics (see `LockRequest.family`); the
             name up to its first colon, if None.
         """
@@ -563,7 +572,7 @@ class LockClient:
         return self._described("lock", policy)
 
     def _described(self, kind: str, policy: Policy) -> Lock:
-        """It, where the store offers that kind, and keeps leases for so long."""
+        """A lock with this policy, if the store offers its kind and allows its ttl."""
         limits = self._engine.limits
         limits.check_kind(kind, policy.name)
         limits.check_ttl(policy.ttl)
@@ -573,7 +582,7 @@ class LockClient:
     def rwlock(self, name: str, **options: Unpack[RWLockOptions]) -> RWLock:
         """A lock that readers share and a writer has alone: see `RWLock`.
 
-        The parameters and errors are those of `lock`, for both of its locks.
+        The parameters and errors are those of `lock`, and hold for reading and writing.
         """
         writing = self.lock(name, **options)._policy
         self._engine.limits.check_kind("rwlock", name)
@@ -586,9 +595,9 @@ class LockClient:
     def semaphore(self, name: str, limit: int, **options: Unpack[SemaphoreOptions]) -> Semaphore:
         """``limit`` permits under this name, for all processes together: see `Semaphore`.
 
-        The other parameters and the errors are those of `lock`; with ``min_hold`` and
-        ``lock_delay`` it is the permits that are not given to anybody meanwhile, so
-        ``semaphore("api", 10, min_hold=1)`` lets no more than 10 begin in any second.
+        The other parameters and the errors are those of `lock`. ``min_hold`` and ``lock_delay``
+        hold back the permits of that grant only, so ``semaphore("api", 10, min_hold=1)`` lets no
+        more than 10 bodies begin in any second.
         """
         checked_number("limit", limit)
         permit = replace(
@@ -605,8 +614,8 @@ class LockClient:
     def multilock(self, *names: str, **options: Unpack[MultiLockOptions]) -> MultiLock:
         """Several locks as one: all of them or none, in an order in which nobody deadlocks.
 
-        The parameters and errors are those of `lock`, for each name; ``timeout`` is for all of
-        them together.
+        The parameters and errors are those of `lock`, for each name; ``timeout`` is the time for
+        all of them together.
         """
         if not names:
             raise ValueError("a multilock needs at least one name")
@@ -623,12 +632,12 @@ class LockClient:
         timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Latch:
-        """Opens once it was counted down ``count`` times: see `Latch`.
+        """A latch, which opens once it was counted down ``count`` times: see `Latch`.
 
-        :param remember: seconds for which it is remembered after the last count, open or not; a
-            minute at least.
+        :param remember: seconds for which the store remembers the latch after the last count, open
+            or not; at least a minute.
         :param timeout: seconds that `Latch.wait` waits at most; None waits as long as it takes.
-        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already.
         """
         checked_number("count", count)
         kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
@@ -643,12 +652,12 @@ class LockClient:
         timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Event:
-        """Something that happens once, and that any number of tasks wait for: see `Event`.
+        """An event that happens once, and that any number of tasks wait for: see `Event`.
 
-        :param remember: seconds for which it is remembered after it was last set; a minute at
-            least.
+        :param remember: seconds for which the store remembers the event after it was last set; at
+            least a minute.
         :param timeout: seconds that `Event.wait` waits at most; None waits as long as it takes.
-        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already.
         """
         kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
         happens = self._passing("event", name, Rule.COUNT, 1, 0, timeout, max_waiters)
@@ -662,10 +671,10 @@ class LockClient:
         timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Barrier:
-        """Lets ``parties`` through at once, when so many are there: see `Barrier`.
+        """A barrier, which lets ``parties`` through together once all are there: see `Barrier`.
 
         :param timeout: seconds that `Barrier.wait` waits at most; None waits as long as it takes.
-        :param max_waiters: `QueueFull` at once when so many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already.
         """
         checked_number("parties", parties)
         group = self._passing("barrier", name, Rule.GROUP, parties, parties, timeout, max_waiters)
@@ -681,7 +690,7 @@ class LockClient:
         timeout: Seconds | None,
         max_waiters: int | None,
     ) -> Lock:
-        """The lock of those who wait for something and then go on, without holding anything."""
+        """The lock of a latch, event or barrier: a waiter that is let through holds nothing."""
         policy = Policy(
             name,
             self._ttl,
@@ -698,10 +707,10 @@ class LockClient:
 
     @spelled_out(lock, ElectionOptions)
     def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
-        """One leader among many, whom everybody can ask for: see `Election`.
+        """An election of one leader among many, whom any client can look up: see `Election`.
 
-        The parameters and errors are those of `lock`: ``ttl`` is for how long nobody leads when a
-        leader has died, ``timeout`` for how long a candidate waits, ``max_hold`` the longest term.
+        The parameters and errors are those of `lock`. ``ttl`` is how long there is no leader after
+        one has died, ``timeout`` how long a candidate waits, ``max_hold`` the longest term.
         """
         policy = replace(self.lock(name, **options)._policy, kind="election")
         return Election(self._described("election", policy))
@@ -715,15 +724,15 @@ class LockClient:
         max_hold: Seconds | None = None,
         ttl: Seconds | None = None,
     ) -> Periodic:
-        """A job of which one run begins in each period, of however many instances, in turn.
+        """A job that the instances of a program run in turn, once in each period: see `Periodic`.
 
         The periods are multiples of ``every`` seconds since 1970 by the store's clock, so clocks
         that differ change nothing: every 3600 runs on the hour.
 
-        :param min_hold: seconds from the beginning of a run for which there is no other, also
-            where that is longer than the rest of the period.
+        :param min_hold: seconds from the beginning of a run until the next run, also where that is
+            longer than the rest of the period.
         :param max_hold: seconds after which a run is cancelled.
-        :param ttl: seconds after which an instance that died in its run is noticed; the
+        :param ttl: seconds after which the death of an instance in its run is noticed; the
             client's, if None.
         """
         period = seconds("every", every, least=SHORTEST_TTL, most=LONGEST_TTL)
@@ -751,15 +760,15 @@ class LockClient:
         wait: bool = True,
         timeout: Seconds | None = None,
     ) -> Once:
-        """Something to be done once, however often it is asked for: see `Once`.
+        """A piece of work to be done once, however often it is asked for: see `Once`.
 
         As a decorator, ``name`` is formatted with the call's arguments, as in `locked`.
 
-        :param remember: seconds for which it is remembered that it is done; at least as long as
-            the same thing may come again.
-        :param ttl: seconds after which somebody who died over it is noticed; the client's, if
-            None.
-        :param wait: whether those who come while it is being done wait for the outcome.
+        :param remember: seconds for which the store remembers that the work is done; at least as
+            long as the same request may come again.
+        :param ttl: seconds after which the death of a client that does the work is noticed; the
+            client's, if None.
+        :param wait: whether callers that come while the work is being done wait for the outcome.
         :param timeout: seconds that they wait at most; None waits as long as it takes.
         """
         kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
@@ -807,7 +816,7 @@ class LockClient:
 
 
 def _observers(given: Observer | Sequence[Observer]) -> tuple[Observer, ...]:
-    """What was given to `connect`, and a log."""
+    """The observers that `connect` was given, and a log if none of them is one."""
     each = tuple(given) if isinstance(given, Sequence) else (given,)
     for observer in each:
         if not isinstance(observer, Observer):
@@ -821,4 +830,4 @@ def _runs(task: asyncio.Task[None] | None) -> bool:
 
 def _seen(opening: asyncio.Task[None]) -> None:
     if not opening.cancelled():
-        opening.exception()  # whoever waits for it raises it
+        opening.exception()  # raised by the caller that waits for it; asyncio must not log it

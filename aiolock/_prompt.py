@@ -1,4 +1,4 @@
-"""A future whose task goes on in the call that resolves it, not a turn of the event loop later."""
+"""A future whose task continues in the call that resolves it, not in a later loop iteration."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 
 class Prompt(asyncio.Future[Any]):
-    """What one task awaits, as a rule, and nobody else: an answer, or a push.
+    """The future of an answer or a push; as a rule, one task awaits it and nothing else does.
 
-    An ordinary future has the event loop call that task later. Where that is all there is to do,
-    the loop polls its sockets once more for nothing.
+    An ordinary future has the event loop call that task in a later iteration. If that is all there
+    is to do, the loop first polls its sockets once more for nothing.
     """
 
     _step: Callable[[Prompt], object] | None = None
-    """Of the task that awaits it: the only callback there is."""
+    """The callback of the task that awaits it; the only callback there is."""
     _context: Context | None = None
     _ordinary = False
-    """It is to be as any future from now on: other callbacks are to be called in order, too."""
+    """From now on it behaves as any future: other callbacks must be called in order, too."""
 
     def add_done_callback(
         self, fn: Callable[[Prompt], object], /, *, context: Context | None = None
     ) -> None:
-        """As of any future; a task, which names its context, may be called by `resolve`."""
+        """As of any future; `resolve` may call a task, which is known by passing its context."""
         if context is None or self._ordinary or self._step is not None or self.done():
             self._become_ordinary()
             super().add_done_callback(fn, context=context)
@@ -43,14 +43,14 @@ class Prompt(asyncio.Future[Any]):
             super().add_done_callback(step, context=self._context)
 
     def resolve(self, result: Any) -> None:
-        """Set the result, and let its task go on in this very call.
+        """Set the result, and let the waiting task continue in this very call.
 
-        Called by a task, which cannot step another one, it is as `set_result`.
+        Called from a task, it only does what `set_result` does: a task cannot step another one.
         """
         if self._step is None or asyncio.current_task(self.get_loop()) is not None:
             self.set_result(result)
             return
-        # In this order: a signal's handler may cancel the task at any point of it.
+        # The result is set first: a signal's handler may cancel the task at any point from here.
         super().set_result(result)
         step, self._step = self._step, None
         if step is not None:
@@ -58,8 +58,9 @@ class Prompt(asyncio.Future[Any]):
             try:
                 self._context.run(step, self)
             except (SystemExit, KeyboardInterrupt) as error:
-                # They end the event loop. But not through whoever reads from a socket here, who
-                # would be left half way; and uvloop would take it for an error of the transport.
+                # These end the event loop, but must not be raised through the callback that reads
+                # from a socket here: it would stop half-way, and uvloop would report an error of
+                # the transport.
                 self.get_loop().call_soon(_raise, error)
 
     def set_result(self, result: Any, /) -> None:

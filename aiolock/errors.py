@@ -15,7 +15,7 @@
     └── ClientClosed     (RuntimeError)          the client is not open, not here, or not any more
 
 Each is also the builtin in brackets, so code that knows nothing of aiolock can catch it. Wrong
-arguments are plain ``ValueError`` and ``TypeError``, raised before anything is sent.
+arguments raise plain ``ValueError`` and ``TypeError``, before anything is sent.
 """
 
 from aiolock.store import Party
@@ -25,24 +25,24 @@ class LockError(Exception):
     """The base of every error that aiolock raises."""
 
     name: str = ""
-    """The name of the lock it speaks of; empty where it speaks of none."""
+    """The name of the lock that the error is about; empty if it is about none."""
     kind: str = ""
-    """What that is: ``"lock"``, ``"semaphore"``, ``"latch"``…"""
+    """The kind of that lock: ``"lock"``, ``"semaphore"``, ``"latch"``…"""
 
 
 class AcquireTimeout(LockError, TimeoutError):
     """The lock did not become ours in the time given; nothing is left in its queue."""
 
     waited: float = 0.0
-    """For how many seconds it was waited for; 0.0 where it was only tried."""
+    """How many seconds the caller waited; 0.0 if it only tried."""
     holders: tuple[Party, ...] = ()
-    """Who held it when we left; empty where nobody did, or where it is not known."""
+    """The holders when we gave up; empty if there were none, or if they are not known."""
 
 
 class LeaseLost(LockError):
-    """The lock was taken from us while we held it: somebody else may hold it now.
+    """The lock was lost while we held it: another client may hold it now.
 
-    What the body did since is not protected by the lock; that is what ``lease.fence`` is for.
+    The lock does not protect what the body has done since; `Lease.fence` is there for that.
     """
 
     fence: int = 0
@@ -56,14 +56,14 @@ class NotHeld(LockError, RuntimeError):
 class WouldDeadlock(LockError, RuntimeError):
     """The current task would wait for itself for ever.
 
-    It holds this lock already; or it holds another one, for which a task of this client waits
-    that, by whatever detour, holds this one. An `asyncio.timeout` that would end one of these waits
-    is not seen: give the lock a ``timeout``.
+    It holds this lock already; or it holds another lock for which a task of this client waits,
+    directly or through further tasks, and one of those tasks holds this lock. An `asyncio.timeout`
+    that would end one of these waits is not seen: give the lock a ``timeout``.
     """
 
 
 class LimitMismatch(LockError, ValueError):
-    """Those who use a semaphore, latch or barrier must declare the same number; these do not."""
+    """All users of a semaphore, latch or barrier must declare the same number; these do not."""
 
 
 class QueueFull(LockError):
@@ -73,31 +73,32 @@ class QueueFull(LockError):
 class StoreError(LockError, ConnectionError):
     """The store did not say yes or no, so nobody knows; the driver's error is ``__cause__``.
 
-    Never raised for "somebody else has it". After it nothing is held, and what may have arrived
-    at the store all the same is given back.
+    Never raised because another client has the lock. After it nothing is held; if the command did
+    reach the store, what it took is given back.
     """
 
     refused: bool = False
-    """Whether the store has certainly not carried it out: it refused it, or never got it."""
+    """Whether the store has certainly not carried the command out: refused, or never received."""
 
     _under_way: bool = False
-    """Whether it is waited for no more, but may still be answered."""
+    """Whether the command may still be answered, although nobody waits for it any more."""
 
 
 class QuorumMismatch(StoreError):
     """A server is a member of another quorum than this client says: see `connect`.
 
-    All who use it must give the same list of servers, the same ``longest_ttl`` and ``durable``:
-    else two majorities need not meet, and two may hold the same lock.
+    All its users must give the same list of servers, the same ``longest_ttl`` and ``durable``.
+    Otherwise two majorities may have no server in common, and two clients may hold the same lock.
     """
 
 
 class Unsupported(LockError, NotImplementedError):
-    """The store does not offer what was described; it says why, and what there is instead.
+    """The store does not offer this kind of lock; it says why, and what to use instead.
 
-    Raised where it is described (`LockClient.semaphore`, say), before anything is sent.
+    Raised by the method that describes the lock (such as `LockClient.semaphore`), before anything
+    is sent.
     """
 
 
 class ClientClosed(LockError, RuntimeError):
-    """The client is not open: not yet, not any more, or not in this process and event loop."""
+    """The client is not open: not yet, no longer, or not in this process and event loop."""

@@ -1,7 +1,7 @@
-"""What an observer is told: of acquisitions, of leases, of the link to the store, of deadlocks.
+"""What an observer is told about acquisitions, leases, the link to the store, and deadlocks.
 
-`aiolock.observe` has those that come with aiolock: a log, which is on by default, metrics for
-Prometheus, and spans for OpenTelemetry. Of your own is whatever inherits from `Observer`::
+`aiolock.observe` has the observers that come with aiolock: a log, which is on by default, metrics
+for Prometheus, and spans for OpenTelemetry. For one of your own, inherit from `Observer`::
 
     class Losses(aiolock.Observer):
         def lost(self, request, *, fence, held, reason, why, body):
@@ -20,14 +20,14 @@ from typing import Literal
 from aiolock.store import Party, plain
 
 GaveUp = Literal["busy", "timeout", "cancelled", "full", "done", "store", "deadlock", "closed"]
-"""Why somebody did not get it: it was only tried, and not free; its time was over; its task was
-cancelled; as many waited as may; what was to be done once is done; the store did not say, or
-refused; it would have waited for itself; its client was closed."""
+"""Why an acquisition ended without a grant: a try found the lock taken (busy); its timeout passed;
+its task was cancelled; ``max_waiters`` waited already (full); the work of a `once` was done; the
+store did not answer, or refused; it would have waited for itself; its client was closed."""
 
 Loss = Literal["expired", "refused", "broken", "max_hold", "closed", "other"]
-"""How a lease was lost: it ended before a renewal was confirmed; the store does not know it any
-more; somebody broke it; it was held for as long as ``max_hold`` allows; its client was closed; or
-in a way of which only a later version knows."""
+"""How a lease was lost: it ended before a renewal was confirmed; the store no longer knew it
+(refused); a client broke it; it was held for as long as ``max_hold`` allows; its client was closed;
+or (other) in a way that only a later version knows."""
 
 LostBody = Literal["cancelled", "goes on", "none"]
 """What becomes of the body of a lost lease: it is cancelled; or it is not, for its lock has
@@ -35,49 +35,49 @@ LostBody = Literal["cancelled", "goes on", "none"]
 been released."""
 
 Link = Literal["up", "down", "closed"]
-"""What has become of the connections to the store. Closed, they are neither up nor down."""
+"""The state of the connections to the store: up, down, or closed with the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockRequest:
-    """One acquisition, from the asking to the release: all that is told of it names the same."""
+    """One acquisition, from request to release: everything told about it has an equal one."""
 
     kind: str
     """``lock``, ``semaphore``, ``once``…: one of `LockClient.KINDS`."""
     name: str
-    """Of the lock. There may be millions of them: no label of a metric."""
+    """The name of the lock. There may be millions, so it is no label for a metric."""
     family: str
-    """What such locks have in common: what `LockClient.lock` was given as ``family``, or the
-    template of `LockClient.locked`, or the name up to its first colon, ``*`` for its digits."""
+    """What such locks have in common: the ``family`` given to `LockClient.lock`, or the template of
+    `LockClient.locked`, or the name up to its first colon, with ``*`` for its digits."""
     client: str
     """The client's id."""
     seq: int
-    """Its number among those of its client."""
+    """The acquisition's number among those of its client."""
     label: str
-    """What `Lock.acquire` was given as ``label``, or the name of the task."""
+    """The ``label`` given to `Lock.acquire`, or the name of the task."""
     shared: bool = False
-    """Whether it shares: a reader, or permits of a semaphore."""
+    """Whether it shares the lock: a reader, or permits of a semaphore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """One of those who wait for each other."""
+    """One waiter in a deadlock, and the party that blocks it."""
 
     kind: str
     name: str
-    """What it waits for."""
+    """The name of the lock that it waits for."""
     waiter: Party
-    """Who waits."""
+    """The blocked waiter."""
     behind: Party
-    """The next in the circle, which is in its way: it holds that, or waits for it before this."""
+    """The next in the circle, which blocks it: it holds the lock, or stands before it in line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Tasks, of whatever processes, that wait for each other: a circle, one line for each.
+    """Tasks, possibly of several processes, that wait for each other in a circle.
 
-    None of them goes on until one gives up: by its timeout, by being cancelled, or because
-    somebody breaks one of the locks that it holds.
+    None of them goes on until one gives up: by its timeout, by being cancelled, or because a lock
+    that it holds is broken. As a text, a deadlock has one line for each task.
     """
 
     circle: tuple[Blocked, ...]
@@ -105,27 +105,27 @@ class Deadlock:
 
 
 def _has(party: Party) -> str:
-    """Why it is in the way of somebody."""
+    """Why this party blocks a waiter."""
     if party.place:
         return "waits for it before"
-    if party.permits:  # who waits needs one of any of those that have them
+    if party.permits:  # the waiter needs permits, of any of their holders
         permits = f"{party.permits} permit" + "s" * (party.permits > 1)
         return f"holds {permits} of it, and nobody else will release enough"
     return "reads it" if party.shared else "holds it"
 
 
 def who(party: Party) -> str:
-    """A holder or waiter, for people: what it calls itself, and where it runs."""
+    """A holder or waiter, for people: its label and where it runs."""
     where = f"{plain(party.host)}:{party.pid}" if party.host else f"client {party.client}"
     return f"{party.label!r} ({where})" if party.label else f"{where}#{party.seq}"
 
 
 class Observer:
-    """Is told what happens, in the event loop, at once; does nothing: override what you want.
+    """Is told what happens, in the event loop, at once. Override the methods that you want.
 
-    What is not overridden costs nothing. The methods are called between the steps of an
-    acquisition, so they must be short, and must not wait. What they raise is logged, and changes
-    nothing. An observer may serve several clients. Times are seconds.
+    A method that is not overridden costs nothing. The methods are called between the steps of an
+    acquisition, so they must be short, and must not wait. An exception of theirs is logged, and
+    changes nothing. One observer may serve several clients. Times are seconds.
     """
 
     slow_wait: float | None = None
@@ -134,7 +134,7 @@ class Observer:
     """Seconds of holding after which `holds_long` is called; None for never."""
 
     def waiting(self, request: LockRequest) -> None:
-        """It was not free, so this one stands in the queue now."""
+        """The lock was not free, so this acquisition now stands in the queue."""
 
     def acquired(
         self,
@@ -144,17 +144,17 @@ class Observer:
         waited: float,
         handed_on_by: LockRequest | None,
     ) -> None:
-        """It is ours.
+        """The lock was granted to this acquisition.
 
-        ``handed_on_by``: who had it directly before, where that was a task of the same client, and
-        is known for sure.
+        ``handed_on_by``: the acquisition that held it directly before, if that was one of the same
+        client and is known for sure.
         """
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
-        """It is not ours, and is not waited for any more."""
+        """The acquisition ended without a grant."""
 
     def released(self, request: LockRequest, *, fence: int, held: float) -> None:
-        """It was given back; the store is being told."""
+        """The lease was released; the store is being told."""
 
     def lost(
         self,
@@ -166,32 +166,34 @@ class Observer:
         why: str,
         body: LostBody,
     ) -> None:
-        """It was taken from us, or its lease has ended: ``body`` says what becomes of its body.
+        """The lease was taken from us, or has ended; ``body`` says what becomes of its body.
 
-        ``why`` says the same as ``reason``, for people. Where only the answer to the release tells
-        that it had been lost, this comes after `released`.
+        ``why`` says the same as ``reason``, for people. If only the answer to the release tells
+        that the lease had been lost, this comes after `released`.
         """
 
     def waits_long(
         self, request: LockRequest, *, waited: float, holders: tuple[Party, ...], others: int
     ) -> None:
-        """It has waited for longer than `slow_wait`, and ``holders`` have it.
+        """The acquisition has waited for longer than `slow_wait`; ``holders`` have the lock.
 
-        Told once a minute for each name, of the one that has waited longest; ``others`` of this
-        client have waited too long as well.
+        Told once a minute for each name, about the longest wait; ``others`` is how many other
+        acquisitions of this client have waited too long as well.
         """
 
     def holds_long(self, request: LockRequest, *, fence: int, held: float) -> None:
-        """It has held for longer than `slow_hold`: told once."""
+        """The lease has been held for longer than `slow_hold`: told once."""
 
     def link(self, state: Link, error: Exception | None) -> None:
-        """The connections to the store broke, with an error; or are there again; or the client was
-        closed while they were broken. Nothing is told of the first opening, nor of other closings.
+        """The connections to the store broke, with an error; or work again; or were closed.
+
+        "Closed" is told only if they were broken when the client was closed. The first opening is
+        not told.
         """
 
     def deadlock(self, deadlock: Deadlock) -> None:
-        """Tasks wait for each other, one of this client among them: told once of each.
+        """Tasks wait for each other, at least one of them of this client: told once for each.
 
-        Whoever closed the circle is told for sure. Who had waited before, and asked the store when
-        there was none yet, may not be.
+        The client of the task that closed the circle is told for sure. The clients of the others,
+        which had waited before and found no deadlock then, may not be told.
         """

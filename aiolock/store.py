@@ -1,23 +1,23 @@
-"""What the author of a store reads: the protocol, its messages and their invariants.
+"""The reference for authors of stores: the protocol, its messages and their invariants.
 
-Whoever writes one need not write the protocol: `aiolock.stores.machine` is all of it, without I/O,
-and `aiolock.stores.authors` says how a store is built on that, on whatever can load and save the
-state of one name atomically, has a clock, knows who lives, and can ring.
+You need not write the protocol: `aiolock.stores.machine` is all of it, without I/O.
+`aiolock.stores.authors` says how to build a store on it, from anything that can load and save the
+state of one name atomically, has a clock, knows which clients are alive, and can notify them.
 
 A store keeps, for each name, the *holders* (grants, each with the end of its lease), the *queue*
 (waiters, each with a ticket) and the last *fence*. Each operation below is one atomic step at the
-store, and each is idempotent: carried out twice, it leaves and answers what it does once.
+store, and each is idempotent: repeated, it leaves the same state and gives the same answer.
 
 Times on the wire are whole numbers: leases in milliseconds, the store's clock in microseconds.
 Only the store's clock decides who holds; a client only ever subtracts two of its readings.
 
-What was given up does not act. A copy of a command may arrive long after the client had its answer
-from another copy, and may have undone it since. Such a copy takes, prolongs, counts and queues
-nothing: a store that sends over a network must see to that itself (see `Late`).
+An outdated copy of a command has no effect. A copy may arrive long after the client had its answer
+from another copy, and may have undone the command since. Such a copy must not take, prolong, count
+or queue anything: a store that sends over a network must see to that itself (see `Late`).
 
-Names are opaque to a store. How a waiter is written down is its own affair: one codec of each store
-is the only place that knows. A client of another version may have written what this one does not
-know all of: whatever a store cannot read is no reason to fail.
+Names are opaque to a store. Only one codec of each store knows how a waiter is written down. A
+client of another version may have written parts that this version does not know: a store must not
+fail on what it cannot read.
 """
 
 from __future__ import annotations
@@ -32,69 +32,70 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checka
 Value = TypeVar("Value")
 
 CLAIM = 3_000
-"""The longest first lease of a pushed grant, in ms: what one stuck waiter costs the others."""
+"""The longest first lease of a pushed grant, in ms: a stuck waiter blocks others for this long."""
 
 PRIORITY = 100_000_000_000_000
-"""How much higher a ticket is, in µs, for each step of `Form.priority`: three years, so that no
-waiter of one priority stands behind one of a later."""
+"""How much higher a ticket is, in µs, for each step of `Form.priority`: three years, so that every
+waiter of one priority stands before all waiters of the next."""
 
 
 class Waiter(NamedTuple):
-    """One acquisition, as the store names it: no two are alike."""
+    """The id of one acquisition at the store: no two are alike."""
 
     client: str
     """The client's id: 96 random bits, without ``:``."""
     seq: int
-    """Its number among those of its client."""
+    """The acquisition's number among those of its client."""
 
 
 class Rule(Enum):
-    """When a waiter that shares fits. The number of the rule is `Form.number`."""
+    """When a waiter that shares may enter. The number in each rule is `Form.number`."""
 
     ALWAYS = ""
     """Beside all others that share."""
     PERMITS = "*"
-    """While so many of the `Form.declared` permits are free."""
+    """While ``number`` of the `Form.declared` permits are free."""
     GROUP = "&"
-    """Once so many stand in the queue, all of which then enter together."""
+    """Once ``number`` waiters stand in the queue; they all enter together."""
     COUNT = "^"
-    """Once the count of the name is as high; so it is in nobody's way."""
+    """Once the count of the name is at least ``number``. Such a waiter blocks no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a store must know of every waiter of one lock."""
+    """The properties that all waiters of one lock description share, as far as a store needs."""
 
     claim: int
     """The lease of a grant by push, in ms, until its client has confirmed it."""
     shared: bool = False
-    """It enters beside others that share, never beside an exclusive one."""
+    """The waiter enters beside others that share, never beside an exclusive one."""
     rule: Rule = Rule.ALWAYS
-    """Where it is shared: when it fits."""
+    """For a shared waiter: when it may enter."""
     number: int = 0
     declared: int = 0
-    """The number that all who use this name declare alike; 0 for none."""
+    """The number that all users of this name must declare alike; 0 for none."""
     fixed: bool = False
-    """The lease is not renewed, so that its end does not mean that its client is stuck."""
+    """The lease is not renewed, so its end does not mean that the client is stuck."""
     once: bool = False
-    """It wants something done that is done once: see `Store.finish`."""
+    """The waiter wants work done that is done once: see `Store.finish`."""
     downgrades: bool = False
-    """It is exclusive, and may become shared: see `Store.downgrade`."""
+    """The waiter is exclusive, and may become shared: see `Store.downgrade`."""
     after_loss: int = 0
-    """So many ms after its grant was lost nobody enters."""
+    """After the loss of its grant, the lock stays closed for this many ms."""
     after_grant: int = 0
-    """Nor so many ms after its grant, however that ends."""
+    """After its grant, the lock is granted to no other for this many ms, however the grant ends."""
     period: int = 0
-    """Nor until the end of the period, of so many ms since 1970, in which it was granted."""
+    """The lock stays closed until the end of its grant's period; periods of this many ms count
+    from 1970."""
     priority: int = 0
-    """It stands before all waiters of a higher number, however long they have waited."""
+    """The waiter is before all waiters of a higher number, however long they have waited."""
     remember: int = field(default=0, compare=False)
-    """Where it wants something ``once``: for how many ms that will be remembered. Its own client
-    needs to know, where servers vote; it is written down nowhere."""
+    """With ``once``: for how many ms it will be remembered that the work is done. Where servers
+    vote, the waiter's own client needs it; it is never written to a store."""
     closes: int = field(init=False, repr=False, compare=False)
-    """For how many ms at most its grant may close the lock behind its lease; 0: it never does."""
+    """For how many ms at most its grant may close the lock beyond its lease; 0: it never does."""
     plain: bool = field(init=False, repr=False, compare=False)
-    """Whether it is a lock that one holds alone, renewed, and that is open at its end."""
+    """Whether the lock is exclusive, renewed, and open again as soon as the grant has ended."""
 
     def __post_init__(self) -> None:
         closes = max(self.after_loss, self.after_grant, self.period)
@@ -104,20 +105,20 @@ class Form:
 
     @property
     def permits(self) -> int:
-        """How many permits it takes; 0 where there are none."""
+        """How many permits it takes; 0 for a waiter of another kind."""
         return self.number if self.rule is Rule.PERMITS else 0
 
     @property
     def counts(self) -> bool:
-        """Whether it waits for a count, and so is in nobody's way."""
+        """Whether the waiter waits for a count, and so blocks no other waiter."""
         return self.rule is Rule.COUNT
 
     def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
-        """When somebody may enter after its grant, in ms of the store's clock; 0 for at once.
+        """When others may enter after its grant, in ms of the store's clock; 0 for at once.
 
-        The grant was made at ``granted``, and lost, where it was, at ``lost``. These terms hold for
-        a grant that was entered. Of a claim that nobody confirmed that is not known: where there
-        is a `period` it was not, for who has one confirms before it enters.
+        The grant was made at ``granted``; ``lost`` is when it was lost, or None. The delays apply
+        to a grant that was entered. A claim that was not ``confirmed`` may have been entered,
+        except with a `period`: such a waiter confirms its grant before it enters.
         """
         opens = 0
         if lost is not None and self.after_loss:
@@ -130,11 +131,11 @@ class Form:
 
 
 class Granted(NamedTuple):
-    """The lock is the waiter's, for ``lease`` ms.
+    """The waiter holds the lock, for ``lease`` ms.
 
-    ``displaced``: it asked with a ticket, but stood in the queue no more. What took it out may
-    have taken out its client's other waiters for this name. ``claim``: it was granted before, by a
-    push, and its lease is a claim that nobody has confirmed yet.
+    ``displaced``: the waiter asked with a ticket, but was no longer in the queue. The same cause
+    may have removed its client's other waiters for this name. ``claim``: the grant was made before,
+    by a push, and its lease is a claim that the client has not confirmed yet.
     """
 
     fence: int
@@ -144,21 +145,22 @@ class Granted(NamedTuple):
 
 
 class Before(NamedTuple):
-    """Who stands directly before a waiter."""
+    """The waiter or holder that stands directly before a waiter."""
 
     waiter: Waiter
     fence: int
-    """Of its grant, where it is the holder; 0 where it waits."""
+    """The fence of its grant, if it is the holder; 0 if it waits."""
 
 
 class Queued(NamedTuple):
-    """The waiter stands in the queue; ``until`` the first lease ends, ms.
+    """The waiter stands in the queue; the first lease ends in ``until`` ms.
 
-    ``place`` is 1 where nobody stands before it. Else it is more than that, and not to be relied
-    on: to count those before it costs some stores too much.
+    ``place`` is 1 for the first in the queue. For any other it is more than 1, but not exact: some
+    stores would pay too much for counting those before it.
 
-    ``displaced`` is as in `Granted`. ``before``: who stands directly before it, of its own client,
-    where the store says so; that is optional, and for newcomers only (see `Store.pass_on`).
+    ``displaced`` is as in `Granted`. ``before`` is set if the waiter or holder directly before it
+    belongs to the same client. A store need not tell, and tells newcomers only (see
+    `Store.pass_on`).
     """
 
     ticket: int
@@ -170,35 +172,36 @@ class Queued(NamedTuple):
 
 
 class Full(NamedTuple):
-    """``waiters`` stand in the queue, which is as many as were allowed."""
+    """``waiters`` already stand in the queue, as many as are allowed."""
 
     waiters: int
 
 
 class Done(NamedTuple):
-    """What the waiter wants done is done, and will be remembered for ``until`` ms."""
+    """The work that the waiter wants is done, and will be remembered for ``until`` ms."""
 
     until: int
 
 
 class Differs(NamedTuple):
-    """The waiter declares a number for this name, but another is known: ``known``."""
+    """The waiter declares a number for this name, but the store knows another: ``known``."""
 
     known: int
 
 
 class Late(NamedTuple):
-    """Between a store and its server: a copy of a command came too late, and was not carried out.
+    """From a server to its store: a copy of a command came too late, and was not carried out.
 
-    Each copy of an `acquire`, `renew`, `post`, `resize` or `request` says until when, by the
-    server's clock, it is to be carried out. ``now`` is that clock, in µs. No client gets this.
+    Each copy of an `acquire`, `renew`, `post`, `resize` or `request` carries the time, by the
+    server's clock, until which it may be carried out. ``now`` is that clock, in µs. A client never
+    gets this answer.
     """
 
     now: int
 
 
 class Renewal(NamedTuple):
-    """One line of a `Store.renew`; a ttl of 0 asks only whether the grant still holds."""
+    """One grant in a `Store.renew`; a ttl of 0 only asks whether the grant still holds."""
 
     name: str
     waiter: Waiter
@@ -208,29 +211,29 @@ class Renewal(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A client has handed a lock on among its own waiters; see `Store.pass_on`."""
+    """A report that a client has handed a lock on among its own waiters: see `Store.pass_on`."""
 
     name: str
     form: Form
-    """That of all of them."""
+    """The form that all of these waiters have."""
     giver: Waiter
     giver_fence: int
-    """The grant that the store knows of."""
+    """The fence of the grant that the store knows."""
     taker: Waiter
     fence: int
-    """The grant that there is now."""
+    """The fence of the present grant."""
     through: tuple[Waiter, ...]
-    """Those that have had it since then, in order; the last is the taker."""
+    """The waiters that have held it since, in order; the last is the taker."""
 
 
 RUN: Final = 64
-"""How many grants a client may be ahead of the store, at most, and so how much higher the fence
-must be that follows on a grant whose end its client has not reported."""
+"""How many grants a client may be ahead of the store, at most. A grant that follows one whose end
+its client has not reported has a fence that is higher by this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What has been counted of a name, and the value that was put up with it; see `Store.read`."""
+    """The count of a name, and the value posted with it; see `Store.read`."""
 
     count: int
     value: str
@@ -243,9 +246,9 @@ class Party:
     client: str
     """The client's id: 96 random bits."""
     host: str
-    """The machine the client runs on; empty where the store has forgotten."""
+    """The machine the client runs on; empty if the store has forgotten it."""
     pid: int
-    """The client's process; 0 where the store has forgotten."""
+    """The client's process; 0 if the store has forgotten it."""
     since: float
     """When it was granted, or began to wait: Unix time in seconds, by the store's clock."""
     place: int
@@ -255,20 +258,20 @@ class Party:
     remaining: float = 0.0
     """Seconds until a holder's lease ends if nobody renews it; 0 for a waiter."""
     shared: bool = False
-    """Whether it holds, or wants, it beside others: a reader, or permits of a semaphore."""
+    """Whether it shares, or wants to share, the lock: a reader, or permits of a semaphore."""
     permits: int = 0
     """How many permits of a semaphore it has, or waits for."""
     seq: int = 0
-    """The number of this acquisition among those of its client: which of its waiters it is."""
+    """The number of this acquisition among those of its client."""
     alive: bool = True
-    """Whether its client still listens: where not, it is dead, or cut off. Always True where the
-    store cannot count who listens."""
+    """Whether its client still listens; if not, it is dead or cut off. Always True if the store
+    cannot count listeners."""
     label: str = ""
-    """What it calls itself: see `Lock.acquire`. It is there after a second or two; empty before
-    that, and where only a store has been asked."""
+    """The label that it was given: see `Lock.acquire`. Empty for the first second or two, and in a
+    status that comes from a store alone."""
     task: int = 0
-    """Tells the tasks of one client apart: which of them holds this, or stands still until it has
-    it. 0 where that is not known, as before there is a label."""
+    """The number of the task, among those of its client, that holds this or does nothing but wait
+    for it. 0 if unknown, as before there is a label."""
 
     def __str__(self) -> str:
         where = f"{plain(self.host)}:{self.pid}" if self.host else "somewhere"
@@ -287,28 +290,29 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Who holds a lock and who waits for it, both in order, at one moment."""
+    """The holders and the waiters of a lock, both in order, at one moment."""
 
     name: str
     holders: tuple[Party, ...]
     waiters: tuple[Party, ...]
     closed: float = 0.0
-    """For how many seconds nobody may enter though nobody holds it (where it was shared, nobody who
-    does not share it): ``min_hold``, ``lock_delay``,
-    or the rest of a period."""
+    """Seconds for which the lock stays closed although nobody holds it: by ``min_hold`` or
+    ``lock_delay``, or for the rest of a period. After a shared grant, it is closed only for
+    exclusive waiters."""
     limit: int | None = None
-    """How many permits the semaphore has, how many count the latch down, or meet at the barrier;
-    None for a lock, and once it is forgotten: a minute after the last lease would have ended."""
+    """How many permits the semaphore has, how many counts open the latch, or how many parties meet
+    at the barrier. None for a lock, and once it is forgotten: a minute after the last lease would
+    have ended."""
     kind: str = ""
-    """What it is: ``lock``, ``semaphore``, ``once``, …; empty where only a store has been asked."""
+    """The kind: ``lock``, ``semaphore``, ``once``, …; empty if it comes from a store alone."""
     now: float = field(default=0.0, compare=False)
-    """When that was: Unix time in seconds, by the store's clock, as `Party.since` is."""
+    """When this was true: Unix time in seconds, by the store's clock, like `Party.since`."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """For people: what it is, then one line for each holder and each waiter."""
+        """For people: a line about the lock, then one for each holder and each waiter."""
         facts = "" if self.limit is None else f", limit {self.limit}"
         facts += f", closed for {self.closed:.1f} s" if self.closed else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
@@ -318,26 +322,26 @@ class Status:
 
 
 def plain(text: str) -> str:
-    """What somebody else has chosen: on one line, and with nothing that a terminal would obey."""
+    """A text that others have chosen, on one line and without control codes for a terminal."""
     return repr(text)[1:-1]
 
 
 _SHORT: Final = 6
-"""So many characters of a client's id tell it from others, for people."""
+"""How many characters of a client's id people need to tell it from others."""
 
 
 class Page(NamedTuple):
-    """Some of what there is at a store; see `Store.snapshot`."""
+    """Some of the statuses of a store; see `Store.snapshot`."""
 
     statuses: Sequence[Status]
     more: str
-    """Where the next page begins, which only the store can read; empty where this is the last."""
+    """Where the next page begins; opaque to the client, and empty for the last page."""
 
 
 class Busy(NamedTuple):
-    """The lock is taken and the waiter did not want to wait; ``until`` the first lease ends, ms.
+    """The lock is taken and the waiter did not want to wait; the first lease ends in ``until`` ms.
 
-    ``holder``: whose lease that is, where the store says so. An ``until`` of 0: the waiter has been
+    ``holder`` has that lease, if the store tells. An ``until`` of 0 means that the waiter has been
     released, and nothing is left of it.
     """
 
@@ -350,71 +354,71 @@ Answer = Granted | Queued | Busy | Full | Done | Differs
 WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
 """What `Store.release` found the waiter to be.
 
-`WAS_UNKNOWN`: absent, but the release had been sent before and its reply was lost, so that may
-have been its own doing.
+`WAS_UNKNOWN`: the waiter is absent, but the release had been sent before and its reply was lost, so
+that first copy may have removed it.
 """
 
 
 class Inbox(Protocol):
-    """Where a store delivers what comes unasked: called in the client's loop, never awaited."""
+    """Where a store delivers its pushes: called in the client's loop, never awaited."""
 
     def granted(  # noqa: PLR0917  # once for each hand-off, and keywords cost a tenth of it
         self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
     ) -> None:
-        """The lock was handed to this waiter, at ``now`` (µs, store), for ``lease`` ms."""
+        """The store granted the lock to this waiter, at ``now`` (store, µs), for ``lease`` ms."""
 
     def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         """This grant was taken away (``expired`` or ``broken``).
 
-        Where it had expired, the client's waiters for ``name`` have left the queue as well.
+        If it had expired, the client's waiters for ``name`` have left the queue as well.
         """
 
     def done(self, name: str) -> None:
-        """Whoever waits for ``name`` knows too little: ask again.
+        """What the waiters for ``name`` know is outdated: ask again, for one of two reasons.
 
-        What some wanted done once is done, and they have left the queue; or it stays
-        closed for a while, and whoever is first in the queue is to ask for how long.
+        The work of a `once` is done, and its waiters have left the queue. Or the lock stays closed
+        for a while, and the first waiter in the queue has to ask for how long.
         """
 
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
-        """Somebody asks whoever has this grant to let go, when it can."""
+        """Another client asks the holder of this grant to release the lock when it can."""
 
     def void(self, name: str, waiter: Waiter) -> None:
-        """Somebody stands directly before this waiter who did not when it was `Queued`."""
+        """A waiter has come directly before this one that was not there when it was `Queued`."""
 
     def unconfirmed(
         self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
     ) -> None:
-        """This grant may be forgotten, so it is no good: whoever waits for it gets the error.
+        """This grant may be forgotten, so it must not be used: its waiter gets the error.
 
-        And gives it back; where nobody waits for it any more, the client does. Of a store that
-        gives a grant only once replicas of it have it.
+        The waiter then gives the grant back, or the client, if the acquisition has ended. Only a
+        store that waits for its replicas calls this.
         """
 
     def reconnected(self) -> None:
-        """Pushes may have been missed: whoever waits must ask again."""
+        """Pushes may have been missed: every waiter must ask again."""
 
     def link(self, error: Exception | None) -> None:
-        """The link to the store broke; or, None, it is whole again. For who observes, no more."""
+        """The link to the store broke with an error, or (None) works again. Only for observers."""
 
     def beat(self) -> None:
-        """The store is about to try its links.
+        """The store is about to check its connections.
 
-        Somebody who waits may ask now what it would ask before long: one command does for both.
+        A waiter may ask now what it would ask soon anyway: one command does for both.
         """
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """What a store has besides where clients of several versions of it may meet.
+    """A store where clients of several versions may meet.
 
-    Each version has a protocol, a number, by which those refuse each other that cannot work side by
-    side.
+    Each version has a protocol, which is a number. Clients of versions that cannot work together
+    refuse each other by it.
     """
 
     @property
     def protocols(self) -> tuple[int, ...]:
-        """Our own, and behind it those that others speak there, as far as they are known."""
+        """Our own protocol, then those that other clients are known to speak there."""
         ...
 
 
@@ -423,24 +427,24 @@ class Store(Protocol):
     """A place to keep locks.
 
     The operations are *started by the call* and return a future of the running loop: the
-    command is under way whether or not anybody awaits it, and commands about one waiter are
+    command is under way whether or not anyone awaits it, and commands about one waiter are
     carried out in the order in which they were called. A future's exception is a `StoreError`.
 
-    A client speaks only of its own waiters. Whoever cancels the future of an `acquire` calls
-    `release` next, so the store may then drop the command as long as it keeps that order. Every
-    other command is carried out whatever becomes of its future. No future stays open for ever: a
-    store gives up in 9.5 seconds at most.
+    A client speaks only of its own waiters. After it cancels the future of an `acquire`, it calls
+    `release` next, so the store may drop the cancelled command as long as it keeps that order.
+    Every other command is carried out, even if its future is cancelled. No future stays open for
+    ever: a store gives up after 9.5 seconds at most.
     """
 
     async def open(self, client: str, inbox: Inbox) -> None:
-        """Connect, and listen for what comes for ``client``; `StoreError` when it cannot.
+        """Connect, and listen for pushes to ``client``; `StoreError` when that fails.
 
-        Where the store cannot count who listens, it takes nobody for dead.
+        A store that cannot count listeners takes no client for dead.
         """
         ...
 
     async def aclose(self) -> None:
-        """Wait for what is under way, then disconnect. Idempotent; raises nothing."""
+        """Wait for the commands under way, then disconnect. Idempotent; raises nothing."""
         ...
 
     def acquire(
@@ -456,114 +460,114 @@ class Store(Protocol):
     ) -> asyncio.Future[Answer]:
         """Take the lock for ``ttl`` ms if nobody holds it or waits for it, else queue.
 
-        ``ticket`` is the waiter's old place, 0 for a newcomer; ``max_waiters`` 0 is no limit. A
-        waiter that is a holder already gets its grant again, one that is queued its place.
+        ``ticket`` is the waiter's old place, 0 for a newcomer; a ``max_waiters`` of 0 is no limit.
+        A waiter that already holds the lock gets its grant again, one that is queued its place.
 
-        One with the rule ``^`` is in nobody's way: where it fits, it is granted past those that
-        wait. One with ``&`` that does not wait, and completes its group, enters with the others.
-        A lock that nobody holds, and nobody alive waits for, is never `Busy`.
+        A waiter with the rule ``^`` blocks no other: if it fits, it is granted past the queue. One
+        with ``&`` that does not wait, but completes its group, enters with the others. A lock that
+        nobody holds, and for which nobody alive waits, is never `Busy`.
         """
         ...
 
     def release(
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
-        """Remove the waiter from the holders or the queue, and hand the lock on if it held it.
+        """Remove the waiter from the holders or the queue; grant the lock to the next if it held.
 
-        With a ``fence`` it speaks of that grant alone; with 0 of whatever the waiter is now. Not
-        ``entered``: the grant was given up, or back, so that the lock does not stay closed for it
-        (see `Form.opens`).
+        A ``fence`` releases only the grant with that fence; 0 releases the waiter whatever it is
+        now. Without ``entered``, the grant was given up or given back unused, so the lock does not
+        stay closed after it (see `Form.opens`).
         Answers one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
         """
         ...
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        """The giver is no holder any more and the taker is, for its claim; who is in between left.
+        """Make the taker the holder, for its claim, instead of the giver; those between have left.
 
-        Called only where the store has answered with `Queued.before`, which it need not: then all
-        hand-offs are its own. For a client that knows that its own waiter stands directly behind
-        its own holder knows what the store would answer to a release. So it hands the lock on at
-        once, under the lease that the store respects, and reports it.
+        Called only if the store has answered with `Queued.before`. A store need not do that; then
+        it makes all hand-offs itself. A client that knows that its own waiter stands directly
+        behind its own holder also knows what the store would answer to a release. So it hands the
+        lock on at once, under the lease that the store respects, and reports that.
 
-        Answers `WAS_HOLDER`, `WAS_ABSENT` where the giver was no holder, and `WAS_UNKNOWN` as for
-        a release. Where one client's waiter comes to stand before another's (one that was displaced
-        comes back, or one of a higher priority), that one is told, by `Inbox.void`.
+        Answers `WAS_HOLDER`, or `WAS_ABSENT` if the giver was no holder, or `WAS_UNKNOWN` as for
+        a release. If another client's waiter comes to stand directly before one of this client (it
+        was displaced and comes back, or has a higher priority), `Inbox.void` tells the latter.
         """
         ...
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        """For each: still a holder, and then its lease ends ``ttl`` ms from now.
+        """For each: whether it is still a holder; then its lease ends ``ttl`` ms from now.
 
-        None for one of which the store cannot tell, as where too few of its servers have answered:
-        that is asked again until its deadline, and the others of the call have their answer.
+        None if the store cannot tell, as when too few of its servers have answered. The client asks
+        for that one again until its deadline; the others of the call have their answer.
         """
         ...
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        """Who holds the lock and who waits for it; changes nothing.
+        """The holders and the waiters of the lock; changes nothing.
 
-        Without ``waiters`` the queue is not read, which may be long.
+        Without ``waiters`` the queue, which may be long, is not read.
         """
         ...
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
         """The status of some names, from ``start`` on; changes nothing.
 
-        The first page begins at an empty ``start``. A name that somebody holds or waits for, from
-        the first page to the last, is on one of them; one may be on two, and there may be some
-        that nobody holds or waits for any more. Each status is of one moment, but each of its own.
-        A page keeps nobody else from the store for more than a few ms.
+        The first page begins at an empty ``start``. A name that is held or waited for, from the
+        first page to the last, is on one of them. It may be on two, and pages may have names that
+        are no longer held or waited for. Each status is true of a moment of its own. Reading a
+        page delays other clients by a few ms at most.
         """
         ...
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
     ) -> asyncio.Future[int]:
-        """End this grant: what it was for is done, which is remembered for ``keep`` ms.
+        """End this grant: its work is done, which the store remembers for ``keep`` ms.
 
-        Every waiter that wants it done once leaves the queue, its client is told, and
-        whoever asks later gets `Done`. Answers as `release`: `WAS_HOLDER`, also for a second time.
+        Every waiter that wants that work done once leaves the queue, its client is told, and later
+        ones get `Done`. Answers as `release` does: `WAS_HOLDER`, also for a second call.
         """
         ...
 
     def request(self, name: str) -> asyncio.Future[int]:
-        """Ask who holds the lock to let go, when they can; how many were told. Changes nothing."""
+        """Ask the holders to release the lock when they can; how many were told. No change."""
         ...
 
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
-        """Let this grant share the lock from now on, without letting go; see `Form.downgrades`.
+        """Let this grant share the lock from now on, without a release; see `Form.downgrades`.
 
-        It keeps its id, its fence and its lease. Those at the head of the queue who share it too
-        enter. Answers `WAS_HOLDER`, also for a second time, or `WAS_ABSENT`.
+        It keeps its id, its fence and its lease. Waiters at the head of the queue that share the
+        lock enter too. Answers `WAS_HOLDER`, also for a second call, or `WAS_ABSENT`.
         """
         ...
 
     def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
-        """Let there be ``limit`` permits, for everybody and for ``keep`` ms; how many there were.
+        """Set the number of permits to ``limit``, for ``keep`` ms; answers the number before.
 
-        Where none were known there were ``declared``. From now on ``limit`` may be declared, and
-        ``declared``; or, where that is the same number, the one that there was before.
+        If the store knows no number yet, that is ``declared``. From now on waiters may declare two
+        numbers: the new ``limit``, and ``declared``, or the number before if that is the same.
         """
         ...
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
     ) -> asyncio.Future[int]:
-        """Count: let the count be ``count``, if it is less, or one more for each new ``token``.
+        """Raise the count to ``count`` if it is less, or by one for each new ``token``.
 
-        Those who wait for it to be so high enter. ``value``, unless empty, is put up, unless the
-        count is higher already. All this is remembered for ``keep`` ms at least. Answers the
-        count; or less than 0, minus the number that is known, where ``declared`` (0: none) is
-        another, and then nothing was done.
+        Waiters for a count that is now reached enter. A ``value``, unless empty, replaces the one
+        posted before, unless the count is higher already. All this is remembered for ``keep`` ms at
+        least. Answers the count. If ``declared`` (0: none) differs from the number that the store
+        knows, answers minus that number, and nothing was done.
         """
         ...
 
     def read(self, name: str) -> asyncio.Future[Posted]:
-        """What was counted and put up; changes nothing."""
+        """The count and the posted value; changes nothing."""
         ...
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        """Take the lock from these grants, tell them, hand it on; how many of them held it."""
+        """End these grants, tell their holders, grant the lock to the next; how many were held."""
         ...
 
 
@@ -571,27 +575,27 @@ class Store(Protocol):
 class Sharded(Protocol):
     """A store whose names are in several places, of which one may fail while others serve.
 
-    It may say so: then the leases of one call of `Store.renew` are all of one place, so that those
-    of a place that fails do not keep the others from their answer.
+    The leases of one call of `Store.renew` are then all of one place, so that a place that fails
+    does not keep the others from their answer.
     """
 
     def shard_of(self, name: str) -> Hashable:
-        """The place of this name, as far as is known."""
+        """The place of this name, as far as it is known."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One of several servers, as a client sees it."""
+    """One server of a quorum, as a client sees it."""
 
     address: str
     state: str
-    """``up``; ``silent``, where it answers and does not vote yet; or ``out``, where it does not
+    """``up``; or ``silent``, if it answers but does not vote yet; or ``out``, if it does not
     answer."""
     silent: float = 0.0
-    """For how many seconds it does not vote, for it may have forgotten its votes."""
+    """Seconds for which it does not vote, because it may have forgotten its votes."""
     clock: float | None = None
-    """By how many seconds its clock is ahead of the median; None where that is not known."""
+    """Seconds by which its clock is ahead of the median; None if unknown."""
     votes: int = 0
     """How many of its votes this client has."""
     error: str = ""
@@ -603,7 +607,7 @@ class Several(Protocol):
     """A store on several servers, of which some may fail."""
 
     def servers(self) -> list[ServerStatus]:
-        """What this client knows of each, now; nothing is asked."""
+        """The present state of each server as this client knows it; no I/O."""
         ...
 
 
@@ -613,15 +617,15 @@ ALL_KINDS: Final = frozenset(
         *("election", "periodic", "once"),
     }
 )
-"""All that a store may offer, by the methods of `LockClient` that describe it."""
+"""Everything a store may offer, by the methods of `LockClient` that describe it."""
 
 
 @runtime_checkable
 class Limited(Protocol):
-    """A store that does not offer all that others do.
+    """A store that does not offer everything that other stores do.
 
-    It may say so: then what it does not offer is an error where it is described, before anything
-    is sent. These do not change while the store exists.
+    What it does not offer is an error where it is described, before anything is sent. The limits do
+    not change while the store exists.
     """
 
     @property
@@ -631,7 +635,7 @@ class Limited(Protocol):
 
     @property
     def offers(self) -> frozenset[str]:
-        """Those of `ALL_KINDS` that there are, ``lock`` among them."""
+        """Those of `ALL_KINDS` that this store offers; ``lock`` is always one of them."""
         ...
 
     def why_not(self, kind: str) -> str:
@@ -658,7 +662,7 @@ Operation = Literal[
 
 
 class Relay:
-    """A store that does what another does: to inherit from, for who observes or disturbs one."""
+    """A store that does what another does; a base class for observing or disturbing one."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -683,7 +687,7 @@ class Relay:
         operation: Operation,  # noqa: ARG002  # for those who override this
         start: Callable[[], asyncio.Future[Value]],
     ) -> asyncio.Future[Value]:
-        """Through here goes every operation; ``start`` calls the other store."""
+        """Every operation goes through here; ``start`` calls the other store."""
         return start()
 
     async def open(self, client: str, inbox: Inbox) -> None:

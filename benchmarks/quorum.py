@@ -3,8 +3,8 @@
     python benchmarks/quorum.py [--quick]
 
 Everybody in turn, in processes and environments of their own: a free lock, a lock that twenty tasks
-want, links of 10 ms and one of 100 ms among them, and a minority of the servers that stops, or is
-killed, in the middle of it.
+want, of one client and of two, links of 10 ms and one of 100 ms among them, and a minority of the
+servers that stops, or is killed, in the middle of it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ import itertools
 import json
 import shutil
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from aiolock.stores.redis import _voting as voting
 from benchmarks import catalogue, environments
 from benchmarks.catalogue import AIOLOCK, Contestant
 from benchmarks.crew import ROOT, PeerFailed, Worker, fresh_name, workers
 from benchmarks.far import far_away
 from benchmarks.measures import after_waiting
-from benchmarks.rounds import Entry, in_turn, overlaps, overtaken, quantile
+from benchmarks.redis_server import Tap, tapped
+from benchmarks.rounds import Entry, handovers, in_turn, overlaps, overtaken, quantile
 from benchmarks.run import PLOTS, RESULTS, draw, rounded
 from tests.majorities import vouch
 from tests.servers import RedisServer
 
 TASKS: Final = 20
+WAITERS: Final = 50
 NEAR: Final = 10.0
 """Milliseconds of a round trip."""
 FAR: Final = 100.0
@@ -46,6 +51,8 @@ _LATER: Final = 2_000_000
 """Who asked so many ns earlier was overtaken; less may be the way of two commands."""
 _CALM: Final = 0.3
 """Seconds at the beginning that do not count."""
+_SETTLED: Final = 1.0
+"""Seconds after which all that are to wait stand in line."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,11 @@ class Subject:
         """For the tables and the plot."""
         many = "one server" if self.servers == 1 else f"{self.servers} servers"
         return f"{self.contestant.title}, {many}"
+
+    @property
+    def votes(self) -> bool:
+        """Whether it is a quorum of ours."""
+        return self.contestant is AIOLOCK and self.servers > 1
 
 
 def _peer(module: str, **settings: object) -> Subject:
@@ -91,10 +103,12 @@ class Size:
     """Seconds of a crowd."""
     third: float
     """Seconds before, during and after a fault, each."""
+    watch: float
+    """Seconds for which those are watched who wait."""
 
 
-FULL: Final = Size(rounds=5, operations=800, far_operations=20, crowd=2.0, third=3.0)
-QUICK: Final = Size(rounds=1, operations=200, far_operations=10, crowd=1.0, third=1.0)
+FULL: Final = Size(rounds=5, operations=800, far_operations=20, crowd=2.0, third=3.0, watch=5.0)
+QUICK: Final = Size(rounds=1, operations=200, far_operations=10, crowd=1.0, third=1.0, watch=2.0)
 
 
 @dataclass
@@ -144,36 +158,107 @@ async def _laps(worker: Worker, url: str, operations: int) -> list[float]:
 
 
 async def crowd(
+    subject: Subject,
+    crew: Crew,
+    servers: Servers,
+    record: Record,
+    size: Size,
+) -> None:
+    """Many tasks want one lock: of one process, and then half of them of another.
+
+    Those of two are listened to once more, to count raises: before anybody enters, a server is told
+    the fence that it does not know yet, which is a round trip more.
+    """
+    counted = await _counted(crew[:1], servers, size)
+    record.add("crowd.rate", len(counted) / (size.crowd - _CALM))
+    record.add("crowd.overtaken", overtaken(counted, margin=_LATER) / max(1, len(counted)))
+    counted = await _counted(crew, servers, size)
+    record.add("apart.rate", len(counted) / (size.crowd - _CALM))
+    if subject.votes:
+        with _tapped(servers) as taps:
+            entries, _ = await _entries(crew, _url(servers), size.crowd)
+        raises = sum(tap.scripts.get(voting.RENEW.digest, 0) for tap in taps)
+        record.add("apart.raises", raises / max(1, handovers(entries)))
+
+
+async def waiting(
     _: Subject,
     crew: Crew,
     servers: Servers,
     record: Record,
     size: Size,
 ) -> None:
-    """Many tasks of one process want one lock."""
-    entries, start = await _entries(crew[0], _url(servers), size.crowd)
-    began = start + int(_CALM * 1e9)
-    counted = [entry for entry in entries if entry.entered >= began]
-    record.add("crowd.rate", len(counted) / (size.crowd - _CALM))
-    record.add("crowd.overtaken", overtaken(counted, margin=_LATER) / max(1, len(counted)))
-
-
-async def _entries(worker: Worker, url: str, seconds: float) -> tuple[list[Entry], int]:
-    await worker.begin(
+    """Many tasks of one process wait for another that holds the lock; nobody leaves."""
+    holder, waiter = crew
+    name, url = fresh_name(), _url(servers)
+    await holder.begin("turns", url, name=name)
+    holder.say(do="ask")
+    await holder.hear("entered")
+    await waiter.begin(
         *("one_name", url),
-        at_once=TASKS,
-        name=fresh_name(),
-        tasks=TASKS,
-        times=1_000_000_000,
-        limit=seconds,
-        body=0.0,
+        at_once=WAITERS,
+        name=name,
+        tasks=WAITERS,
+        times=1,
+        limit=_SETTLED + size.watch + 1.0,
+        body=None,
     )
-    done = await worker.go_on("done")
-    await worker.finish()
+    waiter.say()
+    await asyncio.sleep(_SETTLED)
+    with _tapped(servers) as taps:
+        await asyncio.sleep(size.watch)
+    if (await waiter.hear("done"))["entries"]:
+        raise PeerFailed("somebody who was to wait has entered")
+    await waiter.finish()
+    holder.say(do="leave")
+    await holder.hear("left")
+    holder.say(do="end")
+    await holder.hear("done")
+    await holder.finish()
+    record.add("waiting.commands", sum(tap.total for tap in taps) / size.watch)
+
+
+@contextlib.contextmanager
+def _tapped(servers: Servers) -> Iterator[list[Tap]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(tapped(server.socket_path, partial(server.call, "ECHO")))
+            for server in servers
+        ]
+
+
+async def _counted(crew: Crew, servers: Servers, size: Size) -> list[Entry]:
+    """What a crowd enters after the beginning."""
+    entries, start = await _entries(crew, _url(servers), size.crowd)
+    began = start + int(_CALM * 1e9)
+    return [entry for entry in entries if entry.entered >= began]
+
+
+async def _entries(crew: Crew, url: str, seconds: float) -> tuple[list[Entry], int]:
+    """Of as many tasks in each of these processes, by process; and when they began."""
+    tasks, name = TASKS // len(crew), fresh_name()
+    for worker in crew:
+        await worker.begin(
+            *("one_name", url),
+            at_once=tasks,
+            name=name,
+            tasks=tasks,
+            times=1_000_000_000,
+            limit=seconds,
+            body=0.0,
+        )
+    start = time.monotonic_ns() + 20_000_000
+    for worker in crew:
+        worker.say(start=start)
+    done = [await worker.hear("done") for worker in crew]
+    for worker in crew:
+        await worker.finish()
     entries = [
-        Entry(entered, asked, left, str(who)) for entered, asked, left, who in done["entries"]
+        Entry(entered, asked, left, str(place))
+        for place, each in enumerate(done)
+        for entered, asked, left, _ in each["entries"]
     ]
-    return entries, done["start"]
+    return entries, max(each["start"] for each in done)
 
 
 async def far(
@@ -209,8 +294,6 @@ async def outages(
 ) -> None:
     """A minority fails, and comes back: entries in each third, and the longest pause."""
     minority = servers[: (subject.servers - 1) // 2]
-    if not minority:
-        return
     third = size.third
     for fault in FAULTS:
 
@@ -222,7 +305,7 @@ async def outages(
             for server in minority:
                 await asyncio.to_thread(server.resume if fault == "stopped" else server.start)
 
-        asked = asyncio.create_task(_entries(crew[0], _url(servers), 3 * third))
+        asked = asyncio.create_task(_entries(crew[:1], _url(servers), 3 * third))
         happening = asyncio.create_task(happen())
         try:
             entries, start = await asked
@@ -249,9 +332,17 @@ def _longest_pause(times: Sequence[float], begin: float, end: float) -> float:
 MEASURES: Final[Mapping[str, Measure]] = {
     "free": free,
     "crowd": crowd,
+    "waiting": waiting,
     "far": far,
     "outages": outages,
 }
+
+
+def applies(what: str, subject: Subject) -> bool:
+    """Whether this is measured of it."""
+    if what == "waiting":
+        return subject.votes
+    return what != "outages" or subject.servers > 1
 
 
 async def measure(
@@ -260,8 +351,8 @@ async def measure(
     """Everything, everybody in turn."""
     records = {subject: Record() for subject in subjects}
     for what, measured in MEASURES.items():
-        rounds = 1 if what in {"far", "outages"} else size.rounds
-        for number, subject in in_turn(subjects, rounds):
+        rounds = 1 if what in {"waiting", "far", "outages"} else size.rounds
+        for number, subject in in_turn([each for each in subjects if applies(what, each)], rounds):
             print(f"{what}, round {number + 1}: {subject.title}", flush=True)
             try:
                 with running(subject.servers) as servers:
@@ -296,6 +387,7 @@ COLUMNS: Final = {
     "free.us": "free lock, µs",
     "crowd.rate": "20 tasks, entries/s",
     "crowd.overtaken": "overtaken",
+    "apart.rate": "10 tasks each of two clients, entries/s",
     "near.free.ms": "10 ms links: free lock, ms",
     "near.handoff.ms": "hand-off, ms",
     "far.free.ms": "one of 100 ms: free lock, ms",
@@ -386,6 +478,18 @@ def bars(records: Mapping[Subject, Record]) -> list[Bar]:
                 1.3,
             )
         )
+        found += [
+            Bar(
+                f"raises for a hand-off between two clients, {many} servers, in %",
+                100 * of(record, "apart.raises"),
+                3,
+            ),
+            Bar(
+                f"{WAITERS} wait at {many} servers and nobody leaves: commands/s",
+                of(record, "waiting.commands"),
+                5 * many,
+            ),
+        ]
         for fault in FAULTS:
             what = f"minority of {many} {fault}"
             found += [

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -117,25 +117,31 @@ class RedisServer:
             at_once.client_kill_filter(_type="normal", skipme=True)
             at_once.execute()
 
-    @contextlib.contextmanager
-    def tap(self) -> Generator[Tap]:
-        """Listen to every command that comes in. It slows the server down: time nothing under it.
+    def tap(self) -> contextlib.AbstractContextManager[Tap]:
+        """See `tapped`."""
+        return tapped(str(self._socket), self._control.echo)
 
-        What was heard is known after the end of the ``with``.
-        """
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(30)
-            link.connect(str(self._socket))
-            link.sendall(b"MONITOR\r\n")
-            assert link.recv(5) == b"+OK\r\n"
-            tap = Tap()
-            yield tap
-            end = f"end-of-tap-{time.monotonic_ns()}"
-            self._control.echo(end)
-            heard = bytearray()
-            while end.encode() not in heard:
-                heard += link.recv(1 << 20)
-            tap.listen(heard.decode("utf-8", "replace"))
+
+@contextlib.contextmanager
+def tapped(path: str, echo: Callable[[str], object]) -> Generator[Tap]:
+    """Listen to every command that comes in at the server with this unix socket.
+
+    It slows the server down: time nothing under it. What was heard is known after the end of the
+    ``with``. ``echo`` has the server say something back, by another connection.
+    """
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(30)
+        link.connect(path)
+        link.sendall(b"MONITOR\r\n")
+        assert link.recv(5) == b"+OK\r\n"
+        tap = Tap()
+        yield tap
+        end = f"end-of-tap-{time.monotonic_ns()}"
+        echo(end)
+        heard = bytearray()
+        while end.encode() not in heard:
+            heard += link.recv(1 << 20)
+        tap.listen(heard.decode("utf-8", "replace"))
 
 
 class Tap:
@@ -144,6 +150,8 @@ class Tap:
     def __init__(self) -> None:
         self.commands: dict[str, int] = {}
         self.by_address: dict[str, int] = {}
+        self.scripts: dict[str, int] = {}
+        """How often each was called, by its digest."""
 
     def listen(self, heard: str) -> None:
         """Count the lines of MONITOR: ``+<time> [<db> <address>] "<command>" ...``."""
@@ -152,9 +160,13 @@ class Tap:
             origin, _, command = rest.partition("] ")
             who = origin.partition(" ")[2]
             if command and who != "lua" and not who.startswith("unix:"):
-                name = command.split(" ", 1)[0].strip('"').upper()
+                name, *arguments = command.split(" ", 2)
+                name = name.strip('"').upper()
                 self.commands[name] = self.commands.get(name, 0) + 1
                 self.by_address[who] = self.by_address.get(who, 0) + 1
+                if name == "EVALSHA" and arguments:
+                    digest = arguments[0].strip('"')
+                    self.scripts[digest] = self.scripts.get(digest, 0) + 1
 
     @property
     def total(self) -> int:

@@ -1,8 +1,8 @@
 """Fixtures for programs that use aiolock; pytest finds them by itself once aiolock is installed.
 
-Nothing of aiolock is imported before a test asks for one of them. All are for one test each, and
-none is async: so they are the same under pytest-asyncio and anyio, and in tests that are not async,
-as those of an application that is started by a test client.
+No aiolock module is imported before a test requests a fixture. Each test gets its own fixtures.
+No fixture is async: they work the same under pytest-asyncio and anyio, and in tests that are not
+async, such as those of an application started by a test client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Clock", "Others", "Server"]
 
 
 def __getattr__(name: str) -> object:
-    """What tests are annotated with."""
+    """The types of the fixtures, for annotations in tests."""
     if name in __all__:
         from pytest_aiolock import _world
 
@@ -43,8 +43,8 @@ def aiolock_clock() -> Clock:
 def aiolock_server(aiolock_clock: Clock) -> Iterator[Server]:
     """A lock store in memory, for ``aiolock.connect(aiolock_server)``.
 
-    The clients of it may be in several event loops and threads, as those of an application that a
-    test client starts. The test fails if anything is held or waited for at its end.
+    Its clients may be in several event loops and threads, like those of an application started by
+    a test client. The test fails if a lock is held or waited for at its end.
     """
     from pytest_aiolock._world import Server
 
@@ -55,7 +55,7 @@ def aiolock_server(aiolock_clock: Clock) -> Iterator[Server]:
 
 @pytest.fixture
 def aiolock_faults(aiolock_server: Server) -> FaultyStore:
-    """What goes wrong between `aiolock_client` and its server: a `aiolock.testing.FaultyStore`."""
+    """The faults between `aiolock_client` and its server: an `aiolock.testing.FaultyStore`."""
     from pytest_aiolock._world import faulty
 
     return faulty(aiolock_server)
@@ -63,17 +63,17 @@ def aiolock_faults(aiolock_server: Server) -> FaultyStore:
 
 @pytest.fixture
 def aiolock_client(aiolock_faults: FaultyStore) -> Iterator[aiolock.LockClient]:
-    """A client of `aiolock_server`, open in the event loop of whichever test uses it."""
+    """A client of `aiolock_server`, open in the event loop of the test that uses it."""
     from pytest_aiolock._world import client_of, closed
 
     client = client_of(aiolock_faults)
     yield client
-    closed(client)  # which gives nothing back: what was left held is seen
+    closed(client)  # releases nothing, so that the server's check finds what was left held
 
 
 @pytest.fixture
 def aiolock_others(aiolock_server: Server) -> Iterator[Others]:
-    """Somebody else, of another process, who makes locks busy: ``aiolock_others.hold("a")``."""
+    """A client of another process that makes locks busy: ``aiolock_others.hold("a")``."""
     from pytest_aiolock._world import Others
 
     others = Others(aiolock_server)

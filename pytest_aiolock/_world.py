@@ -1,4 +1,4 @@
-"""What the fixtures give: a server of several loops, its clock, somebody else, a client."""
+"""The classes of the fixtures: the server, its clock, a client, and clients of other processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class Clock:
-    """The server's clock: it runs, and is moved forward by whoever tests."""
+    """The server's clock: it runs by itself, and a test can move it forward."""
 
     def __init__(self) -> None:
         self._ahead = time.time() - time.monotonic()
@@ -35,11 +35,11 @@ class Clock:
         return time.monotonic() + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass for the server.
+        """Let ``seconds`` pass for the server.
 
-        Leases that have ended by then are lost, as those of a holder that is cut off, and go to
-        the next in line. The holder is told in the next turn of its event loop. What the library
-        itself waits for (a timeout, a renewal) runs by the event loop's clock, and is as before.
+        Leases that have ended by then are lost, like those of a holder that is cut off, and their
+        locks are granted to the next waiters. The holder is told in the next turn of its event
+        loop. The library's own timers (timeouts, renewals) keep to the event loop's clock.
         """
         if seconds < 0:
             raise ValueError(f"a server's clock does not run back: {seconds}")
@@ -48,7 +48,7 @@ class Clock:
             moved()
 
     def call_when_moved(self, moved: Callable[[], None]) -> None:
-        """Have it called after each `advance`."""
+        """Have ``moved`` called after each `advance`."""
         self._moved.append(moved)
 
 
@@ -65,12 +65,12 @@ class Server(MemoryServer):
         return "<aiolock_server>"
 
     def listen(self, client: str, inbox: Inbox) -> None:
-        """Remember in which loop it does."""
+        """Remember the event loop in which this client listens."""
         self._loops[client] = asyncio.get_running_loop()
         super().listen(client, inbox)
 
     def push(self, client: str, deliver: Callable[[Inbox], None]) -> None:
-        """Send to a client in its own loop."""
+        """Send to a client, in its own event loop."""
         inbox = self._inboxes.get(client)
         if inbox is not None and not self._loops[client].is_closed():
             self._loops[client].call_soon_threadsafe(deliver, inbox)
@@ -84,7 +84,7 @@ class Server(MemoryServer):
             self._sure(name, Step.reap)
 
     def check_nothing_held(self) -> None:
-        """Fail where something is held or waited for; what is done, or closed, is nobody's."""
+        """Fail if a lock is held or waited for; done work and a closed name do not count."""
         self._reap()
         seen = [self.status(name) for name in sorted(self.names())]
         if left := [status.name for status in seen if status.holders or status.waiters]:
@@ -92,9 +92,9 @@ class Server(MemoryServer):
 
 
 class Others:
-    """Somebody else, of another process: holds what the test wants to be busy.
+    """A client of another process that holds the locks the test wants to be busy.
 
-    Nobody renews it: when `Clock.advance` goes beyond its ttl it has crashed.
+    It does not renew its leases: once `Clock.advance` goes beyond a ttl, that lease is lost.
     """
 
     def __init__(self, server: Server) -> None:
@@ -106,7 +106,7 @@ class Others:
     def hold(
         self, name: str, *, kind: str = "lock", ttl: float = 30.0
     ) -> Generator[int, None, None]:
-        """Hold it, in a ``with``, whose value is the fence; ``kind``: `LockClient.KINDS`."""
+        """Hold a lock in a ``with``, whose value is the fence; ``kind``: `LockClient.KINDS`."""
         fence = self.take(name, kind=kind, ttl=ttl)
         try:
             yield fence
@@ -114,7 +114,7 @@ class Others:
             self.release(name, kind=kind)
 
     def take(self, name: str, *, kind: str = "lock", ttl: float = 30.0) -> int:
-        """Hold it until `release`, or the end of the test; its fence."""
+        """Hold a lock until `release` or the end of the test; returns the fence."""
         key, waiter = f"{kind}:{name}", Waiter("others", next(self._numbers))
         answer = self._server.acquire(
             key, waiter, Form(CLAIM), int(ttl * 1000), ticket=0, wait=False, max_waiters=0
@@ -125,23 +125,23 @@ class Others:
         return answer.fence
 
     def release(self, name: str, *, kind: str = "lock") -> None:
-        """Give it back, and it goes to the next who waits; nothing where its lease has ended."""
+        """Release a lock, which goes to the next waiter; no effect once its lease has ended."""
         held = self._held.pop(f"{kind}:{name}", None)
         if held is not None:
             self._server.release(f"{kind}:{name}", *held)
 
     def release_all(self) -> None:
-        """Give everything back."""
+        """Release all locks."""
         for key in list(self._held):
             kind, _, name = key.partition(":")
             self.release(name, kind=kind)
 
 
 class _OpensItself(Engine):
-    """Of a client that no fixture can open: it does not know yet in which loop the test runs."""
+    """The engine of a client that a fixture makes before the test's event loop is known."""
 
     def check(self) -> None:
-        """Open it, where it is used first; that of a store in memory takes no waiting."""
+        """Open the client at its first use; with a store in memory, that takes no waiting."""
         if self.state is State.NEW:
             check_asyncio()
             self.begin()
@@ -157,12 +157,12 @@ class _OpensItself(Engine):
 
 
 def faulty(server: Server) -> FaultyStore:
-    """A link to it that fails when told to."""
+    """A link to ``server`` that fails when it is told to."""
     return FaultyStore(MemoryStore(server))
 
 
 def client_of(store: FaultyStore) -> aiolock.LockClient:
-    """A client that opens itself."""
+    """A client that opens itself at its first use."""
     client = aiolock.LockClient(store)
     made = client._engine
     client._engine = _OpensItself(
@@ -172,11 +172,11 @@ def client_of(store: FaultyStore) -> aiolock.LockClient:
 
 
 def closed(client: aiolock.LockClient) -> None:
-    """Its loop is gone, or goes: nothing of it is left that could be closed."""
+    """Close a client whose event loop is closed or closing, so nothing in it can be awaited."""
     engine = client._engine
     if engine.state is State.OPEN:
-        # What was left held is told by the server: not once more by the garbage collector, in
-        # whichever test comes next.
+        # The server's check reports the leases that were left held; the garbage collector must not
+        # report them once more, in a later test.
         for hold in engine.watchdog.holds.values():
             hold.state, hold.reason = LeaseState.LOST, LossReason.CLOSED
     engine.state = State.CLOSED

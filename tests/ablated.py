@@ -24,7 +24,7 @@ IMPORTED = [
 # With no plugin but those it needs, and with assertions as Python has them: rewriting takes longer
 # than most of the tests.
 OPTIONS = [
-    *("-q", "-x", "--tb=short", "--assert=plain", "-W", "default"),
+    *("-q", "-x", "--tb=native", "--assert=plain", "-W", "default"),
     *("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
     # It would collect garbage ten times at the end, to tell of what is no failure here.
     *("-p", "no:unraisableexception"),

@@ -102,6 +102,14 @@ def mariadb_server() -> Iterator[MariaDBServer]:
 
 
 @pytest.fixture
+def own_mariadb() -> Iterator[MariaDBServer]:
+    """A server of the test's own, to stop and to change."""
+    databases.need_mariadb()
+    with MariaDBServer() as server:
+        yield server
+
+
+@pytest.fixture
 def prefix() -> str:
     """A key prefix that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"

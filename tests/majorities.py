@@ -14,9 +14,11 @@ LONGEST: Final = 600.0
 """Seconds: no lease is longer, so for so long does a server not vote that may have forgotten."""
 
 
-def store_of(urls: Sequence[object], prefix: str, longest_ttl: float = LONGEST) -> QuorumStore:
+def store_of(
+    urls: Sequence[object], prefix: str, longest_ttl: float = LONGEST, *, durable: bool = False
+) -> QuorumStore:
     """A store of these servers."""
-    store = quorum_of(urls, prefix, longest_ttl)
+    store = quorum_of(urls, prefix, longest_ttl, durable=durable)
     assert isinstance(store, QuorumStore)
     return store
 
@@ -26,12 +28,14 @@ def vouch(
     urls: Sequence[object],
     prefix: str,
     longest_ttl: float = LONGEST,
+    *,
+    durable: bool = False,
 ) -> None:
     """Say to these servers, each at its URL, that they have voted for long, and forgotten nothing.
 
     They were started a moment ago, and would not vote before the longest lease had ended.
     """
-    charter = str(store_of(urls, prefix, longest_ttl)._charter)
+    charter = str(store_of(urls, prefix, longest_ttl, durable=durable)._charter)
     for server in servers:
         run: Any = server.call("INFO", "server")
         server.call("SET", f"{prefix}:quorum", f"{run['run_id']} 0 {charter}")

@@ -1,9 +1,15 @@
-"""Which store a test is about, so that some of them can be left out: `make test STORES=sqlite`."""
+"""What is tested: the tree or the wheel, and which stores, as in `make test STORES=sqlite`."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import aiolock
+
+ON_THE_TREE = Path(aiolock.__file__).is_relative_to(Path(__file__).resolve().parent.parent)
+"""Whether the package is this tree's, and not the installed wheel: that is tested with less."""
 STORES = ("redis", "sqlite", "postgres", "mysql")
 """Those that are not in this process; what is about none of them is always tested."""
 

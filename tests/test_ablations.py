@@ -13,6 +13,7 @@ import pytest
 
 import aiolock
 from tests import ablated
+from tests.selection import ON_THE_TREE
 
 PACKAGE = Path(aiolock.__file__).parent
 ROOT = ablated.ROOT
@@ -730,7 +731,7 @@ SAFEGUARDS = (
     Safeguard(
         "one of our own that is more urgent",
         "_engine/runs.py",
-        "                run.behind.clear()  # it has come before some of the others\n",
+        "                run.behind.clear()  # the newcomer is before some of the others\n",
         "                pass\n",
         "test_runs.py::test_who_is_more_urgent_is_not_overtaken",
     ),
@@ -830,7 +831,7 @@ SAFEGUARDS = (
     Safeguard(
         "who asks again lets others in",
         "stores/redis/lua/acquire_general.lua",
-        "      advance(step) -- those that ended may have held back others\n",
+        "      advance(step) -- the leases that ended may have held back others\n",
         "",
         "test_contract.py::TestRedis::test_who_asks_again_lets_others_in",
     ),
@@ -1055,7 +1056,7 @@ SAFEGUARDS = (
     Safeguard(
         "a file that is cleaned up before it is locked is made again",
         "stores/sqlite/_presence.py",
-        "            if self.is_there():  # or somebody has cleaned up what was not locked yet\n"
+        "            if self.is_there():  # else another client has removed the unlocked file\n"
         "                return\n",
         "            return\n",
         "test_sqlite.py::test_a_file_that_is_cleaned_up_as_it_is_made[after]",
@@ -1207,7 +1208,7 @@ SAFEGUARDS = (
     Safeguard(
         "a log without its file is removed",
         "stores/sqlite/_connection.py",
-        "            # A log without its file is none, and an error to SQLite.\n"
+        "            # A log without its file is useless, and an error to SQLite.\n"
         "            self._files.remove()\n",
         "            pass\n",
         "test_sqlite.py::test_a_log_that_is_left_without_its_file",
@@ -1446,11 +1447,99 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… who is told is told behind the transaction",
-        f"{POSTGRES}/_pipe.py",
-        '            wire.send([("flush", ())], _ignore)\n',
-        "            pass\n",
+        f"{POSTGRES}/_notices.py",
+        '        wire.send([("flush", ())], partial(self._answered, number))\n',
+        '        self._loop.call_soon(self._answered, number, [""])\n',
         "test_contract.py::TestPostgres::test_hand_on",
         seconds=10,
+    ),
+    Safeguard(
+        "… a transaction is sent in one piece",
+        f"{POSTGRES}/_pipe.py",
+        "(command.alone or command.size > room):\n",
+        "command.alone:\n",
+        "test_postgres.py::test_a_stopped_process_keeps_no_row[100]",
+        seconds=25,
+    ),
+    Safeguard(
+        "… a right that is missing is noticed before it is needed",
+        f"{POSTGRES}/_pipe.py",
+        "        await _see_that_all_may_be_called(connection)\n",
+        "",
+        "test_postgres.py::test_a_right_that_is_missing[release]",
+        seconds=25,
+    ),
+    Safeguard(
+        "… a flush that has failed is sent again",
+        f"{POSTGRES}/_notices.py",
+        "            self._next_flush = self._loop.call_later(self._pause, self._flush_again)\n",
+        "            pass\n",
+        "test_postgres.py::test_a_flush_that_fails[raises]",
+        seconds=25,
+    ),
+    Safeguard(
+        "… and by each heartbeat",
+        f"{POSTGRES}/_notices.py",
+        ' | {"beat"}\n',
+        "\n",
+        "test_postgres.py::test_a_flush_that_fails_again_and_again",
+        seconds=25,
+    ),
+    Safeguard(
+        "… one that has no answer is missed",
+        f"{POSTGRES}/_pipe.py",
+        " if self._batch else self._notices.unanswered(now)\n",
+        " if self._batch else 0.0\n",
+        "test_postgres.py::test_a_flush_without_an_answer",
+        seconds=25,
+    ),
+    Safeguard(
+        "… what a session had left to tell is told when it has ended",
+        f"{POSTGRES}/_pipe.py",
+        "            self._notices.up()\n",
+        "",
+        "test_postgres.py::test_a_flush_that_fails[ends]",
+        seconds=25,
+    ),
+    Safeguard(
+        "… also where that fails at first",
+        f"{POSTGRES}/_notices.py",
+        "                self._next_try = self._loop.call_later(_LONGEST_PAUSE, self._try_lost)\n",
+        "                pass\n",
+        "test_postgres.py::test_notifying_again_fails",
+        seconds=25,
+    ),
+    Safeguard(
+        "… also where the claim has ended meanwhile",
+        f"{POSTGRES}/schema.sql",
+        "    IF aiolock._reap(n, us, '') THEN\n",
+        "    IF false THEN\n",
+        "test_postgres.py::test_a_claim_that_ends_before_anybody_hears_of_it",
+        seconds=25,
+    ),
+    Safeguard(
+        "… also where the answer to the release was lost with it",
+        f"{POSTGRES}/_notices.py",
+        "        self._lost |= {name: key for name, (_, key) in self._unflushed.items()}\n",
+        "        pass\n",
+        "test_postgres.py::test_an_answer_that_is_lost_with_the_flush",
+        seconds=25,
+    ),
+    Safeguard(
+        "… a client closes when it has told what there was to tell",
+        f"{POSTGRES}/_pipe.py",
+        " or self._resting or self._notices.pending)\n",
+        " or self._resting)\n",
+        "test_postgres.py::test_closed_behind_a_flush_that_fails",
+        seconds=25,
+    ),
+    Safeguard(
+        "… what the tables do not show is told with the transaction",
+        f"{POSTGRES}/schema.sql",
+        "aiolock._begin(n, false);\n    g aiolock.grants;\n    told bigint := 0;\n",
+        "aiolock._begin(n, true);\n    g aiolock.grants;\n    told bigint := 0;\n",
+        "test_postgres.py::test_what_is_not_in_the_tables_needs_no_flush",
+        seconds=25,
     ),
     Safeguard(
         "… what fails in a batch fails alone",
@@ -1645,6 +1734,22 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… nobody is made who is to be let in",
+        "stores/mysql/_link.py",
+        ",NO_AUTO_CREATE_USER",
+        "",
+        "test_mysql_rights.py::test_nobody_is_made[nix]",
+        seconds=20,
+    ),
+    Safeguard(
+        "… a right that is missing is told when a client opens",
+        "stores/mysql/_database.py",
+        "                link.run(*_schema.TRIAL)\n",
+        "                pass\n",
+        "test_mysql_rights.py::test_each_right_is_tried",
+        seconds=20,
+    ),
+    Safeguard(
         "… nobody waits for a server that has stopped",
         "stores/mysql/_session.py",
         "for since in self._under_way.values()):\n            self._database.link.break_()\n",
@@ -1797,8 +1902,8 @@ SAFEGUARDS = (
     Safeguard(
         "… and after what its own transaction has done",
         "stores/sqlite/_transaction.py",
-        "        self.save()  # what was done before",
-        "        # what was done before",
+        "        self.save()  # earlier operations",
+        "        # earlier operations",
         "test_snapshot.py::test_what_was_handed_on_is_shown[sqlite]",
     ),
     Safeguard(
@@ -1924,7 +2029,7 @@ SAFEGUARDS = (
     Safeguard(
         "what an observer raises changes nothing",
         "_engine/events.py",
-        "            except Exception:  # what is told is done, whatever they make of it\n",
+        "            except Exception:  # the event has happened, whatever the observer does\n",
         "            except ZeroDivisionError if False else () :\n",
         "test_observers.py::test_what_an_observer_raises",
     ),
@@ -1997,7 +2102,7 @@ SAFEGUARDS = (
     Safeguard(
         "what reads our output may have enough",
         "cli/store.py",
-        "    except BrokenPipeError:\n        raise  # whoever reads our output has enough\n",
+        "    except BrokenPipeError:\n        raise  # the reader of our output has ended\n",
         "",
         "test_cli.py::test_whoever_reads_it_has_enough",
         seconds=20,
@@ -2154,7 +2259,7 @@ SAFEGUARDS = (
     Safeguard(
         "what replicas miss is given back",
         "_engine/waiters.py",
-        "            attempt.stop(error)  # and its task releases whatever it has by then\n",
+        "            attempt.stop(error)  # its task then releases its grant, if it has one\n",
         "            pass\n",
         "test_replicas.py::test_given_back",
     ),
@@ -2345,7 +2450,7 @@ SAFEGUARDS = (
     Safeguard(
         "a node that is gone and hangs is not waited for",
         "stores/redis/_node.py",
-        "                await self._disconnect()  # for `aclose` had begun\n",
+        "                await self._disconnect()  # `aclose` had begun, so it does nothing now\n",
         "",
         "test_redis_cluster.py::test_whoever_is_gone_and_hangs_is_not_waited_for",
         seconds=20,
@@ -2681,6 +2786,22 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "who gives a vote back that is found at once sees whether anybody waits",
+        f"{LUA}/quorum/release.lua",
+        "redis.call('EXISTS', LINE) == 0 then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_hand_on",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and whether it is the one, and its number is known",
+        f"{LUA}/quorum/release.lua",
+        "vote:sub(1, #its) == its then",
+        "true then",
+        "test_quorum_contract.py::TestRedis::test_release_of_nobody",
+        seconds=20,
+    ),
+    Safeguard(
         "a run is confirmed by votes of one period",
         "stores/quorum/_candidates.py",
         "        if standing.stand.form.period:\n            held =",
@@ -2910,7 +3031,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a vote with a short lease beside a longer one makes nobody forget that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "kept = math.max(kept, redis.call('PTTL', VOTES))",
         "kept = kept",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",
@@ -2918,7 +3039,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… nor the number of that",
-        f"{LUA}/quorum/cast.lua",
+        f"{LUA}/quorum/lasting.lua",
         "remembered = math.max(remembered, redis.call('PTTL', LAST))",
         "remembered = remembered",
         "test_quorum_scripts.py::test_votes_are_known_for_as_long_as_the_longest_lease",
@@ -3002,14 +3123,14 @@ SAFEGUARDS = (
     Safeguard(
         "a downgrade that is refused leaves a writer",
         "_engine/lease.py",
-        "            self._hold.shared = False  # nobody",
-        "            pass  # nobody",
+        "            self._hold.shared = False  # the store",
+        "            pass  # the store",
         "test_quorum_rwlock.py::test_no_downgrade",
     ),
 )
 
 
-@pytest.mark.skipif(PACKAGE.parent != ROOT, reason="on the tree only: it is the same source")
+@pytest.mark.skipif(not ON_THE_TREE, reason="on the tree only: it is the same source")
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda s: s.name.replace(" ", "_"))
 def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
     """The test that is named passes with the safeguard, elsewhere, and fails without it, here."""

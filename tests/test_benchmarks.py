@@ -239,13 +239,14 @@ def test_tap_counts_clients_only() -> None:
     """Commands inside scripts, and the benchmark's own, are not what clients sent."""
     tap = Tap()
     tap.listen(
-        '+1.1 [0 127.0.0.1:5] "evalsha" "x] \\"y"\r\n'
+        '+1.1 [0 127.0.0.1:5] "evalsha" "9f" "x] \\"y"\r\n'
         '+1.2 [0 lua] "SET" "a"\r\n'
         '+1.3 [0 unix:/tmp/socket] "INFO"\r\n'
         '+1.4 [0 127.0.0.1:6] "GET" "a"\r\n'
         '+1.5 [0 127.0.0.1:5] "EVALSHA"\r\n'
     )
     assert tap.commands == {"EVALSHA": 2, "GET": 1}
+    assert tap.scripts == {"9f": 1}
     assert tap.by_address == {"127.0.0.1:5": 2, "127.0.0.1:6": 1}
     assert tap.total == 3
 
@@ -477,17 +478,19 @@ async def test_replicas_run() -> None:
 async def test_quorum_run(tmp_path: Path) -> None:
     """The benchmark of several servers runs, and its table and its bars are whole."""
     subjects = [quorum.OURS, quorum.ALONE]
-    size = quorum.Size(rounds=1, operations=20, far_operations=2, crowd=0.5, third=0.5)
+    size = quorum.Size(rounds=1, operations=20, far_operations=2, crowd=0.5, third=0.5, watch=0.5)
     records = await quorum.measure(subjects, {AIOLOCK: Path(sys.executable)}, size)
     assert not [record.failures for record in records.values() if record.failures]
+    figures = records[quorum.OURS].figures
+    assert {"crowd.rate", "apart.rate", "apart.raises", "waiting.commands"} <= figures.keys()
     promised = quorum.bars(records)
     head, rule, *rows = quorum.write(tmp_path, records, promised)[:4]
     assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 3
     inside = [bar for bar in promised if "two inside" in bar.what]
     assert len(inside) == 2
     assert all(bar.reached for bar in inside)
-    figures = json.loads((tmp_path / "quorum.json").read_text("utf-8"))
-    assert figures["subjects"][quorum.OURS.title]["timelines"].keys() == {"stopped", "killed"}
+    written = json.loads((tmp_path / "quorum.json").read_text("utf-8"))
+    assert written["subjects"][quorum.OURS.title]["timelines"].keys() == {"stopped", "killed"}
 
 
 async def test_stores_run() -> None:

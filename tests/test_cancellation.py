@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ import aiolock
 from aiolock import Lock, LockClient
 from aiolock.stores.memory import MemoryServer
 from tests.cancel import KINDS, Kind, Scenario, cancel_everywhere
+from tests.databases import MariaDBServer, PostgresServer
 from tests.servers import RedisServer
 from tests.worlds import Seen, queued
 
@@ -97,6 +102,49 @@ async def stand(
         await driver.aclose()
 
 
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
+async def database_stand(
+    request: pytest.FixtureRequest, prefix: str, tmp_path: Path
+) -> AsyncIterator[Stand]:
+    """A stand on each database, in which one step more or less depends on when an answer comes."""
+    key = f"{prefix}\0lock:{NAME}".encode()
+    if request.param == "sqlite":
+        url = f"sqlite://{tmp_path}/locks.db"
+
+        def rows() -> list[Any]:
+            with contextlib.closing(sqlite3.connect(tmp_path / "locks.db")) as database:
+                return database.execute("SELECT * FROM names WHERE name = ?", (key,)).fetchall()
+
+    elif request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres_server")
+        url = postgres.url("app")
+
+        def rows() -> list[Any]:
+            return postgres.execute(
+                "SELECT client FROM aiolock.grants WHERE name = %s"
+                " UNION ALL SELECT client FROM aiolock.waiters WHERE name = %s",
+                *(key, key),
+            )
+
+    else:
+        mariadb: MariaDBServer = request.getfixturevalue("mariadb_server")
+        url = mariadb.url("app")
+
+        def rows() -> list[Any]:
+            return mariadb.execute(
+                "SELECT state FROM aiolock_names WHERE id = %s AND state <> ''", key
+            )
+
+    async def left() -> list[str]:
+        return [str(row) for row in rows()]
+
+    async with (
+        aiolock.connect(url, prefix=prefix) as ours,
+        aiolock.connect(url, prefix=prefix) as other,
+    ):
+        yield Stand(ours, other, left)
+
+
 KIND_IDS = [kind.name for kind in KINDS]
 
 
@@ -143,12 +191,18 @@ async def _once_everywhere(
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_acquire_hold_and_release(stand: Stand, kind: Kind) -> None:
     """A free lock that is taken, held over an await, and released."""
+    await _everywhere(stand, kind, partial(_hold, stand), least=3)
 
-    async def scenario() -> None:
-        async with stand.lock:
-            await asyncio.sleep(0)
 
-    await _everywhere(stand, kind, scenario, least=3)
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_acquire_hold_and_release_in_a_database(database_stand: Stand, kind: Kind) -> None:
+    """The same, where each command is a transaction, in a thread or on a connection of its own."""
+    await _everywhere(database_stand, kind, partial(_hold, database_stand), least=3)
+
+
+async def _hold(stand: Stand) -> None:
+    async with stand.lock:
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -208,15 +262,20 @@ async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
 
     Among the steps is the one at which the grant is made, or on its way, or just arrived.
     """
+    await _everywhere(stand, kind, partial(_wait, stand), stand.settle, least=4)
 
-    async def take() -> None:
-        async with stand.lock:
-            await asyncio.sleep(0)
 
-    async def scenario() -> None:
-        await _let_in(stand, take, stand.others_lock, stand.lock)
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_queued_behind_another_client_in_a_database(
+    database_stand: Stand, kind: Kind
+) -> None:
+    """The same; here the grant is written down first, and then the waiter is told of it."""
+    stand = database_stand
+    await _everywhere(stand, kind, partial(_wait, stand), stand.settle, least=4)
 
-    await _everywhere(stand, kind, scenario, stand.settle, least=4)
+
+async def _wait(stand: Stand) -> None:
+    await _let_in(stand, partial(_hold, stand), stand.others_lock, stand.lock)
 
 
 async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:

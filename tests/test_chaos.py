@@ -9,25 +9,22 @@ from pathlib import Path
 
 import pytest
 
-import aiolock
-from tests import databases, loops
+from tests import databases
 from tests.chaos.__main__ import chaos, explain, report
 from tests.chaos.checker import check
 from tests.chaos.history import read
 from tests.chaos.run import Run
+from tests.selection import ON_THE_TREE
 
-_ROOT = Path(__file__).resolve().parent.parent
-_ON_THE_TREE = Path(aiolock.__file__).is_relative_to(_ROOT)
-
-# On the installed wheel it is only to show that it works there, on another Python and on uvloop.
+# On the installed wheel it only has to show that it works there: on another Python and loop.
 RUNS = (
     [
         *(("redis", "1", 12.0), ("sentinel", "5", 15.0), ("cluster", "8", 15.0)),
         *(("sqlite", "1", 8.0), ("postgres", "1", 10.0), ("mysql", "1", 10.0)),
-        ("quorum", "11", 12.0),
+        ("quorum", "11", 15.0),
     ]
-    if _ON_THE_TREE
-    else [("redis", "2", 10.0)] * (loops.chosen() == "uvloop")
+    if ON_THE_TREE
+    else [("redis", "2", 10.0)]
 )
 
 

@@ -22,7 +22,7 @@ from tests.chaos.choices import draw
 from tests.chaos.history import Event
 from tests.chaos.run import NS, Run, Windows
 
-OF_SEVERAL: Final = {"tickets", "everywhere"}
+OF_SEVERAL: Final = {"tickets", "everywhere", "starvation", "done", "unknowns", "looks"}
 """Rules for where several servers vote: see `tests.test_checker_quorum`."""
 
 A, B, C = "1/0/0.0", "1/0/1.0", "1/0/2.0"
@@ -94,7 +94,7 @@ def enters(t: float, attempt: str, fence: int, until: float, heard: float | None
 def renewed(t: float, attempt: str, fence: int, until: float) -> Event:
     """The lease of a body now ends at ``until``."""
     who = attempt.rpartition("/")[2]
-    return at(t, who, "deadline", n="lock", fence=fence, deadline=ns(until))
+    return at(t, who, "deadline", a=attempt, n="lock", fence=fence, deadline=ns(until))
 
 
 def leaves(t: float, attempt: str, outcome: str = "ok", lasts: float = 0.001) -> list[Event]:
@@ -105,7 +105,7 @@ def leaves(t: float, attempt: str, outcome: str = "ok", lasts: float = 0.001) ->
 def gives_back(t: float, attempt: str, fence: int, was: int = 1) -> Event:
     """A release, which was called at ``t``, is answered."""
     who = attempt.rpartition("/")[2]
-    return at(t + 0.001, who, "given_back", n="lock", fence=fence, since=ns(t), was=was)
+    return at(t + 0.001, who, "given_back", a=attempt, n="lock", fence=fence, since=ns(t), was=was)
 
 
 def ends(t: float, attempt: str, outcome: str) -> Event:

@@ -19,6 +19,7 @@ import pytest
 
 import aiolock
 from aiolock.cli.child import Child
+from aiolock.cli.main import main
 from tests.servers import RedisServer, hold_port
 from tests.worlds import asking
 
@@ -137,6 +138,15 @@ def _runs(pid: int) -> bool:
 
 
 # --- ls, show
+
+
+def test_help_is_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says in one sentence what the command line is for, without code of a program."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert "async with" not in printed
+    assert {command in printed for command in ("run", "ls", "break", "check")} == {True}
 
 
 async def test_ls(cli: Cli, client: aiolock.LockClient) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -623,3 +624,27 @@ class TestDocuments(StoreContract, RunsContract):
                 assert raised.value.refused
             assert loop.time() - begun < 9.5
         assert loop.time() - begun < 20
+
+
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_as_the_page_for_authors_says(tmp_path: Path, mode: str) -> None:
+    """The suite runs as it is shown there, where nothing is configured, and beside other tests."""
+    page = (ROOT / "docs" / "reference" / "store.md").read_text("utf-8")
+    (shown,) = re.findall(r"```python\n([^`]*class TestMyStore[^`]*)```", page)
+    own = "\n    def test_mine(self):\n        self.store()\n"
+    (tmp_path / "test_my_store.py").write_text(shown + own)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "pytest", "-q", "--strict-markers", "-W", "error"),
+            *("-W", "ignore:The configuration option", "-p", "no:cacheprovider"),
+            *("-o", f"asyncio_mode={mode}", "-k", "mine or finish or leave or renew_many"),
+            *("--rootdir", str(tmp_path), "."),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout

@@ -82,6 +82,7 @@ SHARED = [
     "aiolock.stores._protocols",
     "aiolock.stores._operations",
     "aiolock.stores._outcomes",
+    "aiolock.stores._urls",
     "aiolock.stores._worker",
     "aiolock.stores.authors",
 ]

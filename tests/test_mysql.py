@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,6 @@ from tests.failures import pair, parent_that_died, queued, start_waiter, take, u
 def no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or whoever puts one up fetches what was left for it, bell or no bell."""
     monkeypatch.setattr(lookout, "_EVERY", 3600.0)
-
-
-@pytest.fixture
-def own_mariadb() -> Iterator[MariaDBServer]:
-    """A server of the test's own, to stop and to change."""
-    databases.need_mariadb()
-    with MariaDBServer() as server:
-        yield server
 
 
 def store_of(client: aiolock.LockClient) -> MySQLStore:
@@ -298,34 +290,55 @@ async def test_a_child_does_not_keep_its_parent_alive(own_mariadb: MariaDBServer
         await until(lambda: not own_mariadb.connections(), within=20)
 
 
-async def test_a_stopped_process_keeps_no_row(own_mariadb: MariaDBServer) -> None:
-    """Stopped in the middle of a transaction, it is ended by the server, and tries again."""
-    program = (
-        "import asyncio, os, signal, sys, time, aiolock\n"
-        "from aiolock.stores.mysql._transaction import Transaction\n"
-        "load = Transaction.load\n"
-        "def stop(*arguments):\n"
-        "    load(*arguments)\n"
-        "    Transaction.load = load\n"
-        "    print('stopped', flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "    time.sleep(0.5)\n"  # until all its threads stand still
-        "async def main():\n"
-        "    async with aiolock.connect(sys.argv[1]) as client:\n"
-        "        Transaction.load = stop\n"
-        "        async with client.lock('x', ttl=60, timeout=20):\n"
-        "            print('in', flush=True)\n"
-        "asyncio.run(main())\n"
-    )
+STOPPED = """
+import asyncio, os, signal, sys, time, aiolock
+from aiolock.stores.mysql._database import Database
+from aiolock.stores.mysql._transaction import Transaction
+
+url, prefix, step = sys.argv[1:]
+where, name = (Transaction, "load") if step == "loaded" else (Database, "_commit")
+carry_out = getattr(where, name)
+
+
+def stop():
+    setattr(where, name, carry_out)
+    print("stopped", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)  # until all its threads stand still
+
+
+def stopping(*arguments):
+    if step == "to be committed":
+        stop()
+    carry_out(*arguments)
+    if step != "to be committed":
+        stop()
+
+
+async def main():
+    async with aiolock.connect(url, prefix=prefix) as client:
+        setattr(where, name, stopping)
+        async with client.lock("x", ttl=60, timeout=20):
+            print("in", flush=True)
+
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def stopped(url: str, prefix: str, step: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A process that stands still at this step of the transaction in which it gets a lock.
+
+    At the end it goes on, has the lock, and gives it back.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, own_mariadb.url("app")], stdout=subprocess.PIPE
+        [sys.executable, "-P", "-c", STOPPED, url, prefix, step], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     try:
         assert await asyncio.to_thread(process.stdout.readline) == b"stopped\n"
-        url = own_mariadb.url("app")
-        async with aiolock.connect(url) as client, client.lock("x", timeout=6):
-            pass
+        yield process
         os.kill(process.pid, signal.SIGCONT)
         assert await asyncio.to_thread(process.stdout.readline) == b"in\n"
         assert await asyncio.to_thread(process.wait) == 0
@@ -333,6 +346,34 @@ async def test_a_stopped_process_keeps_no_row(own_mariadb: MariaDBServer) -> Non
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@pytest.mark.parametrize("step", ["loaded", "to be committed"])
+async def test_a_stopped_process_keeps_no_row(
+    mariadb_server: MariaDBServer, prefix: str, step: str
+) -> None:
+    """Stopped in the middle of a transaction, it is ended by the server, and tries again."""
+    url = mariadb_server.url("app")
+    async with (
+        stopped(url, prefix, step),
+        aiolock.connect(url, prefix=prefix) as client,
+        client.lock("x", timeout=6),
+    ):
+        pass
+
+
+async def test_a_process_that_is_stopped_when_it_has_committed(
+    mariadb_server: MariaDBServer, prefix: str
+) -> None:
+    """It holds the lock, unheard, and no row: who asks is answered, and is next."""
+    url = mariadb_server.url("app")
+    async with aiolock.connect(url, prefix=prefix) as client:
+        async with stopped(url, prefix, "committed") as process:
+            (holder,) = (await client.lock("x").status()).holders
+            assert holder.pid == process.pid
+            waiting = asyncio.create_task(take(client.lock("x")))
+            await queued(client.lock("x"), 1)
+        await (await asyncio.wait_for(waiting, 12)).release()
 
 
 async def test_mysql_ends_idle_transactions_in_another_way(
@@ -873,6 +914,7 @@ def test_what_a_url_says() -> None:
         ("mysql://h:port/d", "see host and port"),
         ("mysql://u:p@w/x@h/d", "see user and password"),
         ("mysql://h/d?durable=0", "there is no option 'durable'"),
+        ("mysql://h/d?create=0&create=1", "'create' is in this URL twice"),
         ("mysql://h/d?create=yes", "create must be 0 or 1"),
         ("mysql://h/d?doorbell=ring", "auto, kill or poll"),
         ("mysql://h/d?poll=0", "from 0.001 to 10"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -20,7 +22,7 @@ import pytest
 import aiolock
 from aiolock.cli.main import main
 from aiolock.stores import postgres
-from aiolock.stores.postgres import _link, _pipe, _schema, _settings, _store
+from aiolock.stores.postgres import _link, _notices, _pipe, _schema, _settings, _store, _wire
 from aiolock.stores.postgres._store import PostgresStore
 from tests import databases
 from tests.databases import PgBouncer, PostgresServer, Standby
@@ -30,6 +32,14 @@ from tests.failures import pair, parent_that_died, queued, start_waiter, take, u
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
     """A server of the test's own, to stop and to change."""
+    databases.need_postgres()
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_rights() -> Iterator[PostgresServer]:
+    """One whose tests give rights back that they have taken."""
     databases.need_postgres()
     with PostgresServer() as server:
         yield server
@@ -331,6 +341,182 @@ async def test_opposite_orders(postgres_server: PostgresServer, prefix: str) -> 
     assert all(count == 0 for (count,) in rows)
 
 
+# --- What is told behind a transaction
+
+RAISES = "RAISE 'the test says so'"
+ENDS = "PERFORM pg_terminate_backend(pg_backend_pid())"
+"""Its connection is ended by the server, and nothing of it is done."""
+
+
+def at_first(
+    server: PostgresServer, how: str, function: str = "flush", given: str = "", *, times: int = 1
+) -> None:
+    """What tells others does this instead, the first times that there is something to tell."""
+    something = "true" if given else "coalesce(current_setting('aiolock.out', true), '') <> ''"
+    passed = "$1" if given else ""
+    server.execute(f"ALTER FUNCTION aiolock.{function}({given}) RENAME TO _{function}")
+    server.execute(f"CREATE SEQUENCE {function}_calls")
+    server.execute(
+        f"CREATE FUNCTION aiolock.{function}({given}) RETURNS void LANGUAGE plpgsql"
+        " SECURITY DEFINER AS $$ BEGIN"
+        f" IF {something} AND nextval('public.{function}_calls') <= {times} THEN {how}; END IF;"
+        f" PERFORM aiolock._{function}({passed}); END $$"
+    )
+    server.execute(f"GRANT EXECUTE ON FUNCTION aiolock.{function}({given}) TO app")
+
+
+async def hand_on(ours: aiolock.LockClient, theirs: aiolock.LockClient) -> None:
+    """Theirs waits for ours, and has it long before a lease ends."""
+    lease = await take(ours.lock("x", ttl=60))
+    waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+    await queued(theirs.lock("x"), 1)
+    await lease.release()
+    second = await asyncio.wait_for(waiting, 10)
+    assert second.fence > lease.fence
+    await second.release()
+
+
+@pytest.mark.parametrize(
+    ("how", "logged"),
+    [(RAISES, "asked again until it does: the test says so"), (ENDS, "for 1 names")],
+    ids=["raises", "ends"],
+)
+async def test_a_flush_that_fails(
+    own_postgres: PostgresServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+    logged: str,
+) -> None:
+    """Once, while the connection lives, or with it: who was granted the lock hears of it soon."""
+    at_first(own_postgres, how)
+    monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
+    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 60.0)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        await hand_on(ours, theirs)
+    assert logged in caplog.text
+
+
+async def test_a_flush_that_fails_again_and_again(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried less and less often; and by each heartbeat, should nothing else try it."""
+    at_first(own_postgres, RAISES)
+    monkeypatch.setattr(_notices, "_FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(_notices, "_LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(_store, "HEARTBEAT", 0.5)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        store_of(ours)._pipe._notices._pause = 60.0
+        await hand_on(ours, theirs)
+
+
+async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServer) -> None:
+    """The release is sent again, and finds nothing to do: who was granted the lock hears of it."""
+    at_first(own_postgres, ENDS)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=60))
+        waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+        await queued(ours.lock("x"), 1)
+        pipe = store_of(ours)._pipe
+        wire = pipe._wire
+        assert wire is not None
+        asyncio.get_running_loop().remove_reader(wire._socket)  # it reads no answer
+        releasing = asyncio.create_task(lease.release())
+        granted = "SELECT count(*) FROM aiolock.grants WHERE claimed"
+        await until(lambda: own_postgres.execute(granted) == [(1,)])
+        pipe._link.drop(ConnectionError("the test ends it"))
+        await (await asyncio.wait_for(waiting, 10)).release()
+        await releasing
+
+
+async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: PostgresServer) -> None:
+    """The connection is away for longer than a claim: who had it comes back to its place."""
+    at_first(own_postgres, ENDS)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        link = store_of(ours)._pipe._link
+        greet = link._greet
+
+        async def greets(connection: Any) -> None:
+            await greet(connection)
+            await asyncio.sleep(3.3)  # a claim is 3 s
+
+        link._greet = greets
+        await hand_on(ours, theirs)
+
+
+async def test_notifying_again_fails(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again."""
+    at_first(own_postgres, ENDS)
+    at_first(own_postgres, RAISES, "notify_again", "bytea")
+    monkeypatch.setattr(_notices, "_LONGEST_PAUSE", 0.2)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        await hand_on(ours, theirs)
+
+
+async def test_a_flush_without_an_answer(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is taken for dead, though no command waits for an answer."""
+    at_first(own_postgres, "PERFORM pg_sleep(60)")
+    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.5)
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=60))
+        waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+        await queued(ours.lock("x"), 1)
+        pipe = store_of(ours)._pipe
+        wire = pipe._wire
+        await lease.release()
+        await until(lambda: pipe._wire is not wire)
+        await (await asyncio.wait_for(waiting, 10)).release()
+
+
+async def test_closed_behind_a_flush_that_fails(own_postgres: PostgresServer) -> None:
+    """A client closes only when it has told what there was to tell."""
+    at_first(own_postgres, RAISES, times=4)
+    async with aiolock.connect(own_postgres.url("app")) as theirs:
+        async with aiolock.connect(own_postgres.url("app")) as ours:
+            lease = await take(ours.lock("x", ttl=60))
+            waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+            await queued(theirs.lock("x"), 1)
+            await lease.release()
+        await (await asyncio.wait_for(waiting, 10)).release()
+
+
+async def test_what_is_not_in_the_tables_needs_no_flush(own_postgres: PostgresServer) -> None:
+    """That something is done, broken or wanted by others is told with the transaction itself."""
+    own_postgres.execute(
+        "CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'the test says so'; END $$"
+    )
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        run = asyncio.Event()
+
+        async def runs() -> None:
+            async with ours.once("job", remember=60, ttl=60) as first:
+                assert first
+                await run.wait()
+
+        running = asyncio.create_task(runs())
+        await until(lambda: own_postgres.execute("SELECT count(*) FROM aiolock.grants")[0][0])
+        other = theirs.once("job", remember=60, ttl=60)
+        waiting = asyncio.create_task(other.__aenter__())
+        own = "SELECT count(*) FROM aiolock.waiters"
+        await until(lambda: own_postgres.execute(own) == [(1,)])
+        run.set()
+        await running
+        assert not await asyncio.wait_for(waiting, 10)
+        await other.__aexit__(None, None, None)
+
+        lease = await take(theirs.lock("x", ttl=60, on_lost="signal"))
+        await ours.request_release("x")
+        await asyncio.wait_for(lease.requested.wait(), 10)
+        await ours.lock("x").break_()
+        await asyncio.wait_for(lease.lost.wait(), 10)
+        store_of(ours)._pipe._notices.close()
+
+
 FORM = "{3000,0,0,0,0,0,0,0,0,0,0,0}"
 
 
@@ -370,6 +556,68 @@ async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -
             assert early == [(True, False)]
             break
     await until(lambda: own_postgres.execute(listens) == [(False,)])
+
+
+STOPS = """
+import asyncio, os, signal, sys, aiolock
+from aiolock.stores.postgres._wire import Wire
+
+class Stops:
+    def __init__(self, pg):
+        self._pg = pg
+    def __getattr__(self, name):
+        return getattr(self._pg, name)
+    def pipeline_sync(self):
+        print("stopped", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._pg.pipeline_sync()
+
+async def main():
+    async with aiolock.connect(sys.argv[1]) as client:
+        send = Wire.send
+        def stop(wire, batch, answered):
+            if len(batch) > 1:
+                Wire.send = send
+                pg, wire._pg = wire._pg, Stops(wire._pg)
+                send(wire, batch, answered)
+                wire._pg = pg
+            else:
+                send(wire, batch, answered)
+        Wire.send = stop
+        names = [f"x{number}" + int(sys.argv[2]) * "y" for number in range(60)]
+        leases = await asyncio.gather(*(client.lock(name).acquire() for name in names))
+        print("in", flush=True)
+        await asyncio.gather(*(lease.release() for lease in leases))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("length", [0, 100])
+async def test_a_stopped_process_keeps_no_row(own_postgres: PostgresServer, length: int) -> None:
+    """Stopped while it writes a transaction, before the end of that: none of it is begun."""
+    url = own_postgres.url("app")
+    program = [sys.executable, "-P", "-c", STOPS, url, str(length)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert await asyncio.to_thread(process.stdout.readline) == b"stopped\n"
+        async with aiolock.connect(url) as client:
+            for number in (0, 1, 59):
+                async with client.lock(f"x{number}" + length * "y", timeout=10):
+                    pass
+        rows = own_postgres.execute(
+            "SELECT l.mode, l.relation::regclass::text FROM pg_locks l JOIN pg_stat_activity a"
+            " USING (pid) WHERE a.usename = 'app' AND l.locktype <> 'advisory'"
+        )
+        assert rows == []
+        os.kill(process.pid, signal.SIGCONT)
+        assert await asyncio.to_thread(process.stdout.readline) == b"in\n"
+        assert await asyncio.to_thread(process.wait) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 # --- In front of it, and beside it
@@ -434,6 +682,9 @@ async def test_a_standby(own_postgres: PostgresServer) -> None:
         ("?pooled=1", "go together"),
         ("?listen_url=postgresql://x/y", "go together"),
         ("?durabel=0", "durabel"),
+        ("?durable=0&durable=1", "'durable' is in this URL twice"),
+        ("?sslmode=disable&sslmode=require", "'sslmode' is in this URL twice"),
+        ("?durable", "each of which is name=value"),
     ],
 )
 def test_a_url_that_says_too_much(query: str, what: str) -> None:
@@ -442,10 +693,10 @@ def test_a_url_that_says_too_much(query: str, what: str) -> None:
         aiolock.connect(f"postgresql://app@127.0.0.1/x{query}")
 
 
-@pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret"])
+@pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret", "se?cret"])
 def test_a_password_is_not_shown(password: str) -> None:
     """Also where it is written in such a way that it is none."""
-    with pytest.raises(ValueError, match="percent-encoded") as raised:
+    with pytest.raises(ValueError, match=r"percent-encoded|name=value") as raised:
         aiolock.connect(f"postgresql://app:{password}@db/shop")
     assert "cret" not in str(raised.value)
 
@@ -566,6 +817,41 @@ def test_what_a_url_says() -> None:
     assert "two:" in repr(store)
 
 
+async def test_options_with_blanks(own_postgres: PostgresServer) -> None:
+    """They come to libpq as they were written: to it a plus sign is no blank."""
+    query = "?options=-c%20geqo%3Doff&application_name=a%20b+c"
+    async with aiolock.connect(own_postgres.url("app", query)) as client:
+        connection = store_of(client)._pipe._link.connection
+        assert connection is not None
+        assert connection.info.get_parameters()["options"] == "-c geqo=off"
+        names = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE usename = 'app'"
+        assert own_postgres.execute(names) == [("a b+c",)]
+        own_postgres.execute("SELECT pg_reload_conf()")
+        async with client.lock("x"):
+            pass
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_another_encoding(own_postgres: PostgresServer, encoding: str) -> None:
+    """Whatever the database keeps texts in, names and values are what they were."""
+    own_postgres.execute(f"CREATE DATABASE other TEMPLATE template0 ENCODING '{encoding}'")
+    owner = f"postgresql://postgres@127.0.0.1:{own_postgres.port}/other"
+    await asyncio.to_thread(postgres.create_schema, owner, "app")
+    async with pair(owner.replace("postgres@", "app@")) as (ours, theirs):
+        lease = await take(ours.lock("ü🙂", ttl=60))
+        waiting = asyncio.create_task(take(theirs.lock("ü🙂", ttl=60)))
+        await queued(theirs.lock("ü🙂"), 1)
+        assert [status.name for status in await ours.snapshot()] == ["ü🙂"]
+        await lease.release()
+        await (await asyncio.wait_for(waiting, 10)).release()
+        async with ours.election("e").campaign("ü🙂"):
+            leader = await theirs.election("e").leader()
+            assert leader is not None
+            assert leader.value == "ü🙂"
+        with pytest.raises(aiolock.StoreError, match=r"^PostgreSQL at [^ ]+: invalid .*[^^]$"):
+            await store_of(ours)._call("read", "x", [b"\\xzz"], lambda text, _: text)
+
+
 async def test_no_server() -> None:
     """An error that says where."""
     port = databases.free_port()
@@ -593,6 +879,81 @@ async def test_no_schema(own_postgres: PostgresServer, capsys: pytest.CaptureFix
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
         connection.execute("SELECT FROM aiolock.grants")
+
+
+CALLED = sorted({*_wire.FUNCTIONS, "hello", "protocol"})
+
+
+@pytest.mark.parametrize("function", CALLED)
+async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str) -> None:
+    """It is noticed when a client opens, and not when that function is called."""
+    named = f"aiolock.{function}"
+    own_rights.execute(f"REVOKE EXECUTE ON FUNCTION {named} FROM app")
+    try:
+        with pytest.raises(aiolock.StoreError, match=rf"GRANT EXECUTE ON .* {named}\b") as raised:
+            await aiolock.connect(own_rights.url("app")).open()
+        assert str(raised.value).startswith("PostgreSQL at 127.0.0.1:")
+        assert f"permission denied for function {function}: " in str(raised.value)
+        assert raised.value.refused
+    finally:
+        own_rights.execute(f"GRANT EXECUTE ON FUNCTION {named} TO app")
+
+
+def test_all_that_is_called_is_granted() -> None:
+    """And of what is granted, a client calls all but what is for its user."""
+    assert {*CALLED, "check_fence"} == {*_schema.functions()}
+
+
+async def test_a_function_that_is_missing(own_postgres: PostgresServer) -> None:
+    """An older schema: the error says which command makes the newer one."""
+    own_postgres.execute("DROP FUNCTION aiolock.notify_again")
+    with pytest.raises(aiolock.StoreError, match=r"no function notify_again .*init-db URL"):
+        await aiolock.connect(own_postgres.url("app")).open()
+
+
+async def test_a_command_that_fails_at_the_opening(own_postgres: PostgresServer) -> None:
+    """What is wrong is said once, without the statement in which it was."""
+    own_postgres.execute(
+        "CREATE OR REPLACE FUNCTION aiolock.beat(c text) RETURNS text LANGUAGE plpgsql AS"
+        " $$ BEGIN RETURN nothing_of_the_kind; END $$"
+    )
+    with pytest.raises(aiolock.StoreError) as raised:
+        await aiolock.connect(own_postgres.url("app")).open()
+    where = f"PostgreSQL at 127.0.0.1:{own_postgres.port}/postgres"
+    assert str(raised.value) == f'{where}: column "nothing_of_the_kind" does not exist'
+
+
+@pytest.mark.parametrize("where", ["init-db", "create=1"])
+async def test_who_may_not_make_the_schema(
+    own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """The error says what lets this role make it, and not what lets it use it."""
+    own_postgres.execute('CREATE DATABASE "the shop"')
+    url = f"postgresql://app@127.0.0.1:{own_postgres.port}/the%20shop"
+    if where == "init-db":
+        assert await asyncio.to_thread(main, ["init-db", url]) == 1
+        told = capsys.readouterr().err
+    else:
+        with pytest.raises(aiolock.StoreError) as raised:
+            await aiolock.connect(f"{url}?create=1").open()
+        told = str(raised.value)
+    assert 'GRANT CREATE ON DATABASE "the shop" TO "app";' in told
+    assert "permission denied for database the shop" in told
+    assert "LINE" not in told
+    assert told.count("PostgreSQL at") == 1
+    with pytest.raises(aiolock.StoreError) as made:
+        postgres.create_schema(url)
+    assert isinstance(made.value.__cause__, psycopg.errors.InsufficientPrivilege)
+
+
+async def test_a_schema_that_somebody_else_has_made(own_postgres: PostgresServer) -> None:
+    """With `create=1` it is used as it is; where that is not allowed, the error says so."""
+    url = own_postgres.url("app", "?create=1")
+    async with aiolock.connect(url) as client, client.lock("x"):
+        pass
+    own_postgres.execute("REVOKE USAGE ON SCHEMA aiolock FROM app")
+    with pytest.raises(aiolock.StoreError, match='GRANT USAGE ON SCHEMA aiolock TO "app"'):
+        await aiolock.connect(url).open()
 
 
 async def test_the_schema_on_the_way(own_postgres: PostgresServer) -> None:
@@ -730,6 +1091,51 @@ async def test_check_fence(own_postgres: PostgresServer) -> None:
             check(connection, second)
             connection.commit()
         await second.release()
+
+
+async def test_a_release_waits_for_who_has_checked(own_postgres: PostgresServer) -> None:
+    """It is not done before the transaction that has checked ends; then the next one enters."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        lease = await take(ours.lock("x", ttl=60))
+        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+            check(connection, lease)
+            waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+            await queued(theirs.lock("x"), 1)
+            releasing = asyncio.create_task(lease.release())
+            async with ours.lock("y", timeout=10):  # its client has other things to do
+                pass
+            await asyncio.sleep(1.0)
+            assert not releasing.done()
+            assert not waiting.done()
+            holders = (await theirs.lock("x").status()).holders
+            assert [each.fence for each in holders] == [lease.fence]
+            connection.commit()
+        assert await asyncio.wait_for(releasing, 10)
+        second = await asyncio.wait_for(waiting, 10)
+        assert second.fence > lease.fence
+        await second.release()
+
+
+async def test_an_old_snapshot_elsewhere(own_postgres: PostgresServer) -> None:
+    """A transaction that sees the tables as they were keeps no lock from being handed on."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        async with ours.lock("x"):
+            pass
+        with contextlib.closing(psycopg.connect(own_postgres.url())) as other:
+            other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            seen = "SELECT fence FROM aiolock.names"
+            before = other.execute(seen).fetchall()
+            fences = list[int]()
+
+            async def again(client: aiolock.LockClient) -> None:
+                for _ in range(20):
+                    async with client.lock("x", timeout=30) as lease:
+                        fences.append(lease.fence)
+
+            await asyncio.gather(*(again(client) for client in (ours, theirs) for _ in range(3)))
+            assert fences == sorted(set(fences))
+            assert len(fences) == 120
+            assert other.execute(seen).fetchall() == before  # it has been open all the time
 
 
 async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 from functools import partial
 from typing import Any
 
 import pytest
+from fakeredis import FakeAsyncRedis
+from redis.asyncio import Redis
 
 import aiolock
+import aiolock.sync
 from aiolock import LeaseState, LockClient
 from aiolock.store import CLAIM, Form, Full, Queued, Waiter
 from aiolock.stores.memory import MemoryServer
@@ -73,6 +77,14 @@ def test_servers_that_cannot_be_members(url: str) -> None:
         aiolock.connect(["redis://a", "redis://b", url])
 
 
+def test_a_fakeredis_is_no_member() -> None:
+    """It does not say whether it was restarted, so it is refused at once, with what to take."""
+    fakes = [FakeAsyncRedis() for _ in range(3)]
+    for given in (fakes, [Redis(connection_pool=fake.connection_pool) for fake in fakes]):
+        with pytest.raises(TypeError, match=r"fakeredis .* has no INFO.* MemoryServer"):
+            aiolock.connect(given)
+
+
 def test_options_of_a_list() -> None:
     """They are for a list, and a list has no replicas."""
     urls = ["redis://a", "redis://b", "redis://c"]
@@ -88,6 +100,27 @@ def test_options_of_a_list() -> None:
         aiolock.connect(urls, durable="yes")  # type: ignore[arg-type]  # on purpose
     odd: Any = [1, 2, 3]
     with pytest.raises(TypeError, match="not int"):
+        aiolock.connect(odd)
+
+
+def test_a_ttl_that_nobody_gave_is_too_long() -> None:
+    """It is connect's own, and the error says so, and what to give."""
+    urls = ["redis://a", "redis://b", "redis://c"]
+    text = r"ttl=30 s, which connect\(\) takes .*, is more than .*: give connect\(\) a ttl= of 3 s"
+    with pytest.raises(ValueError, match=text):
+        aiolock.connect(urls, longest_ttl=3)
+    with pytest.raises(ValueError, match=text):
+        aiolock.sync.connect(urls, longest_ttl=3)
+    with pytest.raises(ValueError, match=r"^ttl=4 s is more than") as told:
+        aiolock.connect(urls, longest_ttl=3, ttl=4)
+    assert "give connect()" not in str(told.value)
+    aiolock.connect(urls, longest_ttl=3, ttl=3)
+
+
+def test_what_is_no_list() -> None:
+    """A set has no order, so it is none; the error says what several servers are given by."""
+    odd: Any = {"redis://a", "redis://b", "redis://c"}
+    with pytest.raises(TypeError, match="by a list of 3, 5 or 7 URLs, not to a set"):
         aiolock.connect(odd)
 
 
@@ -624,6 +657,35 @@ async def test_one_run_in_a_period_by_clocks_that_differ(ahead: tuple[float, ...
         if max(ahead) < 1:  # with one of them away, two have to agree on which period it is
             assert len(runs) == 31
             assert all((run + median) % 60 < 2 for run in runs[1:])
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("ahead", "warned"),
+    [
+        ((0.0, 10.0, 71.0), ["server 2 is 61 s off"]),
+        ((0.0, 61.0, 70.0), ["server 0 is -61 s off"]),
+        ((-900.0, 0.0, 9e8), ["server 0 is -900 s off", "server 2 is 900000000 s off"]),
+        ((0.0, 10.0, 69.0), []),
+    ],
+)
+async def test_a_clock_that_is_far_off(
+    ahead: tuple[float, ...], warned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log names each whose clock is more than the longest lease off that in the middle."""
+    time = asyncio.get_running_loop().time
+    of = [
+        Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
+        for number, seconds in enumerate(ahead)
+    ]
+    with caplog.at_level(logging.WARNING, "aiolock"):
+        async with clients(of, 1, longest_ttl=60) as (client,):
+            assert [round(each.clock) for each in client.servers()] == [
+                round(seconds - ahead[1]) for seconds in ahead
+            ]
+            async with client.lock("a"):
+                pass  # it does no harm
+    assert [text.split("clock of ")[1].split(" that")[0] for text in caplog.messages] == warned
 
 
 @virtual

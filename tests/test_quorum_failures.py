@@ -12,12 +12,13 @@ import aiolock
 from tests.failures import Locker, queued, take, until
 from tests.majorities import Majority, vouch
 from tests.proxy import Proxy
+from tests.selection import ON_THE_TREE
 
 LONGEST = 60.0
 TTL = 3.0
 
 
-@pytest.fixture(params=[3, 5])
+@pytest.fixture(params=[3, 5] if ON_THE_TREE else [3])
 def majority(request: pytest.FixtureRequest) -> Iterator[Majority]:
     """Servers to break."""
     with Majority(request.param) as majority:

@@ -147,7 +147,9 @@ class Scripts:
     def vote(  # noqa: PLR0917  # as the machine's
         self, waiter: str, ticket: int, ttl: int, proposal: int, wait: bool, most: int, late: int
     ) -> Any:
-        values = (self.names.channels, ttl, most, int(wait), waiter, ticket, proposal, late)
+        kept, remembered = ttl + 60_000 + decode_any(waiter)[1].closes, ttl + 600_000
+        terms = (ttl, kept, remembered, most, int(wait))
+        values = (self.names.channels, *terms, waiter, ticket, proposal, late)
         return self.call(voting.VOTE, *values)
 
     def out(self) -> dict[tuple[int, Waiter], tuple[VoteText, str, float]]:
@@ -330,7 +332,7 @@ class Differential(RuleBasedStateMachine):
             self.same_pushes()
             self.same_state()
         self.speak(left)
-        self.release(texts[0], 0, 0, upto, 0, 0)
+        self.release(texts[0], 0, None, upto, 0, 0)
         self.same_pushes()
         self.same_state()
 
@@ -345,21 +347,24 @@ class Differential(RuleBasedStateMachine):
     @rule(
         text=waiters,
         mine=st.sampled_from([0, 1, 2, None]),
-        highest=st.sampled_from([0, 0, -5, 5, 100]),
+        highest=st.sampled_from([None, None, 0, 0, -5, 5, 100]),
         upto=st.sampled_from(["any", "any", "below", "this"]),
         entered=st.sampled_from([-2, -1, 0, 10_000, 30_000]),
         bury=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
     )
     def release(  # noqa: PLR0917  # as the machine's
-        self, text: str, mine: int | None, highest: int, upto: str, entered: int, bury: int
+        self, text: str, mine: int | None, highest: int | None, upto: str, entered: int, bury: int
     ) -> None:
         holder, number = self.out(mine or 0)
         text = text if mine is None else holder
         bound = {"any": UNBOUNDED, "below": number - 1, "this": number}[upto]
-        top = number + highest if highest else 0
+        top = 0 if highest is None else number + highest
         buried = (now() + bury) * 1000 if bury else 0
         channels = self.real.names.channels
-        real = self.real.call(voting.RELEASE, channels, bound, text, top, entered, buried)
+        form = decode_any(text)[1]
+        simple = int(not form.shared and not form.closes)
+        values = (channels, bound, simple, text, top, entered, buried)
+        real = self.real.call(voting.RELEASE, *values)
         step, waiter = self.model.step(), decode_any(text)[0]
         model = step.release(waiter, top, bound, entered=entered, bury=buried)
         self.model.done(step, waiter.client if model == 1 else "")
@@ -571,7 +576,7 @@ def test_votes_are_known_for_as_long_as_the_longest_lease(redis_server: RedisSer
             assert real.call(voting.RENEW, short, voted.number, MINUTE, 0, 0, 0)
         assert real.redis.pttl(real.votes) > 59 * MINUTE
         assert real.redis.pttl(real.last) > 59 * MINUTE
-    real.call(voting.RELEASE, real.names.channels, -1, short, FIRST + 1000, 0, 0)
+    real.call(voting.RELEASE, real.names.channels, -1, 0, short, FIRST + 1000, 0, 0)
     assert int(real.redis.get(real.last)) == FIRST + 1000
     assert real.redis.pttl(real.last) > 59 * MINUTE
     real.close()
@@ -586,7 +591,7 @@ def test_who_leaves_the_line_lets_those_in_that_it_kept_back(redis_server: Redis
     real.vote("s10000:ada:1", 10, MINUTE, FIRST, True, 0, 0)
     for ticket, text in ((20, "x10000:cyd:1"), (30, behind)):
         real.vote(text, ticket, MINUTE, FIRST, True, 0, 0)
-    real.call(voting.RELEASE, real.names.channels, -1, "x10000:cyd:1", 0, -1, 0)
+    real.call(voting.RELEASE, real.names.channels, -1, 1, "x10000:cyd:1", 0, -1, 0)
     assert real.log == [("granted", behind, FIRST + 1)]
     real.close()
 

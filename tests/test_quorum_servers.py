@@ -17,11 +17,14 @@ from aiolock.stores._member import OUTSIDE, UNBOUNDED
 from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.redis._member import RedisMember
 from aiolock.stores.redis._voting import VoteNames
+from tests.majorities import vouch
 from tests.servers import RedisServer
 from tests.worlds import queued
 
 LONGEST = 2.0
 """The longest lease; so a server that was started votes after 3 s."""
+FOR_LONG = 600.0
+"""The same, where a server that is silent is so for longer than the test takes."""
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +230,87 @@ async def test_durable(of: list[RedisServer], prefix: str) -> None:
     client = aiolock.connect([each.url for each in of], prefix=prefix, durable=True)
     with pytest.raises(aiolock.StoreError, match="needs appendonly yes and appendfsync always"):
         await client.open()
+
+
+@pytest.fixture
+def durable(prefix: str) -> Iterator[list[RedisServer]]:
+    """Servers that forget nothing when they are killed, of which each has voted for long."""
+    with ExitStack() as stack:
+        writes = ("--appendonly", "yes", "--appendfsync", "always")
+        servers = [stack.enter_context(RedisServer(*writes)) for _ in range(3)]
+        vouch(servers, [each.url for each in servers], prefix, FOR_LONG, durable=True)
+        yield servers
+
+
+def connect_durable(servers: Sequence[RedisServer], prefix: str) -> LockClient:
+    """Another client of them."""
+    urls = [each.url for each in servers]
+    return aiolock.connect(urls, prefix=prefix, longest_ttl=FOR_LONG, ttl=60, durable=True)
+
+
+async def test_durable_servers_vote_at_once(
+    durable: list[RedisServer], prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of three that were restarted are a majority by themselves, with the votes they had."""
+    async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
+        await until_all_vote(ours)
+        lease = await ours.lock("a").acquire()
+        for server in durable[:2]:
+            server.restart()
+        durable[2].kill()
+        for client in (ours, other):
+            await until(lambda: [each.state for each in client.servers()] == ["up", "up", "out"])  # noqa: B023  # called here
+        assert await lease.verify()
+        assert await other.lock("a").acquire(blocking=False) is None
+        await _enter(other.lock("b"))
+        waiting = asyncio.create_task(_enter(other.lock("a")))
+        await queued(ours.lock("a"), 1)
+        assert await lease.release()
+        assert await waiting > lease.fence
+    assert "does not vote" not in caplog.text
+
+
+async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
+    durable: list[RedisServer], prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All at once: what was held is held, and is renewed; who waited has its place."""
+    async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
+        await until_all_vote(ours)
+        lease = await ours.lock("a").acquire()
+        waiting = asyncio.create_task(_enter(other.lock("a")))
+        await queued(ours.lock("a"), 1)
+        for server in durable:
+            server.kill()
+        for server in durable:
+            server.start()
+        await until_all_vote(ours)
+        await lease.extend(FOR_LONG)
+        assert lease.remaining() > 60
+        assert lease.state is LeaseState.HELD
+        status = await other.lock("a").status()
+        assert [each.fence for each in status.holders] == [lease.fence]
+        assert len(status.waiters) == 1
+        assert await lease.release()
+        assert await waiting > lease.fence
+    assert "does not vote" not in caplog.text
+
+
+async def test_a_durable_server_that_is_emptied(durable: list[RedisServer], prefix: str) -> None:
+    """Nothing that is written down helps there: it is silent for as long as any other would be."""
+    async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
+        await until_all_vote(ours)
+        async with ours.lock("a") as lease:
+            durable[1].call("FLUSHALL")
+            async with asyncio.timeout(20):
+                while other.servers()[1].silent < 0.9 * FOR_LONG:  # the others may answer before it
+                    assert await other.lock("a").acquire(blocking=False) is None
+            assert other.servers()[1].silent < 1.05 * FOR_LONG
+            durable[1].kill()
+            await until(lambda: other.servers()[1].state == "out")
+            durable[1].start()  # that it is silent is written down
+            await until(lambda: other.servers()[1].state == "silent")
+            assert 0.9 * FOR_LONG < other.servers()[1].silent < 1.05 * FOR_LONG
+            assert await lease.verify()
 
 
 async def test_servers_that_are_not_there(of: list[RedisServer], prefix: str) -> None:

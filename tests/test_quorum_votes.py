@@ -267,6 +267,16 @@ def test_every_order_of_events() -> None:
     assert Search(2, 1).run() > 10_000
 
 
+def test_orders_that_are_left_out() -> None:
+    """Where answers are read at once there are fewer; a search that is cut short says so."""
+    search = Search(2, 1, at_once=True)
+    assert search.run() == 10_605
+    assert search.complete
+    search = Search(2, 1)
+    search.run(seconds=0.0)
+    assert not search.complete
+
+
 @pytest.mark.parametrize(
     "search",
     [
@@ -300,6 +310,7 @@ class _OneLess(Ballot):
     [
         (Search(2, 1, _NotTold, tells=False), "fence"),
         (Search(2, 1, _OneLess), "two"),
+        (Search(2, 1, _OneLess, at_once=True), "two"),
         (Search(2, 2, _HandsOnWhatIsUnknown, hands_on=True), "fence"),
         (Search(3, 1, inquires=0), "for ever"),
         (Search(3, 1, servers=2, readers=[1, 2], inquires=1), "for ever"),
@@ -308,6 +319,7 @@ class _OneLess(Ballot):
     ids=[
         "a_fence_that_is_known",
         "a_majority",
+        "a_majority_at_once",
         "a_fence_that_is_known_beforehand",
         "inquiries",
         "inquiries_of_all_that_share",

@@ -165,10 +165,10 @@ async def test_what_came_from_another_node_waits_no_longer_than_others(
     pipe = await cut_off(store, proxy)
     young = look(store)
     born = store._loop.time() - 59.5
-    old = Command(READ, 0, b"", store._loop.create_future(), born, sure=True)
-    pipe.again([old])
+    answer: asyncio.Future[Any] = store._loop.create_future()
+    pipe.again([Command(READ, 0, b"", answer, born, sure=True)])
     with pytest.raises(aiolock.StoreError):
-        await asyncio.wait_for(old.future, 10)
+        await asyncio.wait_for(answer, 10)
     assert not young.done()
     proxy.accept()
     await young

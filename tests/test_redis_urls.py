@@ -74,6 +74,9 @@ def test_valkey_is_another_word(valkey: str, redis: str) -> None:
         ("redis+sentinel://h1:65536/locks", "address 1"),
         ("redis+sentinel://u:sec/ret@h1/locks", "percent-encoded"),
         ("redis+sentinel://h1/locks?colour=blue", "does not take an option"),
+        ("redis+sentinel://h1/locks?db=1&db=2", "'db' is in this URL twice"),
+        ("redis://h1/0?client_name=a&client_name=b", "'client_name' is in this URL twice"),
+        ("redis+cluster://h1?push=sharded&push=broadcast", "'push' is in this URL twice"),
         ("valkey+sentinel://h1", r"valkey\+sentinel://\[user"),
     ],
 )

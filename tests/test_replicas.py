@@ -580,20 +580,19 @@ async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: No
         one.replica.link.deaf(drop=True)
         with pytest.raises(aiolock.StoreError, match="0 of 1 replicas confirmed"):
             await take(careful.lock("careful", ttl=LONG))
-        names = [f"lock {number}" for number in range(20)]
-        leases = [await take(plain.lock(name, ttl=3)) for name in names]
+        names = [f"lock {number}" for number in range(5)]
+        # Renewed after 3 s, by when the others have them.
+        leases = [await take(plain.lock(name, ttl=9)) for name in names]
         forget(one)
         one.entrance.lead_to(one.replica.port)
         async with aiolock.connect(one.replica.url, prefix=prefix) as other:
             second = [await take(other.lock(name, ttl=LONG)) for name in names]
-            began = time.monotonic()
             assert {lease.state for lease in leases} <= {"held", "at_risk"}  # each has two holders
             for first, after in zip(leases, second, strict=True):
                 assert after.fence > first.fence
             for lease in leases:
                 async with asyncio.timeout(LONG):
                     await lease.lost.wait()
-            assert time.monotonic() - began < LONG  # 0.9 s, or as long as the machine is busy
             for lease in second:
                 assert await lease.release()
 

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from aiolock import LockClient
 from aiolock.errors import LockError, QueueFull, StoreError
 from tests import virtual
 from tests.ledger import Ledger
+from tests.selection import ON_THE_TREE
 from tests.simulated import LATE_AFTER, LATE_WITHIN, Refuses, Server, Store
 from tests.worlds import abandon
 
@@ -379,7 +379,6 @@ def run_schedule(seed: int) -> dict[str, int]:
     return world.outcomes | late | refused
 
 
-ON_THE_TREE = Path(aiolock.__file__).is_relative_to(Path(__file__).resolve().parent.parent)
 # Each part has enough for every kind of end. The wheel is to show that it is right elsewhere.
 PARTS = 2 if ON_THE_TREE else 1
 SCHEDULES = 400

@@ -131,6 +131,38 @@ async def test_something_else(path: Path, url: str) -> None:
     with pytest.raises(aiolock.StoreError, match="cannot be opened"):
         async with aiolock.connect(url):
             pass
+    assert list(path.parent.iterdir()) == [path]  # and nothing lies about beside it
+
+
+async def test_two_that_cannot_open_it(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each removes what it made, and who waits for it makes that anew: one works at a time."""
+    path.write_text("no database, and longer than the header of one" * 10)
+    at_work, most = list[int](), list[int]()
+    is_opened = Connection._is_opened
+
+    def look(connection: Connection) -> bool:
+        at_work.append(1)
+        most.append(len(at_work))
+        try:
+            time.sleep(0.02)
+            return is_opened(connection)
+        finally:
+            at_work.pop()
+
+    monkeypatch.setattr(Connection, "_is_opened", look)
+
+    async def open_it() -> None:
+        with pytest.raises(aiolock.StoreError, match="is no database"):
+            await aiolock.connect(url).open()
+
+    await asyncio.gather(*(open_it() for _ in range(5)))
+    assert most == [1] * 5
+    assert list(path.parent.iterdir()) == [path]
+    path.unlink()
+    async with aiolock.connect(url) as client, client.lock("x"):
+        pass
 
 
 async def test_another_version(path: Path, url: str) -> None:

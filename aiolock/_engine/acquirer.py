@@ -1,9 +1,9 @@
 """From "asked" to "granted": one acquisition, its place in the queue, and how it gives up.
 
-Nothing here is sent by the caller's own task in a way that its cancellation could undo: an
-operation is started by the call (see `Store`), so that all a cancellation ends is the waiting.
-Whoever stops waiting, for whatever reason, sends one `release`, which takes back the place in the
-queue or the grant that came at that very moment, whichever it is.
+A cancellation of the caller's task undoes nothing that was sent: an operation is started by the
+call (see `Store`), so a cancellation only ends the waiting. Every acquisition that stops waiting
+sends one `release`, which takes back either the place in the queue or a grant that came at that
+very moment.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from aiolock.store import (
 )
 
 _TOO_LATE: Final = 5
-"""Grants in a row that came after they had ended, until we call the store too slow for the ttl."""
+"""Grants in a row that came too late, after which the store is too slow for the ttl."""
 
 _WHO_HOLDS: Final = 0.25
-"""Seconds to wait for the name of the holder, for the text of an error."""
+"""Seconds to wait for the holder's name, for the text of an error."""
 
 _WHAT_CALLED: Final = 0.02
 """Seconds to wait for what that one calls itself: nobody is to wait for much longer than wanted."""
@@ -59,11 +59,11 @@ class _TimedOut(Exception):
 
 
 class AlreadyDone(Exception):
-    """What was to be done once is done."""
+    """The work of a `once` is done already."""
 
 
 _TURNS: Final = 3
-"""Of the event loop, in which what has arrived is read, is understood, and reaches its task."""
+"""Iterations of the event loop: data that has arrived is read, decoded, and reaches its task."""
 _WHY: Final[tuple[tuple[type[BaseException], GaveUp], ...]] = (
     (asyncio.CancelledError, "cancelled"),
     (AlreadyDone, "done"),
@@ -71,7 +71,7 @@ _WHY: Final[tuple[tuple[type[BaseException], GaveUp], ...]] = (
     (WouldDeadlock, "deadlock"),
     (ClientClosed, "closed"),
 )
-"""What observers are told of an error; of any other that it is the store's."""
+"""What observers are told for each error; ``store`` for any other."""
 
 
 class Acquirer:
@@ -100,8 +100,8 @@ class Acquirer:
     ) -> Hold | None:
         """Take the lock, or wait for it.
 
-        When ``timeout`` has passed or it is not free: None, or with ``raises`` an `AcquireTimeout`
-        that says who holds it. The caller has called `check`.
+        If it is not free, or not in ``timeout`` seconds, the result is None; with ``raises``, an
+        `AcquireTimeout` that names the holder. The caller has called `Engine.check`.
         """
         held = self._held(policy, owner)
         if held is not None:
@@ -149,14 +149,14 @@ class Acquirer:
         return attempt
 
     def _time_is_up(self, attempt: Attempt, turns: int) -> None:
-        """An answer that came while this process was stopped or busy is heard first."""
+        """Stop the waiting; but first hear an answer that came while the process stood still."""
         if turns and attempt.phase is Phase.ASKING:
             self._loop.call_soon(self._time_is_up, attempt, turns - 1)
         elif not attempt.ended:
             attempt.stop(_TimedOut())
 
     async def _granted(self, attempt: Attempt, *, wait: bool) -> bool:
-        """Ask, wait for the push, and see to it that it is not too late; False: it was not free."""
+        """Ask, wait for the push, and return grants that are too late; False if it is not free."""
         told = False
         for _ in range(_TOO_LATE):
             question = self._waiters.ask(attempt, wait=wait)
@@ -179,12 +179,12 @@ class Acquirer:
         raise refusals.too_slow(attempt.policy, _TOO_LATE)
 
     async def _pushed(self, attempt: Attempt) -> None:
-        """Wait in the queue: for the push, or for whatever else ends that."""
+        """Wait in the queue, for the push or for anything else that ends the waiting."""
         if attempt.stopped is not None:
             raise attempt.stopped
-        # Else nobody knows what the owner does meanwhile.
+        # If another task awaits this, it is unknown what the owner does meanwhile.
         attempt.stands_still = attempt.owner is self._watchdog.current_task()
-        # Only where something is held in this process can it be what is waited for.
+        # A deadlock is possible only if a task of this process holds something.
         owned = self._watchdog.owned
         warning = self._look_for_deadlock(attempt, owned) if attempt.blocked and owned else None
         attempt.waits_for = Prompt(loop=self._loop)
@@ -195,9 +195,9 @@ class Acquirer:
                 warning.cancel()
 
     def _declined(self, attempt: Attempt) -> bool:
-        """False where it is not free; else there is more to say of it."""
+        """False if the lock is not free; other ways to say no raise an error."""
         if attempt.crossed:
-            # The question may come once more, and then take what is free.
+            # A late copy of the question may take the lock when it is free.
             self._release(attempt)
         if isinstance(attempt.declined, Done):
             raise AlreadyDone
@@ -220,26 +220,27 @@ class Acquirer:
         return bool(still) and attempt.accepts(self._time())
 
     async def _give_back(self, attempt: Attempt) -> None:
-        """Let go of a grant that may have ended before we knew, for we were stopped or blocked.
+        """Release a grant that may have ended before we knew, and be ready to ask again.
 
-        It is released, lest the others wait for its end, and we ask again for our old place: once
-        the store has answered, for it must not find the old grant and take it for the new one.
+        It came late because the process was stopped or blocked. It is released so that others need
+        not wait for its end. The old place is asked for only when the store has answered: the store
+        must not find the old grant and take it for the new one.
         """
         fence = attempt.gives_back()
         self._runs.returns(attempt)
         policy = attempt.policy
-        # Where that fails we give up, and all of it is released.
+        # If this fails, the acquisition gives up and releases all that the store has of it.
         released = self._runs.release(policy.key, attempt.waiter, policy.form, fence, entered=False)
         released.add_done_callback(retrieve)
         attempt.waits_for = released
-        if attempt.stopped is None:  # else it has no time left to wait for the answer
+        if attempt.stopped is None:  # else there is no time left to wait for the answer
             await released
         if attempt.stopped is not None:
             raise attempt.stopped
         attempt.returned()
 
     def _keep(self, attempt: Attempt, owner: Owner) -> Hold:
-        """What it was granted, from now on renewed. Where this raises it is given up."""
+        """Keep and renew the grant from now on. If this raises, the acquisition gives up."""
         self._waiters.leave(attempt)
         policy, grant = attempt.policy, attempt.grant
         assert grant is not None
@@ -265,13 +266,13 @@ class Acquirer:
         return hold
 
     def _left(self, attempt: Attempt, why: GaveUp) -> None:
-        """It is over, and it was not granted."""
+        """The acquisition has ended without a grant."""
         self._waiters.leave(attempt)
         if self._events.often:
             self._events.gave_up(attempt, why, self._time())
 
     def _give_up(self, attempt: Attempt) -> None:
-        """Release whatever the store has of it: a place, or a grant that comes at this moment."""
+        """Release what the store has of it: a place, or a grant that comes at this moment."""
         if attempt.gives_up():
             self._release(attempt)
 
@@ -282,11 +283,10 @@ class Acquirer:
     # What an error says
 
     async def _not_acquired(self, attempt: Attempt, timeout: float | None) -> AcquireTimeout:
-        """The error that says for how long it was waited for (None: it was only tried), and who
-        holds it.
+        """The error with the time that it waited (None: it was only tried) and the holders.
 
-        The store is asked for that together with the release, so it is no further round trip. What
-        the holder calls itself is one, so it is left out where the store is far away.
+        The store is asked for the holders together with the release, so that costs no further round
+        trip. Reading the holder's label costs one, so it is left out if the store is far away.
         """
         policy, holders = attempt.policy, tuple[Party, ...]()
         if timeout is None:
@@ -303,9 +303,9 @@ class Acquirer:
         return refusals.not_in_time(policy, timeout, self._time() - attempt.began, holders)
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
-        """What the owner holds already, where it may have it once more."""
+        """The owner's hold of this lock, if it may have it once more."""
         if policy.rule is not Rule.ALWAYS:
-            return None  # permits add up
+            return None  # permits add up, and groups and counts hold nothing
         held = self._watchdog.held_by(owner)
         if held is None:
             return None
@@ -318,9 +318,9 @@ class Acquirer:
     # While it stands in the queue
 
     def _look_for_deadlock(self, attempt: Attempt, owned: Owned) -> asyncio.TimerHandle | None:
-        """`WouldDeadlock` where it is certain; a warning that is due later where it may be one."""
+        """`WouldDeadlock` if a deadlock is certain; the timer of a warning if it is possible."""
         assert attempt.blocked is not None
-        if len(owned) > 1 and attempt.blocked in owned:  # and another task
+        if len(owned) > 1 and attempt.blocked in owned:  # another task also holds something
             deadlock.check(attempt, attempt.blocked, owned, self._waiters.attempts)
         parent = deadlock.parent()
         if parent is None or attempt.policy.key not in owned.get(parent, {}):
@@ -331,7 +331,7 @@ class Acquirer:
     # The end
 
     def close(self) -> None:
-        """Give up whatever waits, with `ClientClosed`."""
+        """Stop all acquisitions, with `ClientClosed`, and give them up."""
         self._runs.close()
         for attempts in list(self._waiters.attempts.values()):
             for attempt in list(attempts.values()):
@@ -347,7 +347,7 @@ def _why(error: BaseException) -> GaveUp:
 
 
 def _raise_if_over(attempt: Attempt) -> None:
-    """What ended it, where that was not the task that calls this."""
+    """Raise the error that ended the acquisition, if anything but the calling task ended it."""
     if attempt.phase in _OVER:
         assert attempt.stopped is not None
         raise attempt.stopped

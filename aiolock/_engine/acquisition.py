@@ -1,8 +1,8 @@
 """One acquisition as a state machine: its phases, and every step from one to the next.
 
-There is no I/O here, no clock and no task. The methods of `Attempt` say what has happened ("the
-store answers", "a push arrives", "its time is over") and change the phase; whoever calls them looks
-at the phase and does what it asks for. That is `Acquirer`, a few lines for each phase::
+There is no I/O here, no clock and no task. The methods of `Attempt` are events ("the store
+answers", "a push arrives", "its time is over") and change the phase. Their caller, `Acquirer`,
+looks at the phase and does what it asks for, in a few lines for each phase::
 
                ┌──────────────── returned ────────────────┐
                ▼                                          │
@@ -12,8 +12,8 @@ at the phase and does what it asks for. That is `Acquirer`, a few lines for each
                │                  │                       │
                └── declined ──────┴─▶ DECLINED            └─ kept ─▶ HELD
 
-From wherever its task waits it can be STOPPED, by an error; and whatever has not ended can be
-GIVEN_UP at once, which is what a cancelled task does.
+While its task waits, an error can make it STOPPED; and from every phase that is not an end it can
+be GIVEN_UP at once, as a cancelled task does.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, Wa
 
 
 class Phase(Enum):
-    """Where an acquisition stands. Each says what the store may have of it."""
+    """The phase of an acquisition. Each says what the store may have of it."""
 
     ASKING = "asking"
-    """A question is out, and it is not known to be queued. The store may have anything of it: a
-    place, a grant, or nothing."""
+    """A question is out, and the acquisition is not known to be queued. The store may have a place
+    or a grant for it, or nothing."""
     QUEUED = "queued"
     """It has a place in the queue and waits for the push. It may ask again meanwhile."""
     GRANTED = "granted"
-    """The store gave it the lock. Its task has not run yet, so it may still be too late."""
+    """The store granted the lock. The task has not run yet, so the grant may still be too late."""
     CONFIRMING = "confirming"
-    """A periodic run, which does not begin on a claim: its grant is being renewed."""
+    """A periodic run never begins on a claim, so its grant is being renewed."""
     RETURNING = "returning"
-    """It was too late: the grant is being released, and then it asks for its old place."""
+    """The grant came too late: it is being released, and then the old place is asked for."""
     STOPPED = "stopped"
     """An error ended the waiting. What the store has of it is still to be released."""
     HELD = "held"
@@ -54,7 +54,7 @@ class Phase(Enum):
     """The end: what the store may have of it was released."""
 
     steps: tuple[Phase, ...]
-    """Where it can go from here: its row of `STEPS`."""
+    """The phases that can follow this one: its row of `STEPS`."""
 
 
 STEPS: Final[dict[Phase, tuple[Phase, ...]]] = {
@@ -68,69 +68,69 @@ STEPS: Final[dict[Phase, tuple[Phase, ...]]] = {
     Phase.DECLINED: (),
     Phase.GIVEN_UP: (),
 }
-"""Every legal step. The ends are those that lead nowhere."""
+"""Every legal step. A phase without a next one is an end."""
 
 for _phase, _steps in STEPS.items():
     _phase.steps = _steps
 
 
 class Question:
-    """One `Store.acquire`; an acquisition has at most one that is out."""
+    """One `Store.acquire`; an acquisition has at most one that is not answered."""
 
     __slots__ = ("answer", "outdated", "sent")
 
     def __init__(self, sent: float, answer: asyncio.Future[Answer]) -> None:
         self.sent = sent
-        """When, before it was sent: deadlines are reckoned from here."""
+        """The local time just before it was sent: deadlines count from here."""
         self.answer = answer
         self.outdated = False
-        """Something has happened since that its answer may not know of: ask once more after it."""
+        """Something happened after it was sent that its answer may not know of: ask once more."""
 
 
 class Attempt:
     """One acquisition that is under way: its phase, and what is known of it."""
 
-    # Defaults on the class: a lock that is free is held before most of these are written to.
+    # Defaults on the class: a free lock is held before most of these are written.
     phase = Phase.ASKING
     question: Question | None = None
-    """The question that is out."""
+    """The question that is not answered yet."""
     ticket = 0
-    """Its place, once it was queued."""
+    """Its place in the queue, once it was queued."""
     clocks: ClockPair | None = None
-    """Of the last answer that it is queued; None until the first."""
+    """The clocks of the last answer that it is queued; None until the first."""
     overtaken: Grant | None = None
-    """ASKING: of a push that overtook the answer, which comes over another connection."""
+    """ASKING: the grant of a push that overtook the answer, over the other connection."""
     grant: Grant | None = None
-    """GRANTED, and after it."""
+    """From GRANTED on: the grant."""
     declined: Busy | Full | Done | None = None
-    """DECLINED: how the store said no."""
+    """DECLINED: the answer by which the store said no."""
     stopped: Exception | None = None
-    """Why its waiting is to end. A grant that is there by then comes first, if not too late."""
+    """Why its waiting must end. A grant that is already there comes first, if it is in time."""
     void = 0
-    """Grants up to this fence are not to be entered: taken away, or given back as too late."""
+    """Grants up to this fence must not be entered: they were taken away, or returned too late."""
     wanted = 0
-    """Somebody asks whoever has the grant of this fence to let go."""
+    """Another client asks the holder of the grant with this fence to release it."""
     crossed = False
-    """A question was out when it was granted by a push, or was sent twice. A copy that comes late
-    may take a place in the queue again: what ends it releases whatever the waiter is by then."""
+    """A question and a push crossed, or a question was sent twice. A late copy of the question may
+    put the waiter into the queue again, so the last release names the waiter and not one grant."""
     failing_since: float | None = None
-    """QUEUED: when the first of the questions failed that have failed since one was answered."""
+    """QUEUED: when the first question failed of those since the last answer."""
     retry: asyncio.TimerHandle | None = None
-    """QUEUED: when it asks again, after a question that failed."""
+    """QUEUED: the timer that asks again after a failed question."""
     waits_for: asyncio.Future[Any] | None = None
-    """What its task awaits."""
+    """The future that its task awaits."""
     behind: Waiter | None = None
-    """QUEUED: who stands directly before it, of its own client; None where that is not known."""
+    """QUEUED: the waiter or holder of its own client directly before it; None if not known."""
     patient = False
-    """It waits for as long as it takes."""
+    """It has no timeout."""
     stands_still = False
-    """QUEUED: its owner itself waits for it, and does nothing else meanwhile."""
+    """QUEUED: its owner task itself awaits it, and so does nothing else meanwhile."""
     label = ""
-    """What its user calls it."""
+    """The label that its user gave it."""
     request: LockRequest | None = None
-    """What observers know it as, once one was told of it."""
+    """The acquisition as observers know it; None before they were told of it."""
     handed_on_by: LockRequest | None = None
-    """GRANTED: who had it directly before, where that is known, and observers know that one."""
+    """GRANTED: the acquisition that held the lock directly before, if observers know that one."""
 
     def __init__(
         self, waiter: Waiter, policy: Policy, owner: asyncio.Task[Any] | None, began: float
@@ -149,12 +149,12 @@ class Attempt:
 
     @property
     def blocked(self) -> asyncio.Task[Any] | None:
-        """QUEUED: the task that waits, where that is its owner, for as long as it takes."""
+        """QUEUED: the task that waits, if it is the owner itself, without a timeout."""
         return self.owner if self.patient and self.stands_still else None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can happen to it any more."""
+        """Whether nothing more can happen to it."""
         return not self.phase.steps
 
     # Questions
@@ -172,10 +172,10 @@ class Attempt:
             self.crossed = True
 
     def has_news(self) -> bool:
-        """Something happened that the store knows more of; whether to ask now.
+        """Something happened that the store knows more of; True if it must ask now.
 
-        While a question is out that is remembered with it: its answer may be older. In the other
-        phases the next question comes by itself, or there is none.
+        If a question is out, its answer may be older than the news, so it is marked as outdated
+        instead. In the phases other than QUEUED the next question comes anyway, or there is none.
         """
         if self.question is not None:
             self.question.outdated = True
@@ -183,12 +183,12 @@ class Attempt:
         return self.phase is Phase.QUEUED
 
     def answers(self, question: Question, answer: Answer) -> bool:
-        """The store answers; False where that comes too late to matter."""
+        """The store answers; False if that comes too late to matter."""
         if question is not self.question:
-            return False  # nobody waits for it any more
+            return False  # the question was withdrawn
         self.question = None
         if self.phase is not Phase.ASKING and self.phase is not Phase.QUEUED:
-            return False  # a push was quicker
+            return False  # a push was faster
         if isinstance(answer, Granted):
             fence, lease, _, claim = answer
             deadline = question.sent + lasts(lease)
@@ -197,7 +197,7 @@ class Attempt:
         elif isinstance(answer, Queued):
             self._queued(question.sent, answer)
         elif isinstance(answer, Differs):
-            # No plain no: it may have a place.
+            # Not DECLINED: the store may still have a place for it.
             self.stopped = refusals.mismatch(self.policy, answer)
             self._go(Phase.STOPPED)
         else:
@@ -215,16 +215,16 @@ class Attempt:
                 self._granted(self.overtaken)
 
     def fails(self, question: Question) -> bool:
-        """Nobody knows the answer to a question; whether that matters."""
+        """A question failed, so its answer is unknown; True if that matters."""
         if question is not self.question:
             return False
         self.question = None
         return self.phase is Phase.QUEUED
 
     def withdraws(self) -> None:
-        """Nobody waits for the answer to the question that is out.
+        """The answer to the question that is out is no longer wanted.
 
-        It must not be sent again by itself after the release that follows.
+        The question must not be sent again by itself after the release that follows.
         """
         if self.question is not None:
             self.question.answer.cancel()
@@ -233,12 +233,12 @@ class Attempt:
     # Pushes
 
     def pushed(self, fence: int, lease: int, granted: int, now: float) -> bool:
-        """A push says that the lock is ours, since ``granted`` by the store's clock, in µs.
+        """A push granted the lock, at ``granted`` by the store's clock, in µs.
 
-        False where its task need not be woken.
+        True if its task must be woken.
         """
         if fence <= self.void or self.phase not in (Phase.ASKING, Phase.QUEUED):
-            return False  # the question or the release that follows finds it
+            return False  # its task finds the grant by the question or the release that follows
         grant = Grant(fence, lease, self._deadline(lease, granted, now), claim=True)
         if self.phase is Phase.ASKING:
             self.overtaken = grant
@@ -249,10 +249,10 @@ class Attempt:
         return True
 
     def _deadline(self, lease: int, granted: int, now: float) -> float:
-        """Until when a pushed lease is certainly ours, by two clocks that only need to run alike.
+        """The time until which a pushed lease is certainly ours, if both clocks run at one speed.
 
-        The grant was made before the push arrived. And it was made ``granted - clocks.store`` after
-        an answer of the store, whose question had been sent at ``clocks.sent`` or later.
+        The grant was made before the push arrived. Also, it was made ``granted - clocks.store``
+        after an earlier answer of the store, whose question was sent at ``clocks.sent`` or later.
         """
         clocks = self.clocks
         latest = self.began
@@ -266,7 +266,7 @@ class Attempt:
 
     @property
     def waits(self) -> bool:
-        """Whether its task waits in the queue, and nothing has come of that yet."""
+        """Whether its task waits in the queue, and has not been woken."""
         return self.phase is Phase.QUEUED and not (self.waits_for is None or self.waits_for.done())
 
     def passed(self, grant: Grant) -> None:
@@ -284,9 +284,9 @@ class Attempt:
     def accepts(self, now: float) -> bool:
         """Whether its grant can be entered.
 
-        Not where the process was stopped, or its loop blocked, while the push or the answer lay in
-        its socket: the lease may have ended, and somebody else may have the lock. Whoever only
-        passes (a latch, a barrier) goes on without the lock, so to that one it does not matter.
+        Not if the lease may have ended, because the process was stopped or its loop blocked while
+        the push or the answer lay in its socket: then another client may have the lock. A waiter
+        that only passes (a latch, a barrier) goes on without the lock, so it accepts any grant.
         """
         grant = self.grant
         assert grant is not None
@@ -294,11 +294,11 @@ class Attempt:
 
     @property
     def must_confirm(self) -> bool:
-        """Whether its grant has to be confirmed before it is entered.
+        """Whether its grant must be confirmed before it is entered.
 
-        A period is used up by a grant that was confirmed, and by no other. So a run of a periodic
-        job does not begin on the claim alone, as other bodies do: were its process stopped before
-        the confirmation, nobody could tell whether it has begun.
+        Only a confirmed grant uses up a period. So a run of a periodic job does not begin on the
+        claim, as other bodies do: if its process were stopped before the confirmation, it would be
+        unknown whether the run has begun.
         """
         assert self.grant is not None
         return self.policy.every is not None and self.grant.claim
@@ -310,12 +310,12 @@ class Attempt:
         return self.grant
 
     def confirmed(self, deadline: float) -> None:
-        """It was renewed, for the whole ttl."""
+        """Its grant was renewed, for the whole ttl."""
         assert self.grant is not None
         self._granted(Grant(self.grant.fence, self.policy.lease, deadline, claim=False))
 
     def gives_back(self) -> int:
-        """Its grant was too late, and is to be released; the fence of that."""
+        """Its grant came too late and is to be released; returns the fence of that grant."""
         assert self.grant is not None
         self._go(Phase.RETURNING)
         self.taken_away(self.grant.fence)
@@ -334,7 +334,7 @@ class Attempt:
     # The end
 
     def stop(self, error: Exception) -> None:
-        """End its waiting with an error, unless what it waits for has come."""
+        """End its waiting with an error, unless it has been woken already."""
         self.stopped = error
         future = self.waits_for
         if future is not None and not future.done() and Phase.STOPPED in self.phase.steps:
@@ -342,7 +342,7 @@ class Attempt:
             future.set_exception(error)
 
     def gives_up(self) -> bool:
-        """Nobody wants the lock any more; whether the store may have something of it."""
+        """The lock is not wanted any more; True if the store may have something of it."""
         if self.ended:
             return False
         self._go(Phase.GIVEN_UP)
@@ -354,7 +354,7 @@ class Attempt:
 
 
 def _was_refused(answer: asyncio.Future[Any]) -> bool:
-    """Whether the store has certainly not carried out what it was asked."""
+    """Whether the store has certainly not carried out the question of this answer."""
     if not answer.done() or answer.cancelled():
         return False
     error = answer.exception()

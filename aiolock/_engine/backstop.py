@@ -1,4 +1,4 @@
-"""Pushes may be lost, and a dead holder sends none: when whoever waits asks again by itself."""
+"""When waiters ask again by themselves: pushes may be lost, and a dead holder sends none."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from aiolock._engine.acquisition import Attempt
 from aiolock.store import CLAIM, Queued, Waiter
 
 KEEP_ALIVE: Final = 60.0
-"""Seconds after which every waiter asks again, so that a queue that still lives does not expire."""
+"""Seconds after which every waiter asks again, so that the store keeps a queue that is in use."""
 SOON: Final = 0.05
-"""Seconds after which to ask where one of those who share has entered: the others hold it too, and
-it is not known when the first of their leases ends."""
+"""Seconds after which to ask when a waiter of ours has entered a shared lock: others hold it too,
+and we do not know whose lease ends first."""
 JUST_AFTER: Final = 0.003
-"""Seconds past the end of a lease at which to ask: it must have ended by the store's clock."""
+"""Seconds past the end of a lease at which to ask: by then it has ended by the store's clock."""
 
 
 class LocalQueue:
-    """One client's waiters for one name. The first asks for all of them: for the others, rarely."""
+    """One client's waiters for one name. The first asks for all of them; the others ask rarely."""
 
     def __init__(self, ask_again: Callable[[Attempt], None], time: Callable[[], float]) -> None:
         """``time`` is the clock of `Attempt.last_asked`."""
@@ -31,34 +31,34 @@ class LocalQueue:
         self.ask_at = math.inf
         """When the first asks again by itself."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf  # kept here: a handle of uvloop's does not always know
+        self._timer_at = math.inf  # kept here: a handle of uvloop's does not always know it
 
     def queued(self, attempt: Attempt, answer: Queued) -> None:
-        """The store said where the waiter stands, and when the first lease ends.
+        """The store answers that this waiter is queued, and when the first lease ends.
 
-        Who is next asks when that lease ends: that is how a dead holder is noticed. Whoever is
-        further back may not hear of hand-offs before it, so it asks often enough to learn of each
-        claim before that ends.
+        The first in the queue asks when that lease ends: so the death of a holder is noticed. A
+        waiter further back may not hear of hand-offs before it, so it asks often enough to learn of
+        each claim before that claim ends.
         """
         self._attempts[attempt.waiter] = attempt
         until = (
             answer.until if answer.place == 1 else min(answer.until, attempt.policy.lease, CLAIM)
         )
         if next(iter(self._attempts)) == attempt.waiter:
-            # Only what is known of the first may put its question off: a stream of newcomers must
-            # not keep one from asking whose place has got lost.
+            # Only an answer to the first may put off its next question. Otherwise a stream of
+            # newcomers could keep a waiter from asking whose place is lost.
             self.ask_at = math.inf
         self._ask_by(self._time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
 
     @property
     def first(self) -> Attempt:
-        """Who has waited longest of those who wait."""
+        """The waiter that has waited longest."""
         return next(iter(self._attempts.values()))
 
     def leave(self, attempt: Attempt) -> bool:
-        """The waiter waits no more; whether nobody is left."""
+        """The waiter waits no more; True if none is left."""
         if self._attempts.pop(attempt.waiter, None) is not None and self._attempts:
-            # The lock may be its by now; should we not hear what becomes of it: its claim ends.
+            # It may have been granted the lock. If we never hear of that, its claim still ends.
             ends = min(attempt.policy.lease, CLAIM) / 1000
             shares = attempt.policy.shared and not attempt.policy.passes
             self._ask_by(self._time() + (min(SOON, ends) if shares else ends))
@@ -67,9 +67,9 @@ class LocalQueue:
         return not self._attempts
 
     def _ask_by(self, when: float) -> None:
-        """Let the first ask again at that time, if it would not before."""
+        """Let the first ask again at that time, unless it does so earlier."""
         self.ask_at = min(self.ask_at, when)
-        # A timer that comes too early sees that and sets itself again: cheaper than a new one.
+        # A timer that fires too early sets itself again: that is cheaper than making a new one.
         if self._timer is None or self._timer_at > self.ask_at:
             if self._timer is not None:
                 self._timer.cancel()

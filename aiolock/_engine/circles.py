@@ -1,13 +1,13 @@
-"""Deadlocks across processes: who waits for whom, over all locks, and which of them form a circle.
+"""Deadlocks across processes: which tasks wait for each other in a circle, over all locks.
 
-A task goes on once it has all that it waits for. So begin with those that wait for nothing, let
-each of them release what it holds and leave the queues, see who can enter then, and so on: whoever
-is left waits for somebody who is left, for ever. It is the reduction of Holt's graph (R. C. Holt,
-"Some Deadlock Properties of Computer Systems", 1972): it holds for permits as for locks. Whose task
-is not known is taken to go on.
+A task goes on once it has all that it waits for. So begin with the tasks that wait for nothing, let
+each of them release what it holds and leave the queues, see which waiters can enter then, and so
+on: each task that is left waits for ever for another that is left. This is the reduction of Holt's
+graph (R. C. Holt, "Some Deadlock Properties of Computer Systems", 1972): it holds for permits as
+for locks. A party without a known task is assumed to go on.
 
-Of those who are left each has somebody in its way, so whoever goes from one to the next comes to a
-circle. All of it takes time in proportion to the holders and waiters.
+Each task that is left is blocked by another one, so following these leads to a circle. All of it
+takes time in proportion to the number of holders and waiters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aiolock.observer import Blocked, Deadlock
 from aiolock.store import Party, Status
 
 KINDS: Final = ("lock", "semaphore", "once", "election")
-"""Those that one waits for until somebody lets go."""
+"""The kinds whose waiters wait until a holder releases."""
 
 
 _Task: TypeAlias = tuple[str, int]
-"""Its client, and its number among those of that client."""
+"""The id of its client, and its number among the tasks of that client."""
 
 
 def _task(party: Party) -> _Task:
@@ -32,7 +32,7 @@ def _task(party: Party) -> _Task:
 
 
 class _Wait:
-    """One that waits, and what for."""
+    """One waiter, and what it waits for."""
 
     __slots__ = ("behind", "enters", "status", "waiter")
 
@@ -40,40 +40,40 @@ class _Wait:
         self.status = status
         self.waiter = waiter
         self.enters = False
-        """Whether nobody is in its way who is stuck."""
+        """Whether no stuck task blocks it."""
         self.behind: Sequence[Party] = ()
-        """Who is; all who are kept out by the same ones have the same list."""
+        """The parties that block it; waiters blocked by the same ones share one list."""
 
 
 class _Name:
-    """Who holds something, and who waits for it of whom it is known which task that is."""
+    """The holders of one name, and those of its waiters whose task is known."""
 
     def __init__(self, status: Status) -> None:
         self._limit = status.limit
         self._holders = status.holders
         self.queue = [_Wait(status, each) for each in status.waiters if each.task]
-        """Those who wait for it, in order."""
+        """The waiters, in order."""
         self._first = 0
-        """Nobody before this one in the queue is stuck."""
+        """Before this index in the queue, no task is stuck."""
         self._alone = sum(not each.shared for each in self._holders)
         self._together = len(self._holders) - self._alone
         self._permits = sum(each.permits for each in self._holders)
 
     def parties(self) -> Iterable[Party]:
-        """Everybody who has to do with it."""
+        """All holders and waiters."""
         yield from self._holders
         yield from (wait.waiter for wait in self.queue)
 
     def let_go(self, party: Party) -> None:
-        """Whoever holds this, or waits for it, goes on."""
+        """The task of this holder or waiter goes on."""
         if party.place:
-            return  # `first` passes it by
+            return  # `first` skips a waiter that goes on
         self._alone -= not party.shared
         self._together -= party.shared
         self._permits -= party.permits
 
     def first(self, stuck: Collection[_Task]) -> _Wait | None:
-        """The first in the queue who is stuck: nobody overtakes it."""
+        """The first waiter in the queue whose task is stuck: no other overtakes it."""
         while self._first < len(self.queue):
             if _task(self.queue[self._first].waiter) in stuck:
                 return self.queue[self._first]
@@ -81,7 +81,7 @@ class _Name:
         return None
 
     def is_open_to(self, waiter: Party) -> bool:
-        """Whether those who hold it, and are stuck, let this one enter."""
+        """Whether the holders that are stuck let this waiter enter."""
         if self._counts(waiter):
             return not self._permits or self._permits + waiter.permits <= (self._limit or 0)
         return not self._alone and (waiter.shared or not self._together)
@@ -90,7 +90,7 @@ class _Name:
         return bool(waiter.permits) and self._limit is not None
 
     def settle(self, stuck: Collection[_Task]) -> None:
-        """Note who is in whose way, now that it is known who is stuck."""
+        """Note which parties block each waiter, now that it is known which tasks are stuck."""
         holders = [each for each in self._holders if _task(each) in stuck]
         alone = [each for each in holders if not each.shared]
         first = list[Party]()
@@ -105,7 +105,7 @@ class _Name:
 
 
 class _Graph:
-    """Who of some tasks is stuck, and behind whom."""
+    """Which of some tasks are stuck, and what blocks each."""
 
     def __init__(self, statuses: Iterable[Status]) -> None:
         waited_for = (each for each in statuses if each.waiters and each.kind in KINDS)
@@ -125,7 +125,7 @@ class _Graph:
     def _reduce(
         self, names: Iterable[_Name], has: Mapping[_Task, Sequence[tuple[_Name, Party]]]
     ) -> None:
-        """Let everybody go on who can; ``has`` is what each holds or waits for."""
+        """Let all tasks go on that can; ``has`` is what each holds or waits for."""
         left = {task: len(self.waits.get(task, ())) for task in has}
         go_on = [task for task in has if not left[task]]
         look_at = list(names)
@@ -147,7 +147,7 @@ class _Graph:
                     go_on.append(task)
 
     def circles(self) -> Iterable[set[_Task]]:
-        """Follow from each who is the first in its way, until that is somebody seen before."""
+        """Follow from each task to the first that blocks it, until one was seen before."""
         walks = dict[_Task, _Task]()
         for start in sorted(self.stuck):
             task, path = start, list[_Task]()
@@ -162,8 +162,8 @@ class _Graph:
         return max(len(wait.behind) for wait in self.waits[task])
 
     def shortest(self, among: Collection[_Task]) -> Deadlock:
-        """From one of these tasks back to it, by the fewest of the others."""
-        # Whoever has most in its way has most ways to choose from.
+        """The shortest circle from one of these tasks back to it, through others of them."""
+        # The task with most parties in its way has most ways to choose from.
         start = min(among, key=lambda task: (-self._in_the_way_of(task), task))
         came_by = dict[_Task, Blocked]()
         followed = set[int]()
@@ -188,23 +188,23 @@ class _Graph:
 
 
 def circles(statuses: Iterable[Status]) -> list[Deadlock]:
-    """Those who wait for each other: circles that have nobody in common."""
+    """The deadlocks: circles that have no task in common."""
     graph = _Graph(statuses)
     found = [graph.shortest(tasks) for tasks in graph.circles()]
     return sorted(found, key=lambda deadlock: _task(deadlock.circle[0].waiter))
 
 
 def stuck_on(statuses: Iterable[Status]) -> set[tuple[str, str]]:
-    """The kinds and names of what those wait for who cannot go on."""
+    """The kinds and names that stuck tasks wait for."""
     graph = _Graph(statuses)
     waits = (wait for task in graph.stuck for wait in graph.waits[task])
     return {(wait.status.kind, wait.status.name) for wait in waits}
 
 
 def lasting(before: Iterable[Status], now: Iterable[Status]) -> list[Status]:
-    """What of ``now`` was there before: so all of it was true at one moment in between.
+    """The part of ``now`` that was also there before: all of it was true at one moment in between.
 
-    The statuses of a snapshot are each of a moment of its own, so one alone proves nothing.
+    Each status of a snapshot is true of its own moment, so one snapshot alone proves nothing.
     """
     known: Mapping[tuple[str, str], set[tuple[str, int, int]]] = {
         (each.kind, each.name): {_grant(party) for party in (*each.holders, *each.waiters)}

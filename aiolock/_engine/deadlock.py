@@ -1,10 +1,10 @@
 """Tasks of one client that wait for each other: found before they wait for ever.
 
-Only a cycle is an error of tasks each of which waits by itself, without a ``timeout``, for a lock
-that the next one holds, and whose lease does not end by itself. Whether it waits in the body of an
-`asyncio.timeout`, nobody can know: what cancels a task is not to be seen in it. So whoever wants to
-wait in a circle for a while gives the lock the timeout. That a child task waits
-for a lock of its parent, which may wait for the child, cannot be known for sure: the log says so.
+Only a cycle of tasks is an error in which each waits itself, without a ``timeout``, for a lock that
+the next one holds and whose lease does not end by itself. An `asyncio.timeout` around one of the
+waits cannot be seen from a task, so a wait in a cycle needs the lock's own ``timeout``. If a child
+task waits for a lock of its parent, the parent may wait for the child. That is not certain, so it
+is only logged.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ log = logging.getLogger("aiolock")
 Task = asyncio.Task[Any]
 
 SUSPICIOUS: Final = 1.0
-"""Seconds for which a child task waits for a lock of its parent until the log says so."""
+"""Seconds for which a child task waits for a lock of its parent until that is logged."""
 
 _lineage: ContextVar[tuple[ref[Task], ref[Task] | None] | None] = ContextVar(
     "aiolock task", default=None
 )
-"""The task that used aiolock last in this context, and the one before it. A task that is created
-inherits the context of the one that creates it: its parent, for us."""
+"""The task that used aiolock last in this context, and the one before it. A new task inherits the
+context of the task that creates it, so that one is taken for its parent."""
 
 
 def remember(task: Task | None) -> None:
-    """Let the tasks that this one creates know of it."""
+    """Make this task known to the tasks that it creates."""
     known = _lineage.get()
     if task is not None and (known is None or known[0]() is not task):
         _lineage.set((ref(task), None if known is None else known[0]))
 
 
 def parent() -> Task | None:
-    """The parent of the current task, which has been remembered; None where there is none."""
+    """The parent of the current task, which has called `remember`; None if it has none."""
     known = _lineage.get()
     return None if known is None or known[1] is None else known[1]()
 
@@ -55,15 +55,15 @@ def check(
     owned: Owned,
     attempts: Mapping[str, Mapping[Waiter, Attempt]],
 ) -> None:
-    """`WouldDeadlock` where this task would wait for itself, by way of others of this process.
+    """`WouldDeadlock` if this task would wait for itself, by way of other tasks of this process.
 
-    ``owned`` is what each task holds, ``attempts`` who waits, by key.
+    ``owned`` is what each task holds, ``attempts`` are the waiters, by key.
     """
     wanted = attempt.policy
     if wanted.rule is not Rule.ALWAYS:
         return
-    # From what this task holds to those who wait for it, and to what those hold: until one of them
-    # holds what is wanted.
+    # Follow from what this task holds to the tasks that wait for it, and on to what those hold,
+    # until one of them holds the wanted lock.
     found: dict[Task, tuple[Task, str]] = {}
     look_at = [task]
     while look_at:
@@ -73,7 +73,7 @@ def check(
                 if other in found or other is task:
                     continue
                 if other not in owned:
-                    continue  # nobody waits for it
+                    continue  # it holds nothing, so nobody waits for it
                 found[other] = (holder, key)
                 theirs = owned[other].get(wanted.key)
                 if theirs is not None and _excludes(theirs, wanted):
@@ -82,14 +82,14 @@ def check(
 
 
 def _blocked(attempts: Iterable[Attempt], hold: Hold) -> Iterable[Task]:
-    """Those who wait until this hold ends, however long it takes."""
+    """The tasks that wait until this hold ends, however long it takes."""
     for attempt in attempts:
         if attempt.blocked is not None and _excludes(hold, attempt.policy):
             yield attempt.blocked
 
 
 def _excludes(hold: Hold, wanted: Policy) -> bool:
-    """Whether nobody gets this before that is released."""
+    """Whether the wanted lock is not granted before this hold is released."""
     policy = hold.policy
     of_several = (policy.rule, wanted.rule) != (Rule.ALWAYS, Rule.ALWAYS)
     if of_several or not policy.renew or policy.max_hold is not None:
@@ -115,7 +115,7 @@ def _cycle(task: Task, last: Task, wanted: Policy, found: Mapping[Task, tuple[Ta
 
 
 def warn_of_parent(attempt: Attempt, task: Task, holder: Task) -> None:
-    """Say that a child waits for its parent, if it still does."""
+    """Log that a child waits for its parent, if it still does."""
     if attempt.phase is Phase.QUEUED:
         log.warning(
             "aiolock: task %r waits for %s, which its parent task %r holds. If that one waits for"

@@ -1,4 +1,4 @@
-"""What all locks of one client share: its store, its acquisitions, its watchdog; open or not."""
+"""The parts that all locks of one client share: state, store, acquisitions, watchdog."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aiolock.store import Status, Store
 
 
 class State(Enum):
-    """What becomes of a client. The value is why it cannot be used then."""
+    """The state of a client. The value says why it cannot be used in that state."""
 
     NEW = "is not open yet: use `async with`, or await its open()"
     OPENING = "is being opened: await its open()"
@@ -37,7 +37,7 @@ class State(Enum):
 
 
 class Engine:
-    """One client, from one opening to its close, and then to the next."""
+    """The inside of one client, over all its openings and closings."""
 
     watchdog: Watchdog
     runs: Runs
@@ -65,11 +65,10 @@ class Engine:
         self.entered = Entered()
 
     def begin(self) -> None:
-        """Belong to the event loop that runs; `open` comes next.
+        """Bind to the running event loop; `open` comes next.
 
-        Nothing that was sent before the last closing must be taken for what is sent now, so
-        another opening is another client to the store. So is each fork of the process that it was
-        made in, where it was not opened yet.
+        A message sent before the last closing must not be taken for a new one, so each opening is a
+        new client to the store. So is a client that was made before a fork and is opened after it.
         """
         if self.state is State.CLOSED or self._pid != os.getpid():
             self.client = _new_client()
@@ -99,18 +98,18 @@ class Engine:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used, from where it was opened."""
+        """Whether the client can be used, from the process and the loop that opened it."""
         return self.state is State.OPEN
 
     @property
     def loop_is_gone(self) -> bool:
-        """The event loop in which it was opened has been closed, and with it all that was open."""
+        """Whether the loop that opened it was closed, and all connections with it."""
         return self._loop.is_closed()
 
     def check(self) -> None:
         """`ClientClosed` unless the client is open, in this process and this event loop.
 
-        Under trio a `RuntimeError`, whatever the client is: there it can be of no use.
+        Under trio it raises `RuntimeError`, whatever the client's state.
         """
         if self.state is not State.OPEN:
             check_not_trio()
@@ -118,9 +117,9 @@ class Engine:
         self.watchdog.check_here()
 
     async def status(self, policy: Policy, *, waiters: bool = True) -> Status:
-        """What the store knows of it, under the name that its user gave it.
+        """The status of a lock at the store, under the name that its user gave it.
 
-        Without ``waiters`` only who holds it, and not what that one calls itself.
+        Without ``waiters`` it has the holders only, without their labels.
         """
         self.check()
         with policy.errors_named():
@@ -130,7 +129,7 @@ class Engine:
         return replace(status, kind=policy.kind, name=policy.name)
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
-        """Give up what waits, give back what is held, wait for both, disconnect."""
+        """Give up all waiters, release all holds, wait for both, disconnect."""
         self.state = State.CLOSING
         try:
             self.acquirer.close()
@@ -141,7 +140,7 @@ class Engine:
                 await self.store.aclose()
             finally:
                 self.watchdog.events.link("closed")
-                self.watchdog.overdue.aclose()  # until then an exit ends no later than its lease
+                self.watchdog.overdue.aclose()  # until now it ended exits at the end of a lease
                 self.state = State.CLOSED
 
 

@@ -1,8 +1,9 @@
-"""Who is in which body of ``async with``: what is entered holds nothing, so it is kept here.
+"""Which task is in which body of ``async with``: a `Lock` has no state, so this is kept here.
 
-Any number of tasks may be in the bodies of one `Lock`, so leaving one does not say which. What a
-body belongs to is the *frame* in which its ``async with`` stands: a generator that was thrown away
-half way is closed by another task, which may itself be in a body of the same lock.
+Any number of tasks may be in the bodies of one `Lock`, so an exit does not tell which one ends. A
+body belongs to the *frame* in which its ``async with`` stands, not to the task that leaves it:
+another task may close a generator that was abandoned half-way, and may itself be in a body of the
+same lock.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class _Entry:
 
 
 class Entered:
-    """The bodies that the tasks of one client are in."""
+    """The bodies of ``async with`` in which the tasks of one client are."""
 
     def __init__(self) -> None:
-        # By the frame that entered them: the last one.
+        # For each frame, the body that it entered last.
         self._bodies: dict[FrameType, _Entry] = {}
 
     def __len__(self) -> int:
@@ -43,7 +44,7 @@ class Entered:
         self._bodies[frame] = _Entry(of, task, body, self._bodies.get(frame))
 
     def take(self, of: object, frame: FrameType, task: Task) -> Any:
-        """The innermost body that was entered there, now left; `NotHeld` if there is none."""
+        """Remove and return the innermost body entered there; `NotHeld` if there is none."""
         entry = self._bodies.get(frame)
         if entry is None or entry.of is not of:
             frame, entry = self._elsewhere(of, frame, task)
@@ -60,9 +61,9 @@ class Entered:
         return entry.body
 
     def _elsewhere(self, of: object, frame: FrameType, task: Task) -> tuple[FrameType, _Entry]:
-        """The body that is left by hand, or by an exit stack, or by a fixture, and its frame."""
-        entries = list[tuple[FrameType, _Entry]]()  # of one frame, the last comes first
-        # A copy: the garbage collector may come in between, and close a generator that is in one.
+        """A body that is left by hand, by an exit stack or by a fixture; and its frame."""
+        entries = list[tuple[FrameType, _Entry]]()  # for each frame, the last body comes first
+        # Use a copy: the garbage collector may run here, and close a generator that is in a body.
         for entered_in, entry in self._bodies.copy().items():
             each: _Entry | None = entry
             while each is not None:
@@ -73,8 +74,8 @@ class Entered:
         while up is not None:
             running.add(up)
             up = up.f_back
-        # The frame itself, where its bodies do not lie within each other. What a running frame has
-        # entered is left by that frame, if anybody else's can be meant.
+        # First choice: the frame itself, if its bodies are not nested. A body that a running frame
+        # has entered is left by that frame, so any other body is preferred.
         for found in entries:
             if found[0] is frame:
                 return found

@@ -1,4 +1,4 @@
-"""What the observers of a client are told; where there is none, that costs one look."""
+"""The events for a client's observers; without observers, an event costs one check."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from aiolock.store import Party, Waiter
 log = logging.getLogger("aiolock")
 
 _UNSEEN: Final = "elected"
-"""What `Election.observe` waits for: whoever watches asks for nothing, and waits for ever."""
+"""The kind that `Election.observe` waits for: it asks for no lock, and may wait for ever."""
 _OFTEN: Final = ("waiting", "acquired", "gave_up", "released")
-"""What is told of each acquisition. The rest is rare."""
+"""The events of each acquisition. All other events are rare."""
 
 
 class Events:
-    """The observers of one client, and what each of them wants to know."""
+    """The observers of one client, and the methods that each of them has overridden."""
 
     def __init__(self, observers: Sequence[Observer], label: str) -> None:
-        """``label`` is what stands before the labels of all that the client asks for."""
+        """``label`` is put before the labels of all acquisitions of the client."""
         self._label = label
         self.observers = observers
         self._wants = {what: _that_have(what, observers) for what in (*_OFTEN, "lost", "link")}
         self._deadlock = _that_have("deadlock", observers)
         self.often = any(self._wants[what] for what in _OFTEN)
-        """Whether anybody wants to be told of each acquisition: else nothing is kept for that."""
+        """Whether an observer wants to be told of each acquisition; if not, nothing is kept."""
         self._failed = set[Any]()
         self._link: Link = "up"
 
     def label(self, given: str, task: asyncio.Task[Any] | None) -> str:
-        """What an acquisition is called."""
-        # A task may have any name: its arguments, in some frameworks.
+        """The full label of an acquisition."""
+        # The name of a task may be anything: some frameworks put its arguments there.
         own = given or (as_label(task.get_name()) if task is not None else "")
         return f"{self._label}: {own}" if self._label and own else self._label or own
 
@@ -56,13 +56,13 @@ class Events:
         )
 
     def of_hold(self, hold: Hold) -> LockRequest:
-        """The acquisition that this grant ended."""
+        """The acquisition that led to this hold."""
         if hold.request is None:
             hold.request = self.request(hold.policy, hold.waiter, hold.label, hold.owner[0])
         return hold.request
 
     def of_attempt(self, attempt: Attempt) -> LockRequest:
-        """This acquisition."""
+        """This acquisition, as observers know it."""
         if attempt.request is None:
             attempt.request = self.request(
                 attempt.policy, attempt.waiter, attempt.label, attempt.owner
@@ -72,12 +72,12 @@ class Events:
     # What happens
 
     def waiting(self, attempt: Attempt) -> None:
-        """It stands in the queue."""
+        """The acquisition was queued."""
         if attempt.policy.kind != _UNSEEN:
             self._tell(self._wants["waiting"], self.of_attempt(attempt))
 
     def acquired(self, hold: Hold, attempt: Attempt, now: float) -> None:
-        """It is ours."""
+        """The acquisition was granted."""
         if attempt.policy.kind != _UNSEEN:
             hold.request = self.of_attempt(attempt)
             self._tell(
@@ -89,21 +89,21 @@ class Events:
             )
 
     def gave_up(self, attempt: Attempt, why: GaveUp, now: float) -> None:
-        """It is not ours, and nobody waits any more."""
+        """The acquisition ended without a grant."""
         if attempt.policy.kind != _UNSEEN:
             request = self.of_attempt(attempt)
             self._tell(self._wants["gave_up"], request, waited=now - attempt.began, why=why)
 
     def released(self, hold: Hold, now: float) -> None:
-        """It is given back."""
+        """The hold is released."""
         if hold.policy.kind != _UNSEEN:
             wants = self._wants["released"]
             self._tell(wants, self.of_hold(hold), fence=hold.fence, held=now - hold.since)
 
     def lost(self, hold: Hold, now: float) -> None:
-        """It is lost, for the reason that the hold knows."""
+        """The hold is lost, for the reason that is noted on it."""
         wants = self._wants["lost"]
-        if not wants or hold.policy.passes:  # who passes does not need it
+        if not wants or hold.policy.passes:  # who passes goes on without the lock
             return
         reason, word = hold.reason, "other"  # one of `Loss`
         why = f"the store said {reason!r}"
@@ -117,29 +117,29 @@ class Events:
         self._tell(wants, request, fence=hold.fence, held=held, reason=word, why=why, body=body)
 
     def link(self, state: Link, error: Exception | None = None) -> None:
-        """The link to the store; what is known already is not told again."""
+        """The state of the link to the store; the same state is not told twice."""
         if state != self._link and (state, self._link) != ("closed", "up"):
             self._link = state
             self._tell(self._wants["link"], state, error)
 
-    # What lasts: see `Lookout`
+    # What lasts too long: see `Lookout`
 
     def waits_long(
         self, to: Observer, attempt: Attempt, now: float, holders: tuple[Party, ...], others: int
     ) -> None:
-        """It waits for longer than this observer likes."""
+        """An acquisition has waited for longer than this observer's limit."""
         waited = now - attempt.began
         request = self.of_attempt(attempt)
         self._tell((to.waits_long,), request, waited=waited, holders=holders, others=others)
 
     def holds_long(self, to: Observer, hold: Hold, now: float) -> None:
-        """It holds for longer than this observer likes."""
+        """A lock has been held for longer than this observer's limit."""
         request = self.of_hold(hold)
         self._tell((to.holds_long,), request, fence=hold.fence, held=now - hold.since)
 
     @property
     def wants_deadlocks(self) -> bool:
-        """Whether anybody is to be told of one, so that it is worth looking for."""
+        """Whether an observer wants to be told of deadlocks; if not, none are searched for."""
         return bool(self._deadlock)
 
     def deadlock(self, deadlock: Deadlock) -> None:
@@ -147,11 +147,11 @@ class Events:
         self._tell(self._deadlock, deadlock)
 
     def _tell(self, calls: Iterable[Callable[..., object]], *what: Any, **facts: Any) -> None:
-        """Tell them. What one raises is its own fault: it is logged, once for each method."""
+        """Call the methods. An exception is the observer's own: it is logged once per method."""
         for call in calls:
             try:
                 call(*what, **facts)
-            except Exception:  # what is told is done, whatever they make of it
+            except Exception:  # the event has happened, whatever the observer does
                 if call not in self._failed:
                     self._failed.add(call)
                     log.exception(
@@ -161,6 +161,6 @@ class Events:
 
 
 def _that_have(what: str, observers: Sequence[Observer]) -> tuple[Callable[..., object], ...]:
-    """The methods of those observers that have one of their own."""
+    """The methods of those observers that override this one."""
     plain = getattr(Observer, what)
     return tuple([getattr(o, what) for o in observers if getattr(type(o), what) is not plain])

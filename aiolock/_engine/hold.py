@@ -1,4 +1,4 @@
-"""One grant as the client keeps it: who holds it, until when, and what is known of it."""
+"""One grant as the client keeps it: its owner, its deadline, and what is known of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Owner = tuple[asyncio.Task[Any] | None, str]
 
 
 class LeaseState(StrEnum):
-    """What is known of a lease."""
+    """The state of a lease, as far as it is known here."""
 
     HELD = "held"
     AT_RISK = "at_risk"
-    """A renewal is not answered: still ours, but not for long unless one is."""
+    """A renewal has no answer yet: still ours, but lost at its deadline unless one succeeds."""
     LOST = "lost"
     RELEASED = "released"
 
@@ -32,7 +32,7 @@ ALIVE: Final = (LeaseState.HELD, LeaseState.AT_RISK)
 
 
 class LossReason(Enum):
-    """Why a lease was lost; the value is what its user is told."""
+    """Why a lease was lost; the value is the text that its user is told."""
 
     EXPIRED = "its lease ended before the store confirmed a renewal"
     REFUSED = "the store does not know it any more: it ended, was broken, or the store was reset"
@@ -42,7 +42,7 @@ class LossReason(Enum):
 
     @property
     def may_be_at_store(self) -> bool:
-        """Whether it was lost by our own clock or will, and so may still be in the others' way."""
+        """Whether the client ended it by its own clock or will, so the store may still have it."""
         return self in _OURS
 
 
@@ -60,59 +60,59 @@ class Body(Protocol):
 
 
 class Handle(Protocol):
-    """A lease that speaks for a hold; each acquisition of a re-entrant lock gives one more."""
+    """A lease that refers to a hold; each acquisition of a re-entrant lock gives one more."""
 
     _shares: bool
 
     async def release(self) -> bool:
-        """Give it back."""
+        """Release it."""
         ...
 
 
 class Hold:
-    """One grant and what becomes of it. A lease, or several of a re-entrant lock, speak for it."""
+    """One grant and what becomes of it. One lease refers to it, several for a re-entrant lock."""
 
-    # Defaults on the class: most holds are released before any of these is written to.
+    # Defaults on the class: most holds are released before any of these is written.
     state = LeaseState.HELD
     reason: LossReason | str = ""
-    """Why it was lost; a text is what the store of a later version says."""
+    """Why it was lost; a text is a reason that only a later version's store knows."""
     asking = False
     ceiling: tuple[float, float] | None = None
-    """A deadline that answers to older questions cannot raise, and when that was asked for."""
+    """Upper limit of `deadline`, and when it was set. Renewals sent earlier cannot exceed it."""
     slot = -1
     lost: asyncio.Event | None = None
     wanted = False
-    """Somebody has asked for it."""
+    """Another client has asked for its release."""
     requested: asyncio.Event | None = None
-    """Set when it is wanted, once anybody has looked at it."""
+    """Set when `wanted` is; made when it is first looked at."""
     bodies: tuple[Body, ...] = ()
     leases: tuple[Handle, ...] = ()
-    """Those that the owner can still reach by name, with `Lock.release`."""
+    """The leases that the owner can still reach by name, with `Lock.release`."""
     speaking = 0
-    """How many leases speak for it that have not ended."""
+    """How many leases that refer to it have not ended."""
     since = 0.0
     """When the watchdog began to keep it."""
     label = ""
-    """What its user calls it."""
+    """The label that its user gave it."""
     request: LockRequest | None = None
-    """What observers know it as, once one was told of it."""
+    """The acquisition as observers know it; None before they were told of it."""
     where = ""
-    """The line that acquired it, where that was looked up."""
+    """The line that acquired it, if that was looked up."""
     alarm: asyncio.TimerHandle | None = None
     began = 0.0
-    """Where it is not renewed: from when on its lease is reckoned, not later than the grant."""
+    """Without renewal: the local time from which its lease counts, not later than the grant."""
     released: asyncio.Future[int] | None = None
-    """What the store answers, or answered, to its release."""
+    """The store's answer to its release."""
     heard = False
-    """Somebody awaits that answer."""
+    """A task awaits that answer."""
     passed = False
-    """Its release was not said to the store, but is to be reported (see `Runs`)."""
+    """Its release was not sent to the store; a report follows instead (see `Runs`)."""
     finishes = False
     """It is released by `Store.finish`."""
     shared = False
-    """It was downgraded; what was shared from the first has a policy that says so."""
+    """It was downgraded. (A lock that was shared from the first has a policy that says so.)"""
     downgraded: asyncio.Future[int] | None = None
-    """What the store answers, or answered, to its downgrading."""
+    """The store's answer to its downgrading."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ class Hold:
         self.waiter = waiter
         self.ttl = policy.lease
         self.fence, lease, self.deadline, self.unconfirmed = grant
-        """The last: its present lease is a claim, which is to be confirmed once."""
+        """The last: whether its present lease is a claim, which must be confirmed once."""
         self.ends = ends
-        """When ``max_hold`` is over."""
+        """When ``max_hold`` has passed, by the local clock; None for no such limit."""
         if not policy.renew:
             self.began = self.deadline - lasts(lease)
         self.crossed = crossed
@@ -139,11 +139,11 @@ class Hold:
 
 
 Owned = Mapping[asyncio.Task[Any] | None, Mapping[str, Hold]]
-"""What each task holds, by key."""
+"""The holds of each task, by key."""
 
 
 def without(items: tuple[Item, ...], item: object) -> tuple[Item, ...]:
-    """What is left when this one is taken out."""
+    """The items without this one."""
     if len(items) == 1 and items[0] is item:
         return ()
     return tuple(each for each in items if each is not item)

@@ -1,9 +1,9 @@
-"""What holders and waiters call themselves, put up at the store for whoever asks for that.
+"""The labels of holders and waiters, posted at the store for clients that ask for a status.
 
-A label that travels with each command would make it longer, and most of what is held is released
-before anybody could ask. So what lasts is put up, by a client for all of its own, with
-`Store.post`: pages of 256 acquisitions, under names of a kind that nobody else uses. Who asks for
-a status reads the pages of those that are in it.
+A label in each command would make it longer, and most locks are released before anyone could ask.
+So each client posts labels only for its acquisitions that last, with `Store.post`: in pages of 256
+acquisitions, under names of a kind that nothing else uses. A client that asks for a status reads
+the pages of the acquisitions in it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from aiolock._engine.policy import LONGEST_LABEL, as_label
 from aiolock.store import Party, Posted, Status, Store
 
 _PAGE: Final = 8
-"""An acquisition is on the page of its number without so many bits."""
+"""The number of an acquisition's page is the acquisition's number without its lowest bits."""
 KEPT: Final = 300.0
-"""Seconds for which the store remembers a page that nobody puts up again."""
+"""Seconds for which the store remembers a page that is not posted again."""
 REFRESHED: Final = 120.0
-"""Seconds after which it is put up again, while anything on it lasts."""
+"""Seconds after which a page is posted again, while any acquisition on it lasts."""
 _RETRIED: Final = 5.0
-"""Seconds after which it is, where the store did not take it."""
+"""Seconds after which a page that the store did not take is posted again."""
 _LONGEST: Final = 2 * LONGEST_LABEL + 2
-"""Characters of a label: what its client is called, and itself. Others may have put up more."""
+"""The longest label that is shown: the client's and the acquisition's. Another may post more."""
 _TOGETHER: Final = 100
 """Pages that are read at a time."""
 
 
 class Said(NamedTuple):
-    """What an acquisition says of itself."""
+    """The post about one acquisition."""
 
     task: int
-    """The number of its task among those of its client; 0 where nobody can know."""
+    """The number of its task among those of its client; 0 if unknown."""
     stands_still: bool
-    """While it waits its task does nothing else."""
+    """Whether its task does nothing else while it waits."""
     label: str
 
 
 class _Page:
-    """Some of what a client says."""
+    """One page of a client."""
 
     __slots__ = ("due", "said", "version")
 
@@ -54,10 +54,10 @@ class _Page:
 
 
 class Labels:
-    """What one client says of its acquisitions; `put_up` says more, or says it again."""
+    """The posts of one client about its acquisitions; `put_up` adds and refreshes them."""
 
     def __init__(self, store: Store, client: str, failed: Callable[[], None]) -> None:
-        """``failed`` is called when the store did not take something, so that it is due sooner."""
+        """``failed`` is called when the store did not take a page, so that it is due sooner."""
         self._store = store
         self._client = client
         self._failed = failed
@@ -70,14 +70,15 @@ class Labels:
         return min((page.due for page in self._pages.values()), default=float("inf"))
 
     def knows(self, seq: int) -> bool:
-        """Whether something is said of this one."""
+        """Whether anything is posted about this acquisition."""
         page = self._pages.get(seq >> _PAGE)
         return page is not None and seq in page.said
 
     def put_up(self, said: Mapping[int, Said], lasting: Iterable[int]) -> None:
-        """Say this of these acquisitions; ``lasting`` are the numbers of all that there are.
+        """Post ``said`` about its acquisitions; ``lasting`` has the numbers of all that last.
 
-        What is over stays on its page, for its number does not come again, until that is empty.
+        An ended acquisition stays on its page until all acquisitions there have ended; its number
+        is never used again.
         """
         now = self._time()
         lasts = {seq >> _PAGE for seq in lasting}
@@ -94,7 +95,7 @@ class Labels:
                 self._post(number, page, now)
 
     def forgotten(self) -> None:
-        """The store may have forgotten all of it."""
+        """The store may have forgotten all pages."""
         for page in self._pages.values():
             page.due = self._time()
 
@@ -113,15 +114,15 @@ class Labels:
 
     def _posted(self, page: _Page, posted: asyncio.Future[int]) -> None:
         if not posted.cancelled() and posted.exception() is not None:
-            # Nobody needs it, so nobody is told.
+            # The caller needs no error: labels are not essential.
             page.due = min(page.due, self._time() + _RETRIED)
             self._failed()
 
 
 async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
-    """The same, with what their holders and waiters say of themselves.
+    """The statuses, with the labels of their holders and waiters.
 
-    Where the store does not tell, they stay as they are: a status is not worth less without.
+    Those whose page cannot be read stay as they are: a status is useful without labels.
     """
     pages: dict[str, dict[int, Said]] = {
         _key(party.client, party.seq >> _PAGE): {}
@@ -135,7 +136,7 @@ async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
             await asyncio.wait(asked.values())
         finally:
             for future in asked.values():
-                future.cancel()  # unless it is answered
+                future.cancel()  # has no effect if it is answered
         for key, answer in asked.items():
             pages[key] = _read(answer)
     return [_with_labels(status, pages) for status in statuses]
@@ -151,7 +152,7 @@ def _read(answer: asyncio.Future[Posted]) -> dict[int, Said]:
             for seq, (task, still, label, *_) in said.items()
         }
     except (AttributeError, TypeError, ValueError):
-        return {}  # of a later version
+        return {}  # written by a later version
 
 
 def _with_labels(status: Status, pages: Mapping[str, Mapping[int, Said]]) -> Status:

@@ -1,4 +1,4 @@
-"""A lease: one hold of a lock as its user has it."""
+"""A lease: one hold of a lock, as its user has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
 log = logging.getLogger("aiolock")
 
 _PATIENCE: Final = 9.5
-"""A store gives up on a command by itself after so many seconds (see `Store`)."""
+"""Seconds after which a store gives up on a command by itself (see `Store`)."""
 
 
 class LostEvent(asyncio.Event):
@@ -28,7 +28,7 @@ class LostEvent(asyncio.Event):
 
 
 class Lease:
-    """One hold of a lock: its proof, its deadline, and the way to give it back.
+    """One hold of a lock: its fence, its deadline, and the way to release it.
 
     Made by `Lock.acquire`. All times are seconds. A lease ends once, by release or by loss, and
     never comes back; acquiring again gives another lease with a higher fence.
@@ -40,14 +40,14 @@ class Lease:
         self._watchdog = watchdog
         self._hold = hold
         self._shares = shares
-        """Whether it was asked for to share the lock: to read, where its task may write, too."""
+        """Whether it was acquired to share the lock: a reader, also if its task may write."""
         hold.leases += (self,)
         hold.speaking += 1
         self._ended = False
 
     def __del__(self) -> None:
         if getattr(self, "_ended", True) or self._hold.state not in ALIVE:
-            return  # as where it could not even be made
+            return  # or __init__ has failed
         self._hold.speaking -= 1
         if not self._hold.speaking:
             self._watchdog.unreachable(self._hold)
@@ -62,10 +62,10 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: higher than that of any grant of this name before.
+        """The fencing token: higher than that of any earlier grant of this name.
 
-        Send it along with what you write, and let the storage refuse a lower one than it has
-        seen. That, not the lock, is what stops a holder that was stopped and woke up too late.
+        Send it along with what you write, and let the storage refuse a lower one than it has seen.
+        Only that, not the lock, stops a holder that was suspended and woke up too late.
         """
         return self._hold.fence
 
@@ -80,7 +80,7 @@ class Lease:
 
     @property
     def lost(self) -> LostEvent:
-        """An event, set when the lease is lost; never set by a release. Await it, or its `wait`."""
+        """An event, set when the lease is lost, never by a release. Await it, or its `wait`."""
         event = self._hold.lost
         if event is None:
             event = self._hold.lost = LostEvent()
@@ -93,7 +93,7 @@ class Lease:
     def requested(self) -> asyncio.Event:
         """An event, set when somebody asks for the lock with `Lock.request_release`.
 
-        It is only a wish: whoever holds the lock may let go early, or go on.
+        It is only a wish: the holder may release the lock early, or go on.
         """
         event = self._hold.requested
         if event is None:
@@ -103,19 +103,19 @@ class Lease:
         return event
 
     def remaining(self) -> float:
-        """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
+        """Seconds for which it is certainly ours if nobody renews it; 0.0 once it has ended."""
         if self.state in ALIVE:
             return max(0.0, self._hold.deadline - self._watchdog.time())
         return 0.0
 
     async def release(self) -> bool:
-        """Give the lock back, and it goes to the next waiter in the same step of the store.
+        """Release the lock; in the same step, the store grants it to the next waiter.
 
-        Says whether it was still ours. Idempotent: again, it says the same and sends nothing.
-        Waits for the store's answer, but never past the end of the lease; `StoreError` when there
-        is none, or the store refuses. Then it is sent again by itself, at first after a second,
-        until it is answered or the lease has ended. Cancelled, the release goes on all the same.
-        Of a re-entrant lock only the last release gives it back.
+        True if it was still ours. Idempotent: a second call says the same and sends nothing. Waits
+        for the store's answer, but never past the end of the lease; `StoreError` if there is none,
+        or the store refuses. Then the release is sent again in the background, at first after a
+        second, until the store answers or the lease has ended. A cancellation does not stop the
+        release. A re-entrant lock is released only by the last of its releases.
         """
         released = self._give_back()
         if released is None:
@@ -134,9 +134,9 @@ class Lease:
         return self._hold.state is not LeaseState.LOST
 
     async def _answer(self, released: asyncio.Future[int]) -> int:
-        """What the store says to a release, which is sent and goes on."""
+        """The store's answer to a release that was sent; a cancellation does not stop that."""
         if self._hold.heard:
-            # Another task awaits it: should that be cancelled, this one is not.
+            # Another task awaits the future itself: if that is cancelled, this one must not be.
             await asyncio.wait([released])
         elif not released.done():
             self._hold.heard = True
@@ -149,11 +149,11 @@ class Lease:
                 return await released
             finally:
                 overdue.remove(released)
-        # Cancelled, it was ours when it was sent.
+        # If the future was cancelled, the lock was ours when the release was sent.
         return WAS_HOLDER if released.cancelled() else released.result()
 
     def _give_back(self) -> asyncio.Future[int] | None:
-        """`release` without waiting: what it would wait for, or None when there is nothing."""
+        """`release` without waiting: the future of the answer, or None if there is none."""
         hold = self._hold
         self._watchdog.check_here()
         if not self._ended:
@@ -163,10 +163,11 @@ class Lease:
         return None if hold.speaking else self._watchdog.release(hold)
 
     async def extend(self, ttl: Seconds) -> None:
-        """Let the lease end ``ttl`` seconds from now, and every renewal from now on last as long.
+        """Let the lease end ``ttl`` seconds from now, and make later renewals as long.
 
-        A shorter ttl than before is fine. `LeaseLost` when the lock is not ours any more,
-        `StoreError` when nobody knows (the lease then is as it was), also when cancelled.
+        The ttl may be shorter than before. `LeaseLost` when the lock is not ours any more,
+        `StoreError` when nobody knows. After that, or when cancelled, the store may have carried it
+        out, but renewals keep the old ttl.
         """
         lasting = checked_ttl(ttl)
         self._watchdog.limits.check_ttl(lasting)
@@ -179,20 +180,19 @@ class Lease:
     async def verify(self) -> bool:
         """Ask the store whether the lock is still ours: one round trip, changes nothing.
 
-        True is true of the moment in which the store answered. False means lost, and the body is
+        True holds for the moment in which the store answered. False means lost, and the body is
         cancelled as for any loss. `StoreError` when the store does not answer.
         """
         return self.state in ALIVE and await self._ask(0)
 
     async def downgrade(self) -> None:
-        """Go on as a reader, with a lease of `RWLock.write`, without letting go meanwhile.
+        """Turn a lease of `RWLock.write` into that of a reader, without releasing it meanwhile.
 
-        The readers who are next in line enter. The lease stays as it is, and so does its fence.
-        `LeaseLost` when it is not ours any more; `StoreError` when nobody knows whether readers
-        may have entered, and then it is to be taken for downgraded, or downgraded again. Cancelled,
-        it is carried out all the same. Where it was confirmed, a second time does nothing.
-        `TypeError` for a lease of anything else; `Unsupported` where several servers vote, and
-        then it is held as before.
+        The readers that are next in the queue enter. The lease and its fence stay the same.
+        `LeaseLost` when it is not ours any more. `StoreError` when nobody knows whether readers may
+        have entered: then treat it as downgraded, or downgrade it again. A cancellation does not
+        stop it. Once it is confirmed, a second call does nothing. `TypeError` for any other lease;
+        `Unsupported` on a quorum, and then it is held as before.
         """
         hold = self._hold
         if not hold.policy.downgrades:
@@ -204,7 +204,7 @@ class Lease:
             hold.shared = True
             downgraded = hold.downgraded = self._watchdog.downgrade(hold)
             downgraded.add_done_callback(self._undo_if_refused)
-        # Should two tasks await it, the cancellation of one is not the other's.
+        # If two tasks await it, the cancellation of one must not cancel the other.
         await asyncio.wait([downgraded])
         with hold.policy.errors_named():
             was = downgraded.result()
@@ -214,11 +214,11 @@ class Lease:
 
     def _undo_if_refused(self, downgraded: asyncio.Future[int]) -> None:
         if not downgraded.cancelled() and isinstance(downgraded.exception(), Unsupported):
-            self._hold.shared = False  # nobody has heard of it
+            self._hold.shared = False  # the store has not received it
 
     async def _ask(self, ttl: int) -> bool:
         self._watchdog.check_here()
-        # Cancelled here it may have been carried out, which the watchdog has reckoned with.
+        # If this is cancelled, the store may have renewed it; `Watchdog.ask` has allowed for that.
         with self._hold.policy.errors_named():
             (still,) = await self._watchdog.ask(self._hold, ttl)
         if not still and self._hold.state in ALIVE:
@@ -261,6 +261,6 @@ def not_entered(watchdog: Watchdog, hold: Hold, lease: Lease | None) -> None:
 
 
 def give_back(lease: Lease) -> None:
-    """Release without waiting; what is not heard is sent again (see `Releases`)."""
+    """Release without waiting; a release that is not answered is sent again (`Releases`)."""
     if (released := lease._give_back()) is not None:
         released.add_done_callback(partial(lease._watchdog.heard, lease._hold))

@@ -1,4 +1,4 @@
-"""Which async library runs: aiolock needs asyncio, and says so under another one."""
+"""Which async library runs: aiolock needs asyncio, and says so under any other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def check_asyncio() -> None:
-    """`RuntimeError` where there is no asyncio, as under trio."""
+    """`RuntimeError` if no asyncio event loop runs, as under trio."""
     if asyncio._get_running_loop() is None:
         raise RuntimeError(
             "aiolock runs on asyncio, and no asyncio event loop is running here. Under trio it does"
@@ -16,7 +16,7 @@ def check_asyncio() -> None:
 
 
 def check_not_trio() -> None:
-    """`check_asyncio` for what is also called where nothing runs, and has an error for that."""
+    """`check_asyncio`, for callers that have an error of their own if no loop runs at all."""
     if in_trio():
         check_asyncio()
 

@@ -1,4 +1,4 @@
-"""What a store does not offer is refused where it is described, before anything is sent."""
+"""Refuses what a store does not offer where it is described, before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiolock.store import ALL_KINDS, Limited, Store
 
 
 class Limits:
-    """Those of one store; of most there are none."""
+    """The limits of one store; most stores have none."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -19,7 +19,7 @@ class Limits:
             self._longest = math.inf if store.longest_ttl is None else store.longest_ttl
 
     def check_kind(self, kind: str, name: object) -> None:
-        """`Unsupported` where the store does not offer this kind."""
+        """`Unsupported` if the store does not offer this kind."""
         if kind in self._offers:
             return
         assert isinstance(self._store, Limited)
@@ -28,10 +28,15 @@ class Limits:
         error.kind, error.name = kind, str(name)
         raise error
 
-    def check_ttl(self, ttl: float) -> None:
-        """`ValueError` where the store keeps no lease for so many seconds."""
+    def check_ttl(self, ttl: float, *, default: bool = False) -> None:
+        """`ValueError` if the store keeps no lease of this many seconds.
+
+        ``default``: it is the ttl that `connect` takes if none is given.
+        """
         if ttl > self._longest:
+            which = ", which connect() takes where none is given," if default else ""
+            give = f"give connect() a ttl= of {self._longest:g} s at most; " if default else ""
             raise ValueError(
-                f"ttl={ttl:g} s is more than the longest_ttl={self._longest:g} s of"
-                f" {self._store!r}: a shorter ttl is renewed for as long as it is held"
+                f"ttl={ttl:g} s{which} is more than the longest_ttl={self._longest:g} s of"
+                f" {self._store!r}: {give}a shorter ttl is renewed for as long as it is held"
             )

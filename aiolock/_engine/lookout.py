@@ -1,7 +1,7 @@
-"""What lasts longer than usual: it is given a label at the store, and observers are told of it.
+"""What lasts longer than usual gets a label at the store, and observers are told of it.
 
-Looked for once a second while there is anything new, and not at all where nothing changes, so that
-an acquisition that is over soon costs nothing but a look at whether this is awake.
+It looks once a second while there is anything new, and not at all while nothing changes. So an
+acquisition that ends soon costs nothing but a check of whether the lookout is awake.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from aiolock.store import Store, Waiter
 Task = asyncio.Task[Any]
 
 _EVERY: Final = 1.0
-"""Seconds between two looks; so what is shown lasts for one at least, and two at most."""
+"""Seconds between two looks; so an acquisition is shown after one to two seconds."""
 _LABELLED: Final = 3.0
-"""Seconds after which whoever waits has a label, without which nobody knows of a deadlock."""
+"""Seconds after which every waiter has a label, which the search for deadlocks needs."""
 _TOLD_AGAIN: Final = 60.0
-"""Seconds for which nobody is told once more of long waits for the same name."""
+"""Seconds for which an observer is not told again of long waits for the same name."""
 
 
 class Lookout:
-    """Looks after all that one client holds and waits for."""
+    """Watches all holds and acquisitions of one client."""
 
     def __init__(
         self,
@@ -61,22 +61,22 @@ class Lookout:
         self._tasks: WeakKeyDictionary[Task, int] = WeakKeyDictionary()
         self._last_task = 0
         self.awake = False
-        """Whether it looks within a second; else `wake` is to be called for what is new."""
+        """Whether it looks within a second; if not, call `wake` for a new acquisition."""
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._seen = 0
-        """The highest number at the last look."""
+        """The highest number of an acquisition at the last look."""
         self._told = dict[tuple[Observer, str], float]()
         self._held_long = dict[Observer, set[Waiter]]()
         self._suspected = set[int]()
-        """Those that deadlocks have been looked for, by number."""
+        """The numbers of the waiters that deadlocks were searched for."""
         self._searching = False
         self._deadlocked = set[int]()
-        """Those of which observers were told."""
+        """The numbers of the waiters in deadlocks that observers were told of."""
         self._asking = set[asyncio.Task[None]]()
 
     def wake(self) -> None:
-        """There is something new."""
+        """There is a new acquisition."""
         if self._closed:
             return
         self.awake = True
@@ -91,7 +91,7 @@ class Lookout:
             self.wake()
 
     async def aclose(self) -> None:
-        """Look no more, and ask nothing more."""
+        """Look no more, and ask the store nothing more."""
         if self._timer is not None:
             self._timer.cancel()
         self._closed = True
@@ -117,7 +117,7 @@ class Lookout:
         self._seen = highest
 
     def _sleep(self, waiting: Iterable[Attempt], now: float) -> None:
-        """Look again when there is a reason for it."""
+        """Plan the next look, if there is a reason for one."""
         if waiting or any(waiter.seq > self._seen for waiter in self._holds):
             self.wake()
             return
@@ -129,13 +129,13 @@ class Lookout:
                 if rest:
                     due = min(due, min(rest) + observer.slow_hold - now)
         if self._holds and due < math.inf:
-            # Not awake: what is new is looked at sooner.
+            # It stays asleep, so a new acquisition wakes it earlier.
             self._timer = self._loop.call_later(max(_EVERY, due), self._look)
 
     # Labels
 
     def _say(self, waiting: Sequence[Attempt]) -> int:
-        """Put up the labels of those that were there at the last look; the highest number."""
+        """Post the labels of those that were there at the last look; the highest number."""
         said = dict[int, Said]()
         lasting = list[int]()
         for attempt in waiting:
@@ -172,7 +172,7 @@ class Lookout:
         for told in [told for told, at in self._told.items() if now - at >= _TOLD_AGAIN]:
             del self._told[told]
         for key, attempts in slow.items():
-            # Those that were told of at the last time are old news, unless a minute has passed.
+            # A further wait for the same name is no news within a minute.
             if (observer, key) not in self._told:
                 self._told[observer, key] = now
                 longest = min(attempts, key=lambda attempt: attempt.began)
@@ -181,7 +181,7 @@ class Lookout:
     async def _tell_of_wait(self, observer: Observer, attempt: Attempt, others: int) -> None:
         status = await self._store.status(attempt.policy.key, waiters=False)
         (status,) = await labelled(self._store, [status])
-        if attempt.phase is Phase.QUEUED:  # still
+        if attempt.phase is Phase.QUEUED:  # it may have ended meanwhile
             self._events.waits_long(observer, attempt, self._time(), status.holders, others)
 
     def _look_at_holds(self, observer: Observer, limit: float, now: float) -> None:
@@ -197,10 +197,11 @@ class Lookout:
     # Deadlocks
 
     def _look_for_deadlock(self, waiting: Sequence[Attempt], now: float, limit: float) -> None:
-        """Ask once for each that has waited so long, where its task has something others want.
+        """Search once for each waiter that has waited so long and whose task holds something.
 
-        Who holds nothing is in nobody's way. Of a circle, who closed it has waited least: it asks
-        when all of the circle is there, and once more where the store did not say.
+        A task that holds nothing blocks no other. The task that closed a circle has waited least,
+        so when it searches, the circle is complete. If the store does not answer, it searches once
+        more.
         """
         blocked = {
             attempt.waiter.seq
@@ -224,13 +225,13 @@ class Lookout:
                     self._deadlocked |= ours
                     self._events.deadlock(found)
         except StoreError:
-            self._suspected.clear()  # nobody knows: ask again
+            self._suspected.clear()  # the answer is unknown: search again
             raise
         finally:
             self._searching = False
 
     def _ask(self, question: Coroutine[Any, Any, None]) -> None:
-        """Ask the store, and tell of the answer; what it does not say is not told."""
+        """Run a question to the store in a task; without an answer, observers are not told."""
 
         async def ask() -> None:
             with contextlib.suppress(StoreError):

@@ -1,6 +1,6 @@
-"""Answers that are waited for until a time of their own, with one timer for all of them.
+"""Answers that are awaited until a deadline each, with one timer for all of them.
 
-Each release is waited for until its lease ends. It is answered long before that, nearly always: a
+Each release is awaited until its lease ends, and is nearly always answered long before that. A
 timer for each would be made and cancelled at every hand-off.
 """
 
@@ -15,7 +15,7 @@ from aiolock.errors import StoreError
 
 
 class Overdue:
-    """What one client waits for; whoever does sees to it that what was answered is taken out."""
+    """The answers that one client awaits. The caller removes those that have come."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         """``time`` is the clock of the deadlines."""
@@ -26,13 +26,13 @@ class Overdue:
         self._timer_at = math.inf
 
     def add(self, answer: asyncio.Future[Any], deadline: float) -> None:
-        """Fail it at its deadline, unless it is answered before that."""
+        """Fail this answer at its deadline, unless it comes before that."""
         self._deadlines[answer] = deadline
         if deadline < self._timer_at:
             self._arm(deadline)
 
     def remove(self, answer: asyncio.Future[Any]) -> None:
-        """It is not waited for any more."""
+        """The answer is not awaited any more."""
         self._deadlines.pop(answer, None)
 
     def _arm(self, deadline: float) -> None:
@@ -57,7 +57,7 @@ class Overdue:
             self._arm(min(self._deadlines.values()))
 
     def aclose(self) -> None:
-        """Wait for nothing any more."""
+        """Await nothing any more."""
         self._deadlines.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""What a caller may ask for: one frozen object that is valid once it exists."""
+"""The options of a lock: one frozen object that is valid once it exists."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LONGEST_LABEL = 100
 SHORTEST_TTL = 0.01
 LONGEST_TTL = 365 * 24 * 3600.0
 MOST = 1_000_000_000
-"""Permits, or those who take part: more than fit, and few enough to be told apart from times."""
+"""The most permits or parties: more than anyone needs, and too few to be taken for a time."""
 
 MOST_URGENT = 9
-"""How far `Policy.priority` goes, both ways."""
+"""The limit of `Policy.priority`, in both directions."""
 
 OnLost = Literal["cancel", "signal"]
 
@@ -41,12 +41,12 @@ def plain(value: Seconds | None) -> float | None: ...
 
 
 def plain(value: Seconds | None) -> float | None:
-    """A duration as a number of seconds; what is none stays as it is, for `seconds` to refuse."""
+    """A duration as a number of seconds; anything else stays as it is, for `seconds` to refuse."""
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def seconds(what: str, value: object, *, least: float, most: float = math.inf) -> float:
-    """``value`` as a number of seconds, or the rule it breaks as a `TypeError`/`ValueError`."""
+    """``value`` as a number of seconds; `TypeError` or `ValueError` with the rule it breaks."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -101,13 +101,13 @@ def checked_label(what: str, label: object) -> str:
 
 
 def as_label(text: str, most: int = LONGEST_LABEL) -> str:
-    """Any text as one for people: what is not printable written out, and cut where it is long."""
+    """Any text as a label: characters that are not printable are escaped, a long text is cut."""
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def to_ms(value: float) -> int:
-    """Seconds as they go over the wire. The one place where they are converted."""
+    """Seconds as whole milliseconds, as on the wire. They are converted only here."""
     return max(1, round(value * 1000))
 
 
@@ -134,26 +134,26 @@ class Policy:
     every: float | None = None
     once: bool = False
     remember: int = 0
-    """For how many ms it will be remembered, where it is done once."""
+    """With `once`: for how many ms the store remembers that the work is done."""
     shared: bool = False
     downgrades: bool = False
     kind: str = "lock"
-    """What it is to its user, and its key space: those of one name and of different kinds are
-    different things. A word without a colon."""
+    """The kind of primitive, which is a key space: a lock and a latch of the same name do not
+    collide. A word without a colon."""
     rule: Rule = Rule.ALWAYS
-    """When it fits, where it is shared; then its numbers (see `Form`)."""
+    """For a shared lock: when a waiter may enter; the numbers of that rule follow (see `Form`)."""
     number: int = 0
     declared: int = 0
     family: str | None = None
-    """What such locks have in common, where their user says so: see `of_family`."""
+    """What such locks have in common, if their user has said so: see `of_family`."""
     key: str = field(init=False)
-    """Its name at the store: the kind, which ends with the first colon, and the name."""
+    """The name at the store: the kind, which ends with the first colon, and the name."""
     passes: bool = field(init=False)
-    """Whoever gets it goes on without it, so it does not matter whether it has ended."""
+    """A waiter that gets the grant goes on without it, so it does not matter if it has ended."""
     lease: int = field(init=False)
-    """For how many ms to ask for it: its ``ttl``, or its ``max_hold`` if that is less."""
+    """The length of the lease to ask for, in ms: ``ttl``, or ``max_hold`` if that is less."""
     form: Form = field(init=False)
-    """What the store must know of its waiters."""
+    """The part of a policy that the store needs with each waiter."""
 
     def __post_init__(self) -> None:
         checked_name(self.name)
@@ -182,7 +182,8 @@ class Policy:
             raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")
         lease = to_ms(self.ttl if self.max_hold is None else min(self.ttl, self.max_hold))
         form = Form(
-            # Who missed that its group went on must find it when it asks, however late.
+            # A barrier's grant lives for a full ttl: a party that missed the push finds it when it
+            # asks again, however late.
             claim=lease if self.rule is Rule.GROUP else min(lease, CLAIM),
             shared=self.shared,
             rule=self.rule,
@@ -204,16 +205,16 @@ class Policy:
 
     @property
     def called(self) -> str:
-        """What it is called in an error."""
+        """The kind and name, as errors give them."""
         return f"the {self.kind} {self.name!r}"
 
     @property
     def of_family(self) -> str:
-        """What such locks have in common, for metrics: there are few families, and many names."""
+        """What such locks have in common, for metrics: there are few families, but many names."""
         return self.family or re.sub("[0-9]+", "*", self.name.partition(":")[0])
 
     def about(self, error: Error) -> Error:
-        """The error, which now says of what it speaks."""
+        """The error, with the kind and name of this lock."""
         error.kind, error.name = self.kind, self.name
         return error
 
@@ -240,7 +241,7 @@ class Policy:
 
 
 def checked_number(what: str, value: object, *, least: int = 1, most: int = MOST) -> int:
-    """A whole number, of permits or of those who take part."""
+    """A whole number within limits: of permits or parties, a priority, a fence."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, not {value!r}")
     if not least <= value <= most:

@@ -1,4 +1,4 @@
-"""What a caller is told who did not get it: each error says of what it speaks, and what to do."""
+"""The errors of an acquisition that failed: each names its lock and says what to do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NOT_YET: Final = {
     "event": ("is not set", "was not set"),
     "latch": ("is not open", "did not open"),
 }
-"""What there is to say of those that are not held, by their kind: now, and for a while."""
+"""How the waiting for a kind that is not held has failed: when it was only tried, and in time."""
 _TAKEN: Final = ("is not free", "did not become free")
-"""Of all others."""
+"""The same for all other kinds."""
 
 
 def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
-    """It was only tried, and somebody has it."""
+    """It was only tried, and another client has it."""
     now, _ = _NOT_YET.get(policy.kind, _TAKEN)
     return _timeout(policy, f"{now}{_held_by(holders)}", 0.0, holders)
 
@@ -28,7 +28,7 @@ def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
 def not_in_time(
     policy: Policy, timeout: float, waited: float, holders: tuple[Party, ...]
 ) -> AcquireTimeout:
-    """It was waited for, and others had it all the time."""
+    """The timeout passed, and others had it all the time."""
     _, for_long = _NOT_YET.get(policy.kind, _TAKEN)
     return _timeout(policy, f"{for_long} in {timeout:g} s{_held_by(holders)}", waited, holders)
 
@@ -56,7 +56,7 @@ def _held_by(holders: tuple[Party, ...]) -> str:
 def unanswered(
     policy: Policy, timeout: float, store: object, broken: Exception | None
 ) -> StoreError:
-    """The store has said nothing in that time; ``broken``: what is wrong with the link to it."""
+    """The store did not answer within the timeout; ``broken`` is the error of the link to it."""
     why = f" (the link to it is broken: {broken})" if broken is not None else ""
     error = StoreError(
         f"{store!r} did not answer within the timeout of {timeout:g} s{why}, so nobody knows who"
@@ -67,7 +67,7 @@ def unanswered(
 
 
 def too_slow(policy: Policy, times: int) -> StoreError:
-    """It was granted so many times, and each time we heard of it too late."""
+    """The lock was granted ``times`` times, and each time we heard of it too late."""
     return policy.about(
         StoreError(
             f"{policy.called} was granted {times} times and each time its lease had ended before we"
@@ -77,7 +77,7 @@ def too_slow(policy: Policy, times: int) -> StoreError:
 
 
 def full(policy: Policy, answer: Full) -> QueueFull:
-    """As many wait as may."""
+    """As many waiters as allowed are in the queue."""
     return policy.about(
         QueueFull(
             f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
@@ -97,7 +97,7 @@ def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
 
 
 def reads_already(policy: Policy) -> WouldDeadlock:
-    """The task that wants to write reads."""
+    """A task that reads wants to write."""
     return policy.about(
         WouldDeadlock(
             f"this task reads {policy.name!r} and would wait for itself to write. A read lock is"
@@ -108,7 +108,7 @@ def reads_already(policy: Policy) -> WouldDeadlock:
 
 
 def holds_already(policy: Policy) -> WouldDeadlock:
-    """The task that wants it has it."""
+    """A task wants a lock that it holds."""
     return policy.about(
         WouldDeadlock(
             f"this task holds {policy.called} already and would wait for itself:"

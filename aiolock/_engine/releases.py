@@ -1,7 +1,7 @@
-"""Releases that were not heard: sent again, but not for ever.
+"""Releases that the store has not answered: sent again, but not for ever.
 
-What they speak of is in the way of others: a place in the queue until its turn comes, or a grant
-until its lease ends. After that nothing is left to release.
+Each of them ends something that blocks others: a place in the queue until its turn comes, or a
+grant until its lease ends. After that nothing is left to release.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from aiolock.errors import StoreError
 from aiolock.store import Form, Store, Waiter
 
 FIRST_PAUSE: Final = 1.0
-"""Seconds until it is sent again for the first time; then it takes ever longer."""
+"""Seconds until it is sent again for the first time; later pauses are longer."""
 LONGEST_PAUSE: Final = 30.0
 _SLACK: Final = 60.0
 """Seconds for which to go on after the lease would have ended."""
 LONGEST: Final = 3600.0
-"""Seconds after which to give up in any case: with a lease of days an operator had better look."""
+"""Seconds after which to give up in any case: with a lease of days an operator must step in."""
 
 
 class Release(NamedTuple):
-    """What is released; the same each time that it is sent (see `Store.release`)."""
+    """One release; the same each time that it is sent (see `Store.release`)."""
 
     key: str
     waiter: Waiter
@@ -33,13 +33,13 @@ class Release(NamedTuple):
 
 
 class Releases:
-    """What one client has to release still; all of it is tried together, less and less often."""
+    """The releases of one client that failed; all of them are retried together, ever less often."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._left: dict[Release, float] = {}
-        """Until when each of them is tried."""
+        """The time until which each of them is tried."""
         self._pause = FIRST_PAUSE
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -54,7 +54,7 @@ class Releases:
         return self._send(Release(key, waiter, form, fence, entered=False), self._until(ttl))
 
     def again(self, release: Release, ttl: int, failure: StoreError) -> None:
-        """This one has failed: send it again."""
+        """This release has failed: send it again."""
         self._failed(release, self._until(ttl), failure)
 
     def _until(self, ttl: int) -> float:
@@ -74,7 +74,7 @@ class Releases:
             self._pause = FIRST_PAUSE
         elif isinstance(failure, StoreError):
             self._failed(release, until, failure)
-        # What fails otherwise is a fault of ours, or of the store's: it would fail for ever.
+        # Any other failure is a bug of ours or of the store: it would fail for ever.
 
     def _failed(self, release: Release, until: float, failure: StoreError) -> None:
         if not failure._under_way and self._loop.time() < until and not self._closed:

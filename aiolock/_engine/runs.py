@@ -1,15 +1,15 @@
 """Runs: hand-offs within one client that do not wait for the store.
 
-A queue is first-in, first-out, and newcomers join its tail. So a client that knows that directly
-behind its own holder stands its own waiter knows what the store will answer to the release: this
-waiter is next. It hands the lock on at once, under the lease that the store respects, and reports
-it, several hand-offs in one command (`Store.pass_on`). Order is exact across all clients, and a run
-ends by itself where somebody else's waiter stands.
+A queue is first-in, first-out, and newcomers join its tail. If a client knows that its own waiter
+stands directly behind its own holder, it also knows what the store will do on the release: grant
+the lock to that waiter. So it hands the lock on at once, under the lease that the store respects,
+and reports several hand-offs in one command (`Store.pass_on`). The order is exact across all
+clients, and a run ends by itself where another client's waiter stands.
 
-What keeps it safe: a new deadline is never later than what the store's entry of this run is certain
-to last for, which is an older grant's until the report is carried out, and at least a claim from
-then on. Nothing else is said to the store about a name before what it has not heard of yet. And a
-grant that follows on one whose end was not reported has a fence higher than any of the run.
+Three rules keep this safe. A new deadline is never later than the lease that the store certainly
+keeps for this run: an older grant's until the report is carried out, and at least a claim from then
+on. No other command about a name is sent before the reports that are due for it. And a grant after
+one whose end was not reported has a fence that is higher than any of the run.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from aiolock.store import (
 )
 
 _TOGETHER: Final = 8
-"""Passes in one report: with more, those who have left wait longer for the confirmation."""
+"""Passes in one report: with more, the tasks that have released wait longer for its answer."""
 _IDLE_TURNS: Final = 3
-"""Turns of the event loop without a further pass, after which what there is, is reported."""
+"""Iterations of the event loop without a further pass, after which the passes are reported."""
 _MARGIN: Final = 4
-"""A lock is passed on only while more than this part of a claim is left."""
+"""A lock is passed on only while more than 1/4 of a claim is left of the lease."""
 
 
 class _Chain:
-    """One run: a grant that the store has made, and who has been handed that since."""
+    """One run: a grant that the store has made, and its present holder in this client."""
 
     def __init__(self) -> None:
         self.present: Attempt
         self.fence = 0
-        """Who has it now, or had it last, and under which fence."""
+        """The fence of `present`, which has the lock now or had it last."""
         self.reports = 0
-        """How many of its reports the store has not confirmed."""
+        """How many reports of this run the store has not confirmed."""
         self.released = False
-        """Whether the release of the one who has it now was sent."""
+        """Whether the release of the present holder was sent."""
         self.unknown = False
-        """Whether it was read before the store had heard that this one has it."""
+        """Whether the store read that release before the report that this one holds the lock."""
 
 
 class _Batch:
@@ -73,47 +73,47 @@ class _Batch:
         self.form = giver.policy.form
         self.giver = giver.waiter
         self.giver_fence = self.fence = giver.fence
-        """That of the first grant, and of the last."""
+        """The fences of the first and of the last grant."""
         self.through: list[Attempt] = []
-        """Those that have had it since the giver, in order, under one fence after the other."""
+        """The acquisitions that have held it since the giver, each under the next fence."""
         self.left: list[asyncio.Future[int]] = []
-        """What those wait for who have passed it on."""
+        """The futures of the releases of those that have passed it on."""
         self.sent: float | None = None
-        """When it was reported first."""
+        """When it was first reported."""
         self.again = False
-        """It is reported once more, for nobody knows what came of it."""
+        """It is reported again, because the outcome of an earlier report is unknown."""
 
 
 class _Run:
-    """One name: who stands directly behind whom, and what the store has not confirmed yet."""
+    """One name: the order of our waiters, and the passes that the store has not confirmed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.behind: dict[Waiter, Attempt] = {}
-        """Who stands directly behind this waiter, which waits itself, or holds."""
+        """For a waiter or holder, the waiter directly behind it."""
         self.last_ticket = 0
         self.chain = _Chain()
         """The last run of this name."""
         self.unsent: deque[_Batch] = deque()
-        """To be reported, in order; the last may grow."""
+        """Batches to be reported, in order; the last may grow."""
         self.under_way = 0
-        """Reports that are not answered."""
+        """How many reports are not answered yet."""
         self.failed: list[_Batch] = []
-        """Reports of which nobody knows whether they were carried out; then nothing is passed."""
+        """Batches whose report has failed, with unknown outcome; then nothing is passed on."""
         self.timer: asyncio.TimerHandle | None = None
-        """When they are sent again: less and less often, and not for ever."""
+        """Sends them again: less and less often, and not for ever."""
         self.passed: dict[Waiter, tuple[int, _Chain]] = {}
-        """The grants that were passed on, and the store has not confirmed that."""
+        """Grants that were passed on, before the store has confirmed that."""
         self.overtaken = False
-        """Somebody came to stand before one of us, who may have been handed it already. What the
-        store says of who stands where, before it has heard of that, is not to be relied on."""
+        """A waiter came to stand before one of ours that may hold the lock already. Until the store
+        has all reports, its `Queued.before` is not reliable."""
 
     @property
     def idle(self) -> bool:
         return not (self.behind or self.unsent or self.under_way or self.failed or self.passed)
 
     def unlink(self, attempt: Attempt) -> Waiter | None:
-        """Forget who stands directly before this one; who that was."""
+        """Forget the waiter directly before this one; returns it."""
         before, attempt.behind = attempt.behind, None
         if before is not None and self.behind.get(before) is attempt:
             del self.behind[before]
@@ -122,7 +122,7 @@ class _Run:
 
 
 class Runs(Relay):
-    """A client's store, by which it says nothing of a name before what is to be reported of it."""
+    """A client's store that sends the reports due for a name before other commands about it."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Runs(Relay):
         lose: Callable[[Hold, LossReason], None],
         release: Callable[[str, Waiter, Form, int], object],
     ) -> None:
-        """``release`` sees to it that what it releases is released, whatever fails."""
+        """``release`` must see to it that a grant is released, even if sending it fails."""
         super().__init__(store)
         self._loop = asyncio.get_running_loop()
         self._time = time
@@ -148,7 +148,7 @@ class Runs(Relay):
     def __len__(self) -> int:
         return len(self._runs)
 
-    # Who stands behind whom
+    # The order of our waiters
 
     def queued(self, attempt: Attempt, answer: Queued, known: Mapping[Waiter, Attempt]) -> None:
         """A newcomer was queued; ``known`` are the client's waiters for this name."""
@@ -156,7 +156,7 @@ class Runs(Relay):
         run = self._runs.get(name)
         if run is not None:
             if answer.ticket < run.last_ticket:
-                run.behind.clear()  # it has come before some of the others
+                run.behind.clear()  # the newcomer is before some of the others
             run.last_ticket = max(run.last_ticket, answer.ticket)
         if answer.before is None or attempt.crossed or self._closed:
             return
@@ -176,7 +176,7 @@ class Runs(Relay):
         attempt.behind = before
 
     def leaves(self, attempt: Attempt) -> None:
-        """It does not wait any more: it was granted, or has given up."""
+        """This acquisition does not wait any more: it was granted, or has given up."""
         run = self._runs.get(attempt.policy.key)
         if run is None:
             return
@@ -185,7 +185,7 @@ class Runs(Relay):
             self._close_gap(run, attempt, before)
 
     def returns(self, attempt: Attempt) -> None:
-        """Its grant was too late, so it stands nowhere until it has asked again."""
+        """A grant came too late: its acquisition has no place in the queue until it asks again."""
         run = self._runs.get(attempt.policy.key)
         if run is not None:
             run.unlink(attempt)
@@ -201,47 +201,47 @@ class Runs(Relay):
         self._forget_if_idle(run)
 
     def nobody_knows(self, name: str | None = None) -> None:
-        """Who stands where may have changed, of this name or of all."""
+        """The order of the waiters may have changed, for this name or for all."""
         for each in list(self._runs) if name is None else (name,):
             if (run := self._runs.get(each)) is not None:
                 run.behind.clear()
                 self._forget_if_idle(run)
 
     def void(self, name: str) -> None:
-        """Somebody else came to stand directly before one of us."""
+        """Another client's waiter was queued directly before one of ours."""
         run = self._runs.get(name)
         if run is not None:
             run.overtaken = bool(run.passed)
             self.nobody_knows(name)
 
     def was_passed(self, name: str, waiter: Waiter, fence: int) -> bool:
-        """Whether this grant was passed on, and the store may not have heard of that."""
+        """Whether this grant was passed on, and the store may not have the report yet."""
         run = self._runs.get(name)
         return run is not None and waiter in run.passed and run.passed[waiter][0] == fence
 
     def present(self, name: str, waiter: Waiter, fence: int) -> tuple[Waiter, int]:
-        """What was said of this grant is to be said of: the one it has become since."""
+        """The present waiter and fence of a run, for a grant of it that the store speaks of."""
         if not self.was_passed(name, waiter, fence):
             return waiter, fence
         chain = self._runs[name].passed[waiter][1]
         return chain.present.waiter, chain.fence
 
     def in_doubt(self, hold: Hold) -> bool:
-        """Whether the store may not have heard that this one has it, which is to be said again."""
+        """Whether the report of this hold has failed and is to be sent again."""
         run = self._runs.get(hold.policy.key)
         return run is not None and any(hold.fence == batch.fence for batch in run.failed)
 
     def was_unknown(self, hold: Hold) -> bool:
-        """Whether the store had not heard yet that this one had it, when it read its release."""
+        """Whether the store read the release of this hold before the report of it."""
         run = self._runs.get(hold.policy.key)
         return run is not None and run.chain.unknown and hold.fence == run.chain.fence
 
     # Passing on
 
     def hand_on(self, hold: Hold) -> asyncio.Future[int] | None:
-        """Hand it to who stands directly behind it, where that can be known and done.
+        """Hand the lock to the waiter directly behind this hold, if that is known and possible.
 
-        What its release will answer; None where the store is to be asked.
+        Returns the future of the release's answer; None if the release must be sent to the store.
         """
         run = self._runs.get(hold.policy.key)
         if run is None:
@@ -277,7 +277,7 @@ class Runs(Relay):
         return released
 
     def _may_pass(self, run: _Run, hold: Hold, attempt: Attempt) -> bool:
-        """Whether the store would do the same, and the client can know."""
+        """Whether the store would grant the lock to this waiter, as far as the client can know."""
         form = hold.policy.form
         same = attempt.policy.form is form or attempt.policy.form == form
         if not same or not form.plain or hold.crossed or hold.ceiling is not None:
@@ -289,7 +289,7 @@ class Runs(Relay):
         return self._time() + form.claim / 1000 / _MARGIN < hold.deadline
 
     def _look(self, run: _Run, batch: _Batch, size: int, idle: int) -> None:
-        """Report a batch that does not grow any more."""
+        """Report a batch once it does not grow any more."""
         if not run.unsent or run.unsent[-1] is not batch:
             return
         grown = len(batch.through) > size
@@ -300,7 +300,7 @@ class Runs(Relay):
             self._loop.call_soon(self._look, run, batch, len(batch.through), idle)
 
     def _send(self, run: _Run) -> None:
-        """Report what is to be reported, in order."""
+        """Send all reports that are due, in order."""
         if run.timer is not None:
             run.timer.cancel()
             run.timer = None
@@ -332,7 +332,7 @@ class Runs(Relay):
             return
         was = answer.result()
         if was == WAS_ABSENT and batch.again:
-            was = WAS_UNKNOWN  # that may have been its own doing
+            was = WAS_UNKNOWN  # an earlier copy of this report may have been carried out
         for released in batch.left:
             if not released.done():
                 released.set_result(was)
@@ -344,7 +344,7 @@ class Runs(Relay):
         self._forget_if_idle(run)
 
     def _is_over(self, run: _Run, batch: _Batch) -> None:
-        """The store has heard of it, or never will."""
+        """The store has this report, or never will."""
         batch.chain.reports -= 1
         for waiter in (batch.giver, *(attempt.waiter for attempt in batch.through[:-1])):
             run.passed.pop(waiter, None)
@@ -352,7 +352,7 @@ class Runs(Relay):
             run.overtaken = False
 
     def _confirmed(self, run: _Run, batch: _Batch) -> None:
-        """The store's entry of this run is certain to last for a claim: so does who has it now."""
+        """The store keeps this run's lease for a claim at least; so the present holder has that."""
         chain, present = batch.chain, batch.chain.present
         hold = self._holds.get(present.waiter)
         if hold is not None and hold.fence == chain.fence:
@@ -360,11 +360,12 @@ class Runs(Relay):
             if hold.unconfirmed and hold.ceiling is None:
                 hold.deadline = max(hold.deadline, batch.sent + lasts(batch.form.claim))
         elif chain.fence == batch.fence and present.ended and (chain.unknown or not chain.released):
-            # It has left, and the store was told so before it was told of this, or never.
+            # The present holder has left. Its release reached the store before this report, or was
+            # never sent.
             self._release(run.name, present.waiter, batch.form, chain.fence)
 
     def _refused(self, run: _Run, batch: _Batch) -> None:
-        """The grant that was passed on had ended: nobody of the run has anything."""
+        """The grant that was passed on had ended, so no one in the run holds the lock."""
         present, fence = batch.chain.present, batch.chain.fence
         hold = self._holds.get(present.waiter)
         if hold is not None and hold.fence == fence:
@@ -374,16 +375,16 @@ class Runs(Relay):
         self._give_up_places(run, batch)
 
     def _give_up_places(self, run: _Run, batch: _Batch) -> None:
-        """Those that have had it may still stand in the queue, for the store did not hear of it."""
+        """Release the places of those that held it: the store may still have them in the queue."""
         first = batch.fence - len(batch.through) + 1
         for fence, attempt in enumerate(batch.through, start=first):
-            # But not one that was too late: it has asked for its place.
+            # Except one whose grant was too late: it has asked for its place again.
             had = attempt.grant.fence if attempt.phase is Phase.HELD and attempt.grant else 0
             if had == fence and attempt.waiter not in self._holds:
                 self._release(run.name, attempt.waiter, batch.form, 0)
 
     def _failed(self, run: _Run, batch: _Batch, failure: BaseException | None) -> None:
-        """Nobody knows whether it was carried out. It is sent again, before all that follows."""
+        """The outcome of a report is unknown. It is sent again, before all that follows."""
         for released in batch.left:
             if not released.done():
                 released.set_exception(failure or StoreError("the report of a release was dropped"))
@@ -398,7 +399,7 @@ class Runs(Relay):
             return
         run.failed.append(batch)
         if not self._closed and run.timer is None:
-            # While its claim lasts, often enough for that to be confirmed.
+            # Often enough that the present holder's claim is confirmed while it lasts.
             pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, failing / 2))
             run.timer = self._loop.call_later(pause, self._send, run)
 
@@ -406,16 +407,16 @@ class Runs(Relay):
         if run.idle and self._runs.get(run.name) is run:
             del self._runs[run.name]
 
-    # The store, to which nothing is said of a name before that
+    # The store; before a command about a name, its reports are sent
 
     def report(self, name: str) -> None:
-        """Let the store hear what was handed on, before anything else that is said from now on."""
+        """Send the reports of this name that are due, before any other command."""
         run = self._runs.get(name)
         if run is not None and (run.unsent or run.failed):
             self._send(run)
 
     def close(self) -> None:
-        """Pass nothing on any more, and report once more what there is; then no more of that."""
+        """Pass nothing on any more, and send all reports once more, but not again after that."""
         self._closed = True
         for run in list(self._runs.values()):
             self._send(run)
@@ -431,7 +432,7 @@ class Runs(Relay):
         wait: bool,
         max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        """A newcomer joins the tail, whatever is still to be reported."""
+        """A newcomer joins the tail, so reports need not be sent first."""
         if self._runs and (ticket or max_waiters or not wait):
             self.report(name)
         return self._store.acquire(
@@ -441,7 +442,7 @@ class Runs(Relay):
     def release(
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
-        """After what is to be reported."""
+        """Sent after the reports that are due."""
         run = self._runs.get(name) if self._runs else None
         if run is None:
             return self._store.release(name, waiter, form, fence, entered=entered)
@@ -455,37 +456,37 @@ class Runs(Relay):
         return released
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        """After what is to be reported."""
+        """Sent after the reports that are due."""
         if self._runs:
             for renewal in renewals:
                 self.report(renewal.name)
         return self._store.renew(renewals)
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        """After what is to be reported."""
+        """Sent after the reports that are due."""
         self.report(name)
         return self._store.status(name, waiters=waiters)
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        """After what is to be reported, of whatever name."""
+        """The first page is asked for after the reports of all names."""
         if not start:
             for name in list(self._runs):
                 self.report(name)
         return self._store.snapshot(start)
 
     def request(self, name: str) -> asyncio.Future[int]:
-        """After what is to be reported."""
+        """Sent after the reports that are due."""
         self.report(name)
         return self._store.request(name)
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        """After what is to be reported."""
+        """Sent after the reports that are due."""
         self.report(name)
         return self._store.break_(name, fences)
 
 
 def _released(chain: _Chain, released: asyncio.Future[int]) -> None:
-    """The store has answered to the release of who has it now. What fails is sent again."""
+    """The present holder's release was answered. A failed one is sent again."""
     heard = not released.cancelled() and released.exception() is None
     if heard and chain.reports:
         chain.unknown = True

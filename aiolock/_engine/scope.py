@@ -1,4 +1,4 @@
-"""The body of an ``async with``: what ends it when its lease is lost, and what its exit says."""
+"""The body of an ``async with``: how a loss ends it, and what its exit raises."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger("aiolock")
 class Scope:
     """The body of an ``async with``: a lease, and the task to cancel when it is lost.
 
-    Works as `asyncio.timeout` does: it cancels the task that entered, and at the exit takes that
-    one cancellation back and raises `LeaseLost` instead. A cancellation from outside, of the same
-    moment or not, stays one.
+    It works like `asyncio.timeout`: it cancels the task that entered, and at the exit takes back
+    that one cancellation and raises `LeaseLost` instead. A cancellation from outside, even at the
+    same moment, stays a cancellation.
     """
 
     __slots__ = ("_before", "_cancelled", "_inner", "lease", "task")
@@ -30,12 +30,12 @@ class Scope:
         self._before = task.cancelling() if task else 0
         self._cancelled = False
         hold = lease._hold
-        # Of bodies within each other, of a re-entrant lock, the outermost ends them all.
+        # If bodies of a re-entrant lock are nested in one task, cancelling the outermost is enough.
         self._inner = hold.bodies != () and any(body.task is task for body in hold.bodies)
         hold.bodies += (self,)
 
     def cancel(self) -> None:
-        """The lease is lost: cancel the body, if that is what it wants."""
+        """The lease is lost: cancel the body, if the lock's ``on_lost`` says so."""
         if (
             self.task is not None
             and self.lease._hold.policy.on_lost == "cancel"
@@ -43,7 +43,7 @@ class Scope:
         ):
             self._cancelled = True
             if not self.task.cancel(f"{self.lease._hold.policy.called} was lost"):
-                # As when `wait_for` of Python 3.11 entered it, in a task of its own.
+                # For example, `wait_for` of Python 3.11 has entered it in a task of its own.
                 log.warning(
                     "aiolock: %r was lost, but the task that entered its body has ended, so nobody"
                     " could be cancelled: enter it in the task that runs the body",
@@ -51,11 +51,11 @@ class Scope:
                 )
 
     async def close(self, error: BaseException | None) -> None:
-        """Leave the body: give the lock back, and raise `LeaseLost` where that is the truth.
+        """Leave the body: release the lock, and raise `LeaseLost` if the lease was lost.
 
-        The body's own exception and a `CancelledError` are never replaced: after one, the release
-        is sent but not waited for, so there is nothing that could. Nor is it where the lock is not
-        to be confirmed.
+        The body's own exception and a `CancelledError` are never replaced: after one of them, the
+        release is sent but not awaited, so its failure is only logged. It is not awaited either
+        without ``confirm``.
         """
         lease, hold = self.lease, self.lease._hold
         lease._watchdog.check(hold)
@@ -80,13 +80,13 @@ class Scope:
                 error.add_note(f"aiolock: meanwhile {lease._loss()}")
 
     async def _take_back(self, error: BaseException | None) -> bool:
-        """Undo our cancellation; whether ``error`` is it, and nobody else's."""
+        """Undo our own cancellation; True if ``error`` came from it alone."""
         assert self.task is not None
         alone = self.task.uncancel() <= self._before
         if not isinstance(error, asyncio.CancelledError):
             try:
-                # The body ended before it arrived. Before Python 3.13 it would strike at the next
-                # await, outside of the body: let it strike here.
+                # The body ended before our cancellation arrived. Before Python 3.13 it would arrive
+                # at the next await, outside of the body: let it arrive here.
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
                 if self.task.cancelling() > self._before:

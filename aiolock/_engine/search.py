@@ -1,4 +1,4 @@
-"""Looks for deadlocks at a store."""
+"""Searches a store for deadlocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from aiolock.observer import Deadlock
 from aiolock.store import Status, Store
 
 _SURE: Final = 0.5
-"""Seconds between two looks at what may be one."""
+"""Seconds between two looks at a possible deadlock."""
 _TOGETHER: Final = 100
-"""Names that are looked at at a time."""
+"""Names that are asked for at a time."""
 
 
 async def find_deadlocks(store: Store) -> list[Deadlock]:
-    """The deadlocks at a store: of those who hold and wait at two looks, one after the other.
+    """The deadlocks at a store: parties that hold and wait at two looks, one after the other.
 
-    The second looks only at what those wait for that were stuck at the first.
+    The second look asks only for the names that stuck tasks waited for at the first.
     """
     statuses = await labelled(store, await snapshot(store, "*", None))
     suspects = sorted(stuck_on(statuses))

@@ -1,4 +1,4 @@
-"""A client's waiters: what they ask the store, when they ask again, and what it pushes to them."""
+"""A client's waiters: their questions to the store, and what the store pushes to them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
-"""Seconds until a question is asked again that the store did not answer, or refused."""
+"""Seconds until a question that failed or was refused is asked again."""
 
 _PATIENCE: Final = 10.0
-"""Seconds, at least, of nothing but that until it is an error: as long as a store tries what it is
-asked first."""
+"""Questions that fail for this many seconds or more are an error: as long as a store tries the
+first question."""
 
 _LOST: Final = {"expired": LossReason.EXPIRED, "broken": LossReason.BROKEN}
-"""What the words of a store mean; another is a later version's."""
+"""The reasons that a store gives; any other is from a later version."""
 
 _PLACED: Final = (Granted, Queued)
 
@@ -46,11 +46,11 @@ class Waiters:
         """Why the link to the store is broken, while it is."""
 
     def add(self, attempt: Attempt) -> None:
-        """It begins."""
+        """The acquisition begins."""
         self.attempts.setdefault(attempt.policy.key, {})[attempt.waiter] = attempt
 
     def leave(self, attempt: Attempt) -> None:
-        """The waiting is over, one way or the other. Idempotent."""
+        """The acquisition waits no more, for any reason. Idempotent."""
         attempt.withdraws()
         if attempt.retry is not None:
             attempt.retry.cancel()
@@ -64,7 +64,7 @@ class Waiters:
         if waiters is not None and waiters.pop(attempt.waiter, None) is not None and not waiters:
             del self.attempts[key]
 
-    # What they ask
+    # Questions to the store
 
     def ask(self, attempt: Attempt, *, wait: bool) -> Question:
         """Ask the store for the lock, or for the place in its queue."""
@@ -84,7 +84,7 @@ class Waiters:
         return question
 
     def hear(self, attempt: Attempt, question: Question) -> bool:
-        """Take in an answer, for its task or for a callback; False where it came too late."""
+        """Process an answer, in its task or in a callback; False if the answer came too late."""
         answer = question.answer.result()
         newcomer = attempt.ticket == 0
         if not attempt.answers(question, answer):
@@ -103,7 +103,7 @@ class Waiters:
         return True
 
     def _ask_again(self, attempt: Attempt) -> None:
-        """Something happened that the store knows more of: ask now, or after the answer."""
+        """The store has news for this waiter: ask now, or after the answer under way."""
         if attempt.has_news():
             if attempt.retry is not None:
                 attempt.retry.cancel()
@@ -114,9 +114,9 @@ class Waiters:
     def _answered(
         self, attempt: Attempt, question: Question, answer: asyncio.Future[Answer]
     ) -> None:
-        """What came back when a waiter in the queue had asked again."""
+        """Process the answer to a later question of a waiter in the queue."""
         if answer.cancelled():
-            return  # nobody waits for it any more
+            return  # the question was withdrawn
         if isinstance(failure := answer.exception(), Exception):
             if attempt.fails(question):
                 self._ask_later(attempt, failure)
@@ -125,10 +125,10 @@ class Waiters:
             _wake(attempt)
 
     def _ask_later(self, attempt: Attempt, failure: Exception) -> None:
-        """It stands in the queue, so an answer that did not come, or a refusal, is no news yet.
+        """Ask again later. The waiter is in the queue, so one failed question is no error yet.
 
-        It is one after as long as a holder would believe in its lease without one, or a newcomer
-        would have waited for its first.
+        It becomes one once questions have failed for as long as a holder would trust its lease
+        without an answer, or a newcomer would wait for its first answer.
         """
         now = self._time()
         if attempt.failing_since is None:
@@ -141,9 +141,9 @@ class Waiters:
             attempt.retry = self._loop.call_later(pause, self._ask_again, attempt)
 
     def _was_displaced(self, found: Attempt) -> None:
-        """This waiter's place was gone; whatever took it may have taken those of the others.
+        """This waiter lost its place in the queue; the same cause may have taken other places.
 
-        They are asked for in one go, for those who find that out come many at a time.
+        All waiters ask in one turn, because many find this out at once.
         """
         key = found.policy.key
         self._runs.nobody_knows(key)
@@ -157,7 +157,7 @@ class Waiters:
             if attempt.last_asked < found:
                 self._ask_again(attempt)
 
-    # Inbox: what the store pushes
+    # Inbox: pushes of the store
 
     def _attempt(self, key: str, waiter: Waiter) -> Attempt | None:
         attempts = self.attempts.get(key)
@@ -174,7 +174,7 @@ class Waiters:
         self._give_back(name, waiter, form, fence)
 
     def _give_back(self, name: str, waiter: Waiter, form: Form, fence: int) -> None:
-        """It gave up, and the store had not heard of that: what it got is somebody else's."""
+        """Release a grant to a waiter that gave up before the store knew of that."""
         hold = self._watchdog.holds.get(waiter)
         known = hold is not None and hold.fence == fence
         if not known and not self._runs.was_passed(name, waiter, fence):
@@ -185,16 +185,16 @@ class Waiters:
         hold = self._watchdog.holds.get(waiter)
         waiting = self._attempt(name, waiter)
         if hold is not None and hold.fence == fence:
-            # A question that came after the break may have put it into the queue again.
+            # A question that came after the break may have queued this waiter again.
             hold.crossed = hold.crossed or reason == "broken"
             self._watchdog.lose(hold, _LOST.get(reason, reason))
         elif waiting is not None:
-            # Its grant is on its way, to the task or, by the other connection, to us. Then it has
-            # no place in the queue any more, and nobody else would tell it.
+            # Its grant is on its way, to its task or, over the other connection, to us. The waiter
+            # has left the queue by then, so no push would tell it of a later change.
             waiting.taken_away(fence)
             self._ask_again(waiting)
         if reason == "expired":
-            # We were taken for stuck, so our waiters have left the queue.
+            # The store took this client for stuck and removed its waiters from the queue.
             self._runs.nobody_knows(name)
             for other in list(self.attempts.get(name, {}).values()):
                 self._ask_again(other)
@@ -206,10 +206,10 @@ class Waiters:
         if attempt is None:
             self._give_back(name, waiter, form, fence)
         elif fence > attempt.void:
-            attempt.stop(error)  # and its task releases whatever it has by then
+            attempt.stop(error)  # its task then releases its grant, if it has one
 
     def done(self, name: str) -> None:
-        # The word may be old, and what it speaks of forgotten: the answer is not.
+        # This push may be old and the lock unused since; the answer to a question is current.
         if name in self._queues:
             self._ask_again(self._queues[name].first)
         for attempt in list(self.attempts.get(name, {}).values()):
@@ -217,11 +217,11 @@ class Waiters:
                 self._ask_again(attempt)
 
     def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # see `Inbox`
-        # Whoever that is by now, it may have been handed the lock: then it is one behind it.
+        # The waiter may have been handed the lock already: then the newcomer is behind it.
         self._runs.void(name)
         for attempt in list(self.attempts.get(name, {}).values()):
             if attempt.phase is Phase.ASKING:
-                self._ask_again(attempt)  # its answer may be older
+                self._ask_again(attempt)  # the answer under way may be older than this push
 
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         waiter, fence = self._runs.present(name, waiter, fence)
@@ -254,7 +254,7 @@ class Waiters:
 
 
 def _wake(attempt: Attempt) -> None:
-    """Let its task look at the phase, unless it will anyway."""
+    """Let its task look at the phase, unless it will do so anyway."""
     future = attempt.waits_for
     if future is None or future.done():
         return

@@ -1,4 +1,4 @@
-"""The watchdog: what the client holds, its renewal, and the deadlines it must not outlive."""
+"""The watchdog: a client's holds, their renewal, and the deadlines they must not outlive."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from aiolock.store import Form, Renewal, Sharded, Store, Waiter
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
 _AWAKE: Final = 1.0
-"""Seconds after which, while anything is held, to see whether the machine was suspended."""
+"""Seconds, while anything is held, between checks of whether the machine was suspended."""
 
 _forks = 0
 """How many forks lie between this process and the first that imported aiolock."""
 
 
 def _forked() -> None:
-    global _forks  # noqa: PLW0603  # the hook has nobody else to tell
+    global _forks  # noqa: PLW0603  # the hook takes no arguments
     _forks += 1
 
 
@@ -46,10 +46,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 class Watchdog:
     """Renews every lease of a client that is due, in batches, and notices when one is lost.
 
-    The answer to a renewal is one of three: *renewed*; *refused*, and then the lease is lost now;
-    or *unknown*, which changes nothing: it is tried again until the local deadline, which counts
-    from before the last confirmed request was sent. So a store that hangs cannot make a holder
-    believe in a lease that has ended, and one that hiccups cannot take one away.
+    A renewal has one of three answers: *renewed*; *refused*, and then the lease is lost now; or
+    *unknown*, which changes nothing: the watchdog tries again until the local deadline, which
+    counts from before the last confirmed request was sent. So a store that hangs cannot make a
+    holder believe in a lease that has ended, and a short failure of it takes no lease away.
     """
 
     def __init__(self, store: Store, events: Events, limits: Limits) -> None:
@@ -57,7 +57,7 @@ class Watchdog:
         self.limits = limits
         self._loop = loop = asyncio.get_running_loop()
         self.time = clock(loop)
-        # Not asked which loop that is: it would ask which process, a system call each time.
+        # The loop is passed: asking for the running loop costs a system call (getpid) each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
         self._sharded = store if isinstance(store, Sharded) else None
@@ -74,21 +74,21 @@ class Watchdog:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process it was opened in, and no fork of it."""
+        """Whether this is the process that opened it, and no fork of that."""
         return self._forks == _forks
 
     def check_here(self) -> None:
-        """`ClientClosed` unless this is the process and the event loop it was opened in.
+        """`ClientClosed` unless this is the process and the event loop that opened it.
 
-        After a fork the connections are the parent's: a word from us would end up in the middle
-        of its own.
+        After a fork the connections are the parent's: a command of the child would end up in the
+        middle of the parent's own.
         """
         if self._forks != _forks:
             raise ClientClosed(
                 f"this client was opened in another process, of which this one ({os.getpid()}) is"
                 " a fork: open one in each process, after the fork"
             )
-        # This one raises nothing where none runs, as when a generator is closed after its loop.
+        # This call raises nothing without a running loop, as when a generator is closed after it.
         if asyncio._get_running_loop() is not self._loop:
             check_not_trio()
             raise ClientClosed(
@@ -96,7 +96,7 @@ class Watchdog:
             )
 
     def held_by(self, owner: Owner) -> Hold | None:
-        """What this task holds of this name, if it still does."""
+        """The owner's hold of this name, if it still has it."""
         task, key = owner
         if task not in self.owned:
             return None
@@ -106,7 +106,7 @@ class Watchdog:
         return None if hold is None or hold.state not in ALIVE else hold
 
     def keep(self, hold: Hold, lease: int) -> None:
-        """Begin to keep a hold whose present lease is so many ms long."""
+        """Begin to keep a hold whose present lease is ``lease`` ms long."""
         task, key = hold.owner
         try:
             self.holds[hold.waiter] = hold
@@ -121,25 +121,25 @@ class Watchdog:
             raise
 
     def _due_at(self, hold: Hold, lease: int, now: float) -> float:
-        """When to look after it: at a third of its lease, or at its very end.
+        """When to look after a hold next: at a third of its lease, or at the lease's end.
 
-        A grant that we noticed late has less than its lease left, and is renewed the sooner.
+        A grant that was noticed late has less of its lease left, and is renewed sooner.
         """
         if hold.policy.renew or hold.unconfirmed:
             return now + min(lease / 3000 * self._jitter, (hold.deadline - now) / 3)
         return hold.deadline
 
-    # What nobody can reach any more
+    # Holds that nothing can reach any more
 
     def watch(self, hold: Hold) -> None:
-        """Once its owner has ended, let it live only as long as somebody has a lease of it."""
+        """After a hold's owner task has ended, keep the hold only while a lease of it exists."""
         task = hold.owner[0]
         if task is None:
             self._disown(hold)
             return
         watched = self._watched.get(task)
         if watched is None:
-            task.add_done_callback(self._owner_ended)  # one for all that it holds
+            task.add_done_callback(self._owner_ended)  # one callback for all holds of the task
             watched = self._watched[task] = {}
         watched[hold] = None
 
@@ -164,23 +164,23 @@ class Watchdog:
             if not self.owned[task]:
                 del self.owned[task]
         hold.owner = (None, key)
-        hold.leases = ()  # with this the last reference to a lease may go
+        hold.leases = ()  # this may be the last reference to a lease
 
     def unreachable(self, hold: Hold) -> None:
-        """The last lease of it was thrown away releases: say so, and release it.
+        """Its last lease was garbage-collected without a release: warn, and release it.
 
-        Called by the garbage collector, in whatever thread.
+        Called by the garbage collector, in any thread.
         """
         if not self.is_here:
-            return  # it is the parent's
+            return  # the hold is the parent's
         where = f", acquired at {hold.where}" if hold.where else ""
         more = "" if where else " (python -X dev says where it was acquired)"
         what = "is released"
         try:
             self._loop.call_soon_threadsafe(self.abandon, hold)
-        except RuntimeError:  # the loop is closed, and nobody is left who could
+        except RuntimeError:  # the loop is closed, so the release cannot be sent
             what = "is held until its lease ends"
-        # Last, for with -W error it raises.
+        # The warning comes last, because with -W error it raises.
         warnings.warn(
             f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"
             f" any more{where}, so it {what}: use `async with`, or call release(){more}",
@@ -190,16 +190,16 @@ class Watchdog:
         )
 
     def abandon(self, hold: Hold) -> None:
-        """Release without waiting; what is not heard is sent again (see `Releases`)."""
+        """Release without waiting; a release that is not answered is sent again (`Releases`)."""
         if (released := self.release(hold)) is not None:
             released.add_done_callback(partial(self.heard, hold))
 
     # The end of a hold
 
     def release(self, hold: Hold, *, finished: int = 0) -> asyncio.Future[int] | None:
-        """Give it back, now; the answer's future, or None where it was not ours any more.
+        """Release a hold now; the future of the answer, or None if it was not ours any more.
 
-        ``finished``: and for how many ms to remember that what it was held for is done.
+        ``finished``: for how many ms the store remembers that its work is done.
         """
         self.check(hold)
         if hold.released is None and hold.state is not LeaseState.RELEASED:
@@ -224,12 +224,12 @@ class Watchdog:
         return hold.released if hold.state is LeaseState.RELEASED else None
 
     def heard(self, hold: Hold, released: asyncio.Future[int]) -> None:
-        """What became of a release that nobody awaits."""
+        """Process the answer, or the failure, of a release that no task awaits."""
         if not released.cancelled() and isinstance(failure := released.exception(), StoreError):
             self.unheard(hold, failure)
 
     def unheard(self, hold: Hold, failure: StoreError) -> None:
-        """Its release has failed, which whoever hears of it says here: it is sent again."""
+        """A release has failed, and its caller knows of it: send the release again."""
         if not hold.finishes and not hold.passed:
             fence = 0 if hold.crossed else hold.fence
             release = Release(hold.policy.key, hold.waiter, hold.policy.form, fence, entered=True)
@@ -245,7 +245,7 @@ class Watchdog:
             self.lose(hold, LossReason.EXPIRED)
 
     def lose(self, hold: Hold, reason: LossReason | str) -> None:
-        """It is not ours any more: say so, and cancel the bodies that rely on it. Idempotent."""
+        """A hold is not ours any more: set its event and cancel its bodies. Idempotent."""
         if hold.state in (LeaseState.LOST, LeaseState.RELEASED):
             return
         if (
@@ -263,23 +263,24 @@ class Watchdog:
             body.cancel()
         self.events.lost(hold, self.time())
         if reason is LossReason.MAX_HOLD and hold.policy.lock_delay is None:
-            # Not when its body has ended, which may take long. Were the lease to end at the store,
-            # we would be taken for stuck, and our waiters would lose their places for a while.
-            # (With a lock_delay it must end there: a release is no loss.)
+            # Release it now, not when its body has ended, which may take long. If the lease ended
+            # at the store, we would be taken for stuck, and our waiters would lose their places for
+            # a while. (With a lock_delay the lease must end there: a release is no loss.)
             self.release(hold)
 
     def affordable(self, hold: Hold, ttl: int) -> int:
-        """``ttl`` ms, or what is left of ``max_hold``, if that is less."""
+        """``ttl`` ms, or the rest of ``max_hold``, if that is less."""
         if hold.ends is None:
             return ttl
         return max(1, min(ttl, int((hold.ends - self.time()) * 1000)))
 
     def ask(self, hold: Hold, ttl: int) -> asyncio.Future[list[bool | None]]:
-        """Ask at once: still ours, and then for ``ttl`` ms more (0: only ask)."""
+        """Ask the store whether a hold is still ours; renew it for ``ttl`` ms (0: only ask)."""
         now = self.time()
         if ttl:
-            # The reply may be lost, and the new lease may be shorter than the old one, or than the
-            # one that a renewal under way is still to confirm.
+            # The reply may be lost, so believe only in the shortest lease that the store may have
+            # given: the new one may be shorter than the old one, or than that of a renewal that is
+            # still under way.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
             hold.ceiling = (now + lasts(ttl), now)
             self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
@@ -287,7 +288,7 @@ class Watchdog:
         return self._renew([(hold, renewal)], now)
 
     def downgrade(self, hold: Hold) -> asyncio.Future[int]:
-        """Let it share the lock; what the store answers."""
+        """Let a writer's hold share the lock; the future of the store's answer."""
         downgraded = self._store.downgrade(
             hold.policy.key, hold.waiter, hold.policy.form, hold.fence
         )
@@ -295,9 +296,9 @@ class Watchdog:
         return downgraded
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
-        """Give back what is held; the bodies of other tasks are cancelled, and do so themselves.
+        """Release what is held; bodies of other tasks are cancelled, and release their own.
 
-        Waits for those bodies until the last of their leases has ended, and no longer.
+        Waits for those bodies, at most until the last of their leases has ended.
         """
         self._left = asyncio.Event()
         self.releases.aclose()
@@ -317,7 +318,7 @@ class Watchdog:
         self._wheel.aclose()
 
     def left(self) -> None:
-        """A body has ended, and what it held is given back."""
+        """A body has ended, and its hold is released."""
         if self._left is not None:
             self._left.set()
 
@@ -336,8 +337,8 @@ class Watchdog:
         self._wheel.forget(hold)
 
     def _due(self, holds: Sequence[Hold], now: float) -> None:
-        """Look after those that are due."""
-        # Or a thousand processes that started together would renew together for ever.
+        """Renew or expire the holds that are due."""
+        # Without jitter, a thousand processes that started together would renew together for ever.
         self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
         renewals: list[tuple[Hold, Renewal]] = []
         for hold in holds:
@@ -347,7 +348,7 @@ class Watchdog:
                 _ = self._renew(shard[start : start + _BATCH], now)
 
     def _shards(self, renewals: list[tuple[Hold, Renewal]]) -> Iterable[list[tuple[Hold, Renewal]]]:
-        """By where they are kept: a place that does not answer keeps no lease elsewhere waiting."""
+        """Grouped by place: one that does not answer then delays no lease kept elsewhere."""
         if self._sharded is None:
             return [renewals]
         shards: dict[Hashable, list[tuple[Hold, Renewal]]] = {}
@@ -365,7 +366,7 @@ class Watchdog:
             return
         if hold.policy.renew or hold.unconfirmed:
             ttl = self.affordable(hold, hold.ttl)
-            if not hold.policy.renew:  # confirmed for as long as was asked for, from its grant on
+            if not hold.policy.renew:  # confirm the length that was asked for, from its grant on
                 ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.asking = True
@@ -374,7 +375,7 @@ class Watchdog:
                 )
                 self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
-        hold.state = LeaseState.HELD  # no answer that is missing makes a difference to it
+        hold.state = LeaseState.HELD  # a missing answer would change nothing any more
         self._wheel.schedule(hold, hold.deadline, now)
 
     def _renew(
@@ -401,7 +402,7 @@ class Watchdog:
             if not still and not doubt:
                 self.lose(hold, LossReason.REFUSED)
             elif doubt and not renewal.ttl:
-                pass  # it was only asked whether it is ours
+                pass  # the store was only asked whether it is ours
             elif doubt:
                 hold.state = LeaseState.AT_RISK
                 again = max(0.02, min(1.0, (hold.deadline - now) / 5))
@@ -419,7 +420,7 @@ class Watchdog:
 
 
 def retrieve(answer: asyncio.Future[Any]) -> None:
-    """Nobody may be left to hear it: an error that is not retrieved would be logged as a bug."""
+    """Take the error out of a future: one that nobody has retrieved would be logged as a bug."""
     if not answer.cancelled():
         answer.exception()
 

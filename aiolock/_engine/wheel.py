@@ -1,4 +1,4 @@
-"""When to look after each hold: those that are due at about the same time, together."""
+"""When to look after each hold: holds that are due at about the same time come together."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final
 from aiolock._engine.hold import Hold
 
 _SLOTS: Final = 20
-"""What is due in one slot (a twentieth of a second) is looked after together."""
+"""Slots per second: holds that are due in one slot are looked after together."""
 _YOUNG: Final = 0.1
-"""Seconds after which a hold gets a slot, if it has not ended by then: most have."""
+"""Seconds after which a hold gets a slot, unless it has ended by then, as most have."""
 _FINE: Final = 64
-"""A slot is chosen as exactly as this part of the time until then. So there are few slots, however
-long the leases are, and a renewal is early by that part at most."""
+"""The precision of a slot: this part of the time until then. So there are few slots, however long
+the leases are, and a renewal is early by that part at most."""
 
 
 class Wheel:
-    """Slots of holds by when they are due: entering and leaving cost the same for 10,000."""
+    """Slots of holds by their due time; adding and removing cost the same for 1 hold or 10,000."""
 
     def __init__(
         self,
@@ -28,30 +28,30 @@ class Wheel:
         *,
         longest: float,
     ) -> None:
-        """``look_after`` gets those that are due, and the time, by the clock ``time``.
+        """``look_after`` gets the holds that are due and the time, by the clock ``time``.
 
-        It is seen every ``longest`` seconds at least what is due: for a clock that can jump.
+        The clock is read every ``longest`` seconds at least, because it may jump.
         """
         self._time = time
         self._look_after = look_after
         self._longest = longest
         self._call_later = asyncio.get_running_loop().call_later
         self._slots: dict[int, dict[Hold, None]] = {}
-        # The numbers of the slots, some of which may be empty by now, and so are no slots any more.
+        # The numbers of the slots in use. Slots that have become empty may still be among them.
         self._order: list[int] = []
         self._ordered: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
-        # Those that have just begun, and when to look after them. Most are forgotten before that.
+        # Holds that have just begun, and when to look after them. Most are removed before that.
         self._young: dict[Hold, float] = {}
         self._young_timer: asyncio.TimerHandle | None = None
 
     def schedule(self, hold: Hold, when: float, now: float) -> None:
-        """Look after it then, or somewhat earlier; and not when that was planned before."""
+        """Look after a hold at ``when`` or slightly earlier; this replaces an earlier plan."""
         self.forget(hold)
         slot, current = int(when * _SLOTS), int(now * _SLOTS)
         if slot <= current:
-            # That slot has begun, and with it would be much too soon: an alarm of its own.
+            # That slot has begun, which would be much too early: set a timer for this hold alone.
             hold.alarm = self._call_later(max(0.0, when - now), self._alarm, hold)
             return
         ahead = slot - current
@@ -69,7 +69,7 @@ class Wheel:
         due[hold] = None
 
     def take_in(self, hold: Hold, when: float, now: float) -> None:
-        """`schedule` for one that has just begun."""
+        """`schedule` for a hold that has just begun."""
         if when - now < 2 * _YOUNG:
             self.schedule(hold, when, now)
             return
@@ -78,7 +78,7 @@ class Wheel:
             self._young_timer = self._call_later(_YOUNG, self._grown_up)
 
     def _grown_up(self) -> None:
-        """Give a slot to those that are still held."""
+        """Give a slot to the holds that have lasted so long."""
         self._young_timer = None
         young, self._young = self._young, {}
         now = self._time()
@@ -86,7 +86,7 @@ class Wheel:
             self.schedule(hold, when, now)
 
     def forget(self, hold: Hold) -> None:
-        """It is not to be looked after any more."""
+        """Do not look after this hold any more."""
         if hold in self._young:
             del self._young[hold]
             return
@@ -101,7 +101,7 @@ class Wheel:
         hold.slot = -1
 
     def aclose(self) -> None:
-        """Look after nothing any more."""
+        """Stop: look after no hold any more."""
         for timer in (self._timer, self._young_timer):
             if timer is not None:
                 timer.cancel()
@@ -125,7 +125,7 @@ class Wheel:
             if due:
                 self._look_after(due, now)
         finally:
-            # What was put off during the turn may have set the alarm later than others need it.
+            # Rescheduling during the turn may have set the timer later than other slots need it.
             while self._order and self._order[0] not in self._slots:
                 self._pop()
             if self._order:

@@ -1,1 +1,1 @@
-"""What users hold in their hands: descriptions of locks, without state or I/O of their own."""
+"""The locks that users create: descriptions, without state or I/O of their own."""

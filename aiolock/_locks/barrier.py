@@ -1,4 +1,4 @@
-"""Those who wait for each other."""
+"""A barrier: tasks that wait for each other and then go on together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiolock.store import Status
 
 
 class Barrier:
-    """Lets so many parties through at once, again and again; made by `LockClient.barrier`.
+    """Lets a number of parties go on together, again and again; made by `LockClient.barrier`.
 
     ::
 
@@ -18,10 +18,10 @@ class Barrier:
             await play()
             await round_over.wait()  # until all three are here
 
-    The parties stand in one queue. As soon as it is long enough, the first ``parties`` of it go on,
-    in the same step of the store, each told by a push; who comes next waits for the next group.
-    Whoever is gone (cancelled, timed out, its process dead) does not count, and the others go on
-    waiting for somebody else: nothing breaks, and a ``timeout`` says for how long.
+    The parties stand in one queue. As soon as it is long enough, the first ``parties`` of it go on
+    together, in one step of the store, each told by a push; a later party waits for the next group.
+    A party that is gone (cancelled, timed out, its process dead) does not count, and the others go
+    on waiting for another one. A barrier never breaks; a ``timeout`` limits the waiting.
     """
 
     __slots__ = ("_lock", "_parties")
@@ -40,18 +40,18 @@ class Barrier:
 
     @property
     def parties(self) -> int:
-        """How many go on together."""
+        """The number of parties that go on together."""
         return self._parties
 
     async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
-        """Wait for the others; `AcquireTimeout` when they were not here in ``timeout`` seconds.
+        """Wait for the others; `AcquireTimeout` when they did not come in ``timeout`` seconds.
 
         `LimitMismatch` when others declare another number of parties. Other errors and cancellation
-        are those of `Lock.acquire`: after each of them this party is not here any more, though
-        the others may just have gone on with it.
+        are those of `Lock.acquire`: after each of them this party has left, though the others may
+        just have gone on with it.
         """
         give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
 
     async def status(self) -> Status:
-        """Who is here and waits for the others; as `Lock.status`."""
+        """The parties that wait for the others; as `Lock.status`."""
         return await self._lock.status()

@@ -1,7 +1,7 @@
-"""One leader among many, whom everybody can ask for.
+"""An election: one leader among many candidates, whom any client can look up.
 
-Leadership is a lock. Who leads is put up at the store under a name of its own, where those who
-watch wait for the next: in the lock's queue they would stand in the candidates' way.
+Leadership is a lock. The leader's value is posted at the store under a name of its own. Observers
+wait there for the next leader: in the lock's queue they would stand in the candidates' way.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from aiolock.errors import StoreError
 from aiolock.store import Posted, Rule, Status
 
 _BOARD: Final = "elected"
-"""The kind under whose keys it is put up who leads."""
+"""The kind of the name under which the leader's value is posted."""
 
 _KEPT: Final = 3600.0
-"""Seconds for which it is remembered who led last."""
+"""Seconds for which the store remembers the last leader's value."""
 _AGAIN: Final = 1.0
-"""The least seconds after which a leader says again that it leads; else a third of its ttl."""
+"""A leader posts its value again after a third of its ttl, and after this many seconds at least."""
 _PATIENCE: Final = 10.0
-"""Seconds for which a store may refuse that it is put up; as for those who wait."""
+"""Seconds for which the store may refuse the first post; as long as for waiters."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
-"""Seconds until it is tried again."""
+"""Seconds until a refused post is tried again: the first pause, and the longest."""
 LONGEST_VALUE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads, as everybody sees it; true of a moment that has passed."""
+    """The leader, as every client sees it; true of a moment that has passed."""
 
     value: str
-    """What it campaigned with: its address, for instance."""
+    """The value that it campaigned with: its address, for instance."""
     fence: int
     """The fencing token of its term; a later term has a higher one."""
     client: str
     """The id of its client."""
     host: str
-    """The machine it runs on; empty where the store has forgotten."""
+    """The machine it runs on; empty if the store has forgotten it."""
     pid: int
-    """Its process; 0 where the store has forgotten."""
+    """The id of its process; 0 if the store has forgotten it."""
 
 
 class Term:
-    """The time for which somebody leads, as the leader has it; made by `Election.campaign`."""
+    """One term of a leader, as that leader has it; made by `Election.campaign`."""
 
     __slots__ = ("_lease", "_value")
 
@@ -65,12 +65,12 @@ class Term:
 
     @property
     def lease(self) -> Lease:
-        """Its leadership, as any lock's lease."""
+        """The lease of the lock that leadership is."""
         return self._lease
 
     @property
     def value(self) -> str:
-        """What it campaigned with."""
+        """The value that this leader campaigned with."""
         return self._value
 
     @property
@@ -80,7 +80,7 @@ class Term:
 
     @property
     def state(self) -> LeaseState:
-        """That of its lease."""
+        """The state of its lease."""
         return self._lease.state
 
     @property
@@ -90,11 +90,11 @@ class Term:
 
     @property
     def requested(self) -> asyncio.Event:
-        """An event, set when somebody asks the leader to resign, with `Election.request_resign`."""
+        """An event, set when a client calls `Election.request_resign`."""
         return self._lease.requested
 
     async def resign(self) -> bool:
-        """Lead no more, though the body goes on; as `Lease.release`."""
+        """Stop leading, while the body goes on; as `Lease.release`."""
         return await self._lease.release()
 
 
@@ -108,12 +108,12 @@ class Election:
             await lead()  # cancelled when leadership is lost
 
         leader = await election.leader()  # anywhere: who leads now
-        async for leader in election.observe():  # and whoever leads next
+        async for leader in election.observe():  # this leader, then each next one
             ...
 
-    Candidates become leaders in the order in which they came. Leadership is a lease: renewed,
-    fenced, and when a leader dies it ends after the ttl. So for a moment two may believe that they
-    lead, one of which has just not noticed: have what they write checked by its fence.
+    Candidates become leaders in the order in which they came. Leadership is a lease: it is renewed
+    and fenced, and when a leader dies, it ends after the ttl. For a moment two may believe that
+    they lead, when the first has not yet noticed its loss: so check the fence of what they write.
     """
 
     __slots__ = ("_lock",)
@@ -133,7 +133,7 @@ class Election:
     async def campaign(
         self, value: str = "", *, timeout: Seconds | Default | None = DEFAULT
     ) -> AsyncGenerator[Term, None]:
-        """Wait to be the leader, and be it in the body of ``async with``; leaving it is resigning.
+        """Wait to become the leader, and lead in the body of ``async with``; leaving it resigns.
 
         ``value`` is what the others see of the leader: up to 10,000 characters. Errors,
         cancellation and loss are those of ``async with lock.acquire(timeout=...)``.
@@ -142,7 +142,7 @@ class Election:
             raise TypeError(f"value must be a str, not {type(value).__name__}")
         if len(value) > LONGEST_VALUE:
             raise ValueError(f"value must have at most {LONGEST_VALUE} characters")
-        value.encode()  # UnicodeEncodeError, a ValueError, before anybody leads
+        value.encode()  # UnicodeEncodeError, a ValueError, before the campaign begins
         engine = self._lock._engine
         async with self._lock._acquisition(timeout, blocking=True) as lease:
             loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class Election:
             timer: asyncio.TimerHandle
 
             def say() -> None:
-                # What is put up may get lost, as by a fail-over that forgets the last writes.
+                # A posted value may get lost, as in a fail-over that forgets the last writes.
                 if lease.state in ALIVE:
                     self._put_up(lease.fence, value).add_done_callback(retrieve)
 
@@ -169,16 +169,16 @@ class Election:
                 timer.cancel()
 
     async def leader(self) -> Leader | None:
-        """Who leads now, None for nobody; two round trips at once. `StoreError`: nobody knows."""
+        """The present leader, or None; two concurrent round trips. `StoreError` if unknown."""
         leader, _ = await self._look()
         return leader
 
     async def observe(self) -> AsyncGenerator[Leader, None]:
         """Each leader, from the present one on, as soon as it leads; without end.
 
-        Told by a push. Of leaders that follow each other faster than they are looked at, the last
-        one is seen. Errors are those of `leader` and `Lock.acquire`; ends only by one of them, or
-        by being closed or cancelled.
+        Changes come by push. If leaders follow each other faster than they are looked up, only the
+        last one is seen. Errors are those of `leader` and `Lock.acquire`; the iteration ends only
+        by an error, or by being closed or cancelled.
         """
         seen = 0
         while True:
@@ -191,14 +191,14 @@ class Election:
             give_back(await Lock(self._lock._engine, policy).acquire())
 
     async def request_resign(self) -> bool:
-        """Ask the leader to resign when it can; whether anybody was told.
+        """Ask the leader to resign when it can; True if a leader was told.
 
         As `Lock.request_release`: it sets `Term.requested`.
         """
         return await self._lock.request_release()
 
     async def break_(self, fence: int | None = None) -> bool:
-        """Depose the leader, and let the next one lead; whether there was one. As `Lock.break_`."""
+        """Depose the leader, and let the next one lead; True if there was one: `Lock.break_`."""
         return await self._lock.break_(fence)
 
     @property
@@ -216,7 +216,7 @@ class Election:
         )
 
     async def _announce(self, fence: int, value: str, until: float) -> None:
-        """Put it up. A refusal that passes throws nobody out who has waited to be the leader."""
+        """Post the value. A passing refusal must not end the term of a leader that has waited."""
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
         while True:
             try:
@@ -231,7 +231,7 @@ class Election:
 
     def _put_up(self, fence: int, value: str) -> asyncio.Future[int]:
         engine = self._lock._engine
-        # Who looks finds nobody in office unless the store knows who is.
+        # An observer finds no leader until the store knows the holder, so report it now.
         engine.runs.report(self._lock._policy.key)
         return engine.store.post(
             self._board.key,
@@ -243,7 +243,7 @@ class Election:
         )
 
     async def _look(self) -> tuple[Leader | None, int]:
-        """Who leads, and the fence of whoever was the last to say so."""
+        """The leader or None, and the fence under which a value was last posted."""
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         reading = engine.store.read(self._board.key)
@@ -253,13 +253,13 @@ class Election:
             )
             leader = _found(status, posted)
             if leader is None and posted.value:
-                # The two may have been carried out the other way round, and a leader begun between.
+                # The store may have run the two in the other order, and a term begun between.
                 leader = _found(await engine.runs.status(policy.key, waiters=False), posted)
         return leader, posted.count
 
 
 def _found(status: Status, posted: Posted) -> Leader | None:
-    """The holder that has put up that it leads."""
+    """The holder that has posted its value as a leader."""
     fence, _, value = posted.value.partition(" ")
     for holder in status.holders:
         if fence == str(holder.fence):

@@ -1,4 +1,4 @@
-"""Those who wait until something has happened, once."""
+"""An event: tasks that wait until something has happened, once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Event:
         await ready.set()  # in one process
         await ready.wait()  # in any number of tasks of any process: until then
 
-    As `asyncio.Event` is for the tasks of one process, but for one thing: it cannot be cleared, for
-    of two processes nobody could tell which was first, the one that clears or the one that sets. A
-    name that says which round it is needs no clearing. It stays set, for whoever comes later too,
-    for ``remember`` seconds (a minute at least) after it was last set: then it is forgotten.
+    It is like `asyncio.Event`, for many processes, except that it cannot be cleared: if one process
+    clears and another sets, no one could tell which was first. A name that contains the round
+    needs no clearing. The event stays set, also for later waiters, for ``remember`` seconds (at
+    least a minute) after it was last set; then it is forgotten.
     """
 
     __slots__ = ("_lock", "_remember")
@@ -38,10 +38,10 @@ class Event:
         return self._lock.name
 
     async def set(self) -> None:
-        """Let all go on that wait for it.
+        """Set the event: all that wait for it go on.
 
-        Idempotent: again, it is remembered for longer. One round trip; `StoreError` when nobody
-        knows. Cancelled, it may have been set.
+        Idempotent: a second call only makes the store remember it for longer. One round trip;
+        `StoreError` when the store does not answer. Cancelled, it may have been set.
         """
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
@@ -50,9 +50,9 @@ class Event:
             await engine.store.post(policy.key, 1, token="", declared=0, value="", keep=keep)
 
     async def is_set(self) -> bool:
-        """Whether it has happened, as far as is remembered: one round trip.
+        """Whether it has happened and the store still remembers it: one round trip.
 
-        `StoreError` when nobody knows.
+        `StoreError` when the store does not answer.
         """
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
@@ -67,5 +67,5 @@ class Event:
         give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
 
     async def status(self) -> Status:
-        """Who waits for it; as `Lock.status`."""
+        """The waiters of the event; as `Lock.status`."""
         return await self._lock.status()

@@ -1,4 +1,4 @@
-"""Those who wait until so many others have said that they are done."""
+"""A latch: tasks that wait until a number of others are done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _numbers = itertools.count(1)
 
 
 class Latch:
-    """Opens once it was counted down often enough; made by `LockClient.latch`. Holds nothing.
+    """Opens once it was counted down ``count`` times; made by `LockClient.latch`. Holds nothing.
 
     ::
 
@@ -22,9 +22,9 @@ class Latch:
         await loaded.count_down()  # in three workers, when they have done their part
         await loaded.wait()  # anywhere: until all three have
 
-    Whoever waits is told by a push. Once open it stays open, for whoever comes later too, for
-    ``remember`` seconds (a minute at least) after the last count: then it is forgotten, and closed.
-    A name that says which round it is needs no thought about that.
+    Waiters are told by a push. An open latch stays open, also for later waiters, for ``remember``
+    seconds (at least a minute) after the last count; then it is forgotten, and so closed again. If
+    its name contains the round, as above, that does not matter.
     """
 
     __slots__ = ("_count", "_lock", "_remember")
@@ -44,17 +44,17 @@ class Latch:
 
     @property
     def count(self) -> int:
-        """How often it is to be counted down."""
+        """How many counts open the latch."""
         return self._count
 
     async def count_down(self, token: str | None = None) -> int:
-        """Count one; how many are missing still. The last one opens it.
+        """Count once; returns how many counts are missing still. The last one opens the latch.
 
-        A ``token`` is counted once, however often it comes: the name of the part that is done, so
-        that a worker that was started again does not count twice. Without one, every call counts.
+        Each ``token`` is counted once, however often it comes. Use the name of the part that is
+        done, so that a restarted worker does not count twice. Without one, every call counts.
 
-        `LimitMismatch` when others declare another count. One round trip; `StoreError` when nobody
-        knows. Cancelled, it may have been counted.
+        `LimitMismatch` when others declare another count. One round trip; `StoreError` when the
+        store does not answer. Cancelled, it may have been counted.
         """
         engine = self._lock._engine
         engine.check()
@@ -76,7 +76,7 @@ class Latch:
         return max(0, self._count - counted)
 
     async def missing(self) -> int:
-        """How many are missing still: one round trip; `StoreError` when nobody knows."""
+        """How many counts are missing still: one round trip; `StoreError` if unknown."""
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         with policy.errors_named():
@@ -90,5 +90,5 @@ class Latch:
         give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
 
     async def status(self) -> Status:
-        """Who waits for it; as `Lock.status`."""
+        """The waiters of the latch; as `Lock.status`."""
         return await self._lock.status()

@@ -32,16 +32,16 @@ DEFAULT: Final = Default()
 
 
 class Acquisition(Coroutine[Any, Any, Got_co]):
-    """One acquisition, not begun yet: await it, or enter it with ``async with``.
+    """One acquisition that has not begun yet: await it, or enter it with ``async with``.
 
-    Awaited, it gives a `Lease`; or, where `acquire` was given a ``timeout`` or ``blocking=False``,
-    None when that was not enough. Entered, it gives a `Lease` or raises `AcquireTimeout`, and the
-    body is cancelled when the lease is lost. It is good for one of the two, once. The task that
-    called `Lock.acquire` owns the lease, whichever task awaits it, so
-    ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
+    Awaited, it gives a `Lease`. If `acquire` was given a ``timeout`` or ``blocking=False``, it
+    gives None when the lock could not be had. Entered, it gives a `Lease` or raises
+    `AcquireTimeout`, and the body is cancelled when the lease is lost. It can be used once, in one
+    of the two ways. The task that called `Lock.acquire` owns the lease, whichever task awaits it,
+    so ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
     """
 
-    __name__ = "Lock.acquire"  # what the repr of a task shows that runs it
+    __name__ = "Lock.acquire"  # shown by the repr of a task that runs it
     __slots__ = (
         "_coroutine",
         "_label",
@@ -129,7 +129,7 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
         assert self._scope is not None
         return self._scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
 
-    # A coroutine too, because create_task() takes nothing less.
+    # It is a coroutine as well, because create_task() takes nothing less.
 
     def send(self, value: Any, /) -> Any:
         """As any coroutine."""
@@ -158,7 +158,7 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
 
 
 async def _never() -> None:
-    """What an acquisition that was closed before it began consists of."""
+    """Stands for an acquisition that was closed before it began."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -166,13 +166,14 @@ class Lock:
     """A description of one lock: its name and how it behaves. Holds nothing and does no I/O.
 
     Made by `LockClient.lock`. Any number of tasks may share one. ``async with lock as lease``
-    waits its turn, at most the lock's ``timeout``, and gives a `Lease`:
+    waits its turn, at most for the lock's ``timeout``, and gives a `Lease`:
 
-    * `AcquireTimeout` when the time has passed, `QueueFull` when ``max_waiters`` wait already,
-      `WouldDeadlock` when this task holds it already, `StoreError` when nobody knows, and
-      `ClientClosed` when the client is not open here. After each of them nothing is left behind.
-    * Cancelled while it waits, it leaves the queue, or gives back the lock that was handed to it
-      at that moment.
+    * It raises `AcquireTimeout` when the time has passed, `QueueFull` when ``max_waiters`` wait
+      already, `WouldDeadlock` when this task holds it already, `StoreError` when the store does not
+      answer, and `ClientClosed` when the client is not open here. After each of them nothing is
+      left behind.
+    * Cancelled while it waits, it leaves the queue, or gives back the lock if it was granted at
+      that moment.
     * When the lease is lost, the body is cancelled and `LeaseLost` is raised at the exit; if the
       body raises an exception of its own, that one is raised, with a note.
     """
@@ -225,15 +226,16 @@ class Lock:
     ) -> Acquisition[Lease] | Acquisition[Lease | None]:
         """Take the lock, or wait for it in its queue.
 
-        Await the result for a `Lease`, or for None where it could not be had with the ``timeout``
-        or ``blocking`` given here; the lock's own ``timeout`` raises `AcquireTimeout`. Or enter the
-        result with ``async with``: that raises `AcquireTimeout` in every case, and the body is
-        cancelled when the lease is lost. Errors and cancellation are as for ``async with lock``.
+        Await the result for a `Lease`. If the lock cannot be had with the ``timeout`` or
+        ``blocking`` given here, the result is None; the lock's own ``timeout`` raises
+        `AcquireTimeout`. Or enter the result with ``async with``: that raises `AcquireTimeout` in
+        every case, and the body is cancelled when the lease is lost. Errors and cancellation are as
+        for ``async with lock``.
 
         :param timeout: seconds that *you* wait at most (how long the lock is kept for you is its
             ``ttl``); None waits as long as it takes. The lock's own, if it is not given.
-        :param blocking: whether to wait at all: without it, take the lock only if it is free at
-            once, as with ``timeout=0``.
+        :param blocking: whether to wait at all: False takes the lock only if it is free at once, as
+            does ``timeout=0``.
         :param label: what `status`, the commands and observers call you ("job 17"), seen by others
             once you have waited or held for a second; the name of the task, if None.
         """
@@ -266,7 +268,7 @@ class Lock:
         )
 
     async def release(self) -> bool:
-        """End the lease that the current task holds; says whether it was still ours.
+        """End the lease that the current task holds; True if it was still ours.
 
         As `Lease.release`, for code that does not have the lease at hand. `NotHeld` when the
         current task holds no lease of this name: it may have been released or lost already.
@@ -283,9 +285,10 @@ class Lock:
         return await lease.release()
 
     async def locked(self) -> bool:
-        """Whether it is held, or closed, now: to be awaited, for it is one round trip.
+        """Whether the lock is held or closed now; await it, for it takes a round trip.
 
-        `StoreError` when nobody knows. Whether the current task holds it is `held`, without one.
+        `StoreError` when the store does not answer. `held` tells whether the current task holds the
+        lock, without I/O.
         """
         status = await self._engine.status(self._policy, waiters=False)
         return bool(status.holders) or status.closed > 0
@@ -296,7 +299,7 @@ class Lock:
         return self._ours() is not None
 
     def _ours(self) -> Handle | None:
-        """The lease that the current task took last of this lock: who reads does not write."""
+        """The current task's last lease of this lock, of the same kind: shared or exclusive."""
         watchdog, policy = self._engine.watchdog, self._policy
         hold = watchdog.held_by((watchdog.current_task(), policy.key))
         if hold is not None:
@@ -306,38 +309,40 @@ class Lock:
         return None
 
     async def status(self) -> Status:
-        """Who holds it and who waits for it, in order; `StoreError` when nobody knows.
+        """The holders and waiters of the lock, in order; `StoreError` if unknown.
 
         For people and dashboards: it is true of a moment that has passed. A holder or waiter whose
-        process is gone is not ``alive``: it leaves when its turn, or the end of its lease, comes.
+        process is gone is not ``alive``. Such a waiter is removed when its turn comes, such a
+        holder at the end of its lease.
         """
         return await self._engine.status(self._policy)
 
     async def request_release(self) -> bool:
-        """Ask whoever holds it to let go, when it can; whether anybody was told.
+        """Ask the holders to release the lock when they can; True if any of them was told.
 
-        It sets `Lease.requested` of each holder, and that is all: whoever asks stands in the queue
-        as ever. One round trip; a request may get lost. `StoreError` when nobody knows. Cancelled,
-        it may have been sent.
+        It sets `Lease.requested` of each holder, and does nothing else: the caller still has to
+        wait in the queue. One round trip; a request may get lost. `StoreError` when the store does
+        not answer. Cancelled, it may have been sent.
         """
         self._engine.check()
         with self._policy.errors_named():
             return await self._engine.runs.request(self._policy.key) > 0
 
     async def break_(self, fence: int | None = None) -> bool:
-        """Take the lock from whoever holds it, and hand it to the next; whether anybody held it.
+        """Take the lock from its holders, and grant it to the next waiter; True if it was held.
 
-        With a ``fence`` (see `status`) from the holder of that grant alone. The holder is told at
-        once: its lease is lost and its body cancelled, but until it has ended two bodies run. For a
-        holder that hangs and renews; one that died needs no help. Two round trips, or one with a
-        ``fence``. Cancelled, or on a `StoreError`, it may have been carried out.
+        With a ``fence`` (see `status`), only the holder of that grant loses it. The holder is told
+        at once: its lease is lost and its body cancelled, but until that body ends, two bodies run.
+        For a holder that hangs but still renews; a dead one needs no help, as its lease ends by
+        itself. Two round trips, or one with a ``fence``. Cancelled, or on a `StoreError`, it may
+        have been carried out.
         """
         if fence is not None:
             self._engine.check()
             fences = [checked_number("fence", fence, most=sys.maxsize)]
         else:
-            # Of the grants that we saw, and no others: sent again after a lost reply, it must not
-            # take the lock from the next one too.
+            # Break only the grants seen here: if the reply is lost and the command is sent again,
+            # it must not take the lock from the next holder too.
             status = await self._engine.status(self._policy, waiters=False)
             fences = [holder.fence for holder in status.holders]
         if not fences:
@@ -350,7 +355,7 @@ class Lock:
         return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
 
     async def _enter(self, frame: FrameType) -> Lease:
-        """Enter it for an ``async with`` that stands in ``frame``."""
+        """Acquire the lock for an ``async with`` that stands in ``frame``."""
         engine, policy = self._engine, self._policy
         engine.check()
         task = engine.watchdog.current_task()
@@ -383,12 +388,12 @@ class Lock:
     def _leave(
         self, error: BaseException | None, frame: FrameType
     ) -> CoroutineType[Any, Any, None]:
-        """Leave the innermost body that ``frame`` has entered."""
+        """Leave the innermost body of this lock that ``frame`` has entered."""
         engine = self._engine
         scope: Scope = engine.entered.take(self, frame, engine.watchdog.current_task())
         return scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
 
 
 def caller(frame: FrameType) -> str:
-    """The line that a frame is at."""
+    """The file and line at which a frame is."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

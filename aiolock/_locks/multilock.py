@@ -1,4 +1,4 @@
-"""Several locks as one."""
+"""A multilock: several locks taken as one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiolock._locks.lock import DEFAULT, Default, Lock
 
 
 class _Relay(LostEvent):
-    """The event of one lease, which sets that of all."""
+    """The lost event of one lease, which also sets that of the whole."""
 
     def __init__(self, every: LostEvent) -> None:
         super().__init__()
@@ -46,47 +46,47 @@ class MultiLease:
 
     @property
     def leases(self) -> Mapping[str, Lease]:
-        """The lease of each lock, by its name: each has a fence of its own."""
+        """The lease of each lock, by the lock's name; each has its own fence."""
         return MappingProxyType(self._leases)
 
     @property
     def state(self) -> LeaseState:
-        """`lost` when any of them is; else `at_risk` when any is; `released` once all are."""
+        """`lost` if any lease is lost; else `released`, then `at_risk`, if any is; else `held`."""
         states = {lease.state for lease in self._leases.values()}
         worst = (LeaseState.LOST, LeaseState.RELEASED, LeaseState.AT_RISK, LeaseState.HELD)
         return next(state for state in worst if state in states)
 
     @property
     def lost(self) -> LostEvent:
-        """An event, set when any of them is lost; never set by a release."""
+        """An event, set when any lease is lost; never set by a release."""
         return self._lost
 
     def remaining(self) -> float:
-        """For how many seconds all of them are certainly ours; 0.0 once one has ended."""
+        """Seconds for which all leases are certainly ours; 0.0 once one has ended."""
         return min(lease.remaining() for lease in self._leases.values())
 
     async def release(self) -> bool:
-        """Give all of them back; whether all were still ours. As `Lease.release`."""
+        """Release all leases; True if all were still ours. As `Lease.release`."""
         for lease in self._leases.values():
-            give_back(lease)  # all are sent, whatever becomes of the first answer
+            give_back(lease)  # every release is sent, whatever the first one answers
         return all([await lease.release() for lease in self._leases.values()])
 
     async def extend(self, ttl: Seconds) -> None:
-        """Let each of them end ``ttl`` seconds from now; as `Lease.extend`."""
+        """Let each lease end ``ttl`` seconds from now; as `Lease.extend`."""
         await asyncio.gather(*(lease.extend(ttl) for lease in self._leases.values()))
 
     async def verify(self) -> bool:
-        """Ask the store whether all of them are still ours; as `Lease.verify`."""
+        """Ask the store whether all leases are still ours; as `Lease.verify`."""
         return all(await asyncio.gather(*(lease.verify() for lease in self._leases.values())))
 
 
 class MultiLock:
     """Several locks, all of them or none; made by `LockClient.multilock`.
 
-    They are taken one after the other, sorted by name, whatever the order in which they were
-    given: so of those who want several of the same, nobody waits for somebody who waits for them.
-    Whoever waits for one keeps those before it. ``async with`` gives a `MultiLease`; errors,
-    cancellation and loss are those of ``async with lock``, and after each of them none is held.
+    The locks are taken one after the other, sorted by name, whatever the order in which they were
+    given: so two multilocks never wait for each other. While it waits for one lock, it keeps those
+    before it. ``async with`` gives a `MultiLease`; errors, cancellation and loss are those of
+    ``async with lock``, and after each of them no lock is held.
     """
 
     __slots__ = ("_engine", "_locks", "_timeout")
@@ -101,7 +101,7 @@ class MultiLock:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in the order in which they are locked."""
+        """The names, in the order in which the locks are taken."""
         return tuple(lock.name for lock in self._locks)
 
     @overload
@@ -134,11 +134,12 @@ class MultiLock:
         blocking: bool = True,
         label: str | None = None,
     ) -> MultiLease | None:
-        """Take all of them, within the multilock's own ``timeout``, or else `AcquireTimeout`.
+        """Take all locks, within the multilock's own ``timeout``, or raise `AcquireTimeout`.
 
-        With a ``timeout`` in seconds, or ``blocking=False``, None instead when one could not be
-        had. Errors and cancellation are those of `Lock.acquire`; `LeaseLost` when one was lost
-        while another was waited for. After each of them, as after None, none of them is held.
+        With a ``timeout`` in seconds, or ``blocking=False``, the result is None instead when a lock
+        could not be had. Errors and cancellation are those of `Lock.acquire`; `LeaseLost` when one
+        lease was lost while another lock was waited for. After an error, as after None, none is
+        held.
         """
         raises = blocking and (timeout is None or isinstance(timeout, Default))
         left = _Countdown(self._timeout if isinstance(timeout, Default) else timeout)
@@ -197,7 +198,7 @@ class MultiLock:
 
 
 class _Countdown:
-    """What is left of a timeout, in seconds."""
+    """The rest of a timeout, in seconds."""
 
     def __init__(self, timeout: Seconds | None) -> None:
         self._until = None

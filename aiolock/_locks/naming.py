@@ -10,7 +10,7 @@ from typing import Any
 
 
 def fields(template: str) -> set[str]:
-    """The parameters that a name is formatted with; `ValueError` for what cannot be formatted."""
+    """The parameters in a name's template; `ValueError` for a template that cannot be formatted."""
     return set(_fields(template))
 
 
@@ -26,9 +26,10 @@ def _fields(template: str) -> Iterator[str]:
 def naming(
     template: str, function: Callable[..., Any], decorator: str, *, plain: bool = False
 ) -> Callable[..., str]:
-    """What gives the name for a call of ``function``; the decorator is named in errors.
+    """Make the function that formats the name for a call of ``function``.
 
-    ``plain``: it is to be no async function; otherwise it is to be one.
+    ``decorator`` is named in errors. ``plain`` says that ``function`` must not be async; otherwise
+    it must be.
     """
     if inspect.iscoroutinefunction(function) == plain:
         wanted = "functions that are not async" if plain else "async functions"

@@ -1,7 +1,7 @@
-"""Something that is to be done once, however often and wherever it is asked for.
+"""Once: work that is to be done once, however often and wherever it is asked for.
 
-A lock, and with it the memory that the work is done: whoever leaves the body in peace does not
-give the lock back but *finishes* it, and for a while everybody else is told so instead of entering.
+It is a lock, and a memory that the work is done. A client whose body ends without an error does not
+release the lock but *finishes* it; for a while, all other clients are told so instead of entering.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ R = TypeVar("R")
 
 LONGEST_RESULT: Final = 65_536
 _RESULTS: Final = "outcome"
-"""The kind of the names under which results are put up: no other lock is called like that."""
+"""The kind of the names under which results are posted; no other lock has it."""
 _LONGER: Final = 60.0
-"""Seconds for which a result is kept longer than it is known that it is there."""
+"""Seconds for which a result is kept after it is forgotten that the work is done."""
 
 
 class ResultGone(StoreError):
-    """It is done, and the store has no result of it; for those who can do without."""
+    """The work is done, but the store has no result; for callers that can do without one."""
 
 
 class Outcome(NamedTuple):
-    """What came of something that is done once."""
+    """The outcome of work that is done once."""
 
     result: str
     first: bool
-    """Whether it was done now; it was done before, if not."""
+    """Whether this call did the work; if not, it had been done before."""
 
 
 @dataclass
 class Doing:
-    """A body that does it, and what it returns."""
+    """A body that does the work, and the result of it."""
 
     lease: Lease
     result: object = None
 
 
 class Once:
-    """Something to be done once; made by `LockClient.once`. Any number of tasks may share one.
+    """A piece of work to be done once; made by `LockClient.once`. Any number of tasks may share it.
 
     ::
 
@@ -61,17 +61,17 @@ class Once:
             if lease:  # None: it is done already
                 await set_up(42)
 
-    * The first to enter gets a `Lease` and does it. When its body ends in peace, that it is done is
-      remembered for ``remember`` seconds, and whoever enters meanwhile gets None.
-    * Whoever comes while it is being done waits for the outcome: None when it is done, a lease when
-      the one before failed. With ``wait=False`` they get None at once.
-    * When the body raises, or its lease is lost, nothing is remembered: the next one does it. So a
-      body may be run again after it failed, or was cancelled, half way.
+    * The first to enter gets a `Lease` and does the work. When its body ends without an error, the
+      store remembers for ``remember`` seconds that it is done; who enters meanwhile gets None.
+    * A caller that comes while the work is being done waits for the outcome: None when it is done,
+      a lease when the one before failed. With ``wait=False`` it gets None at once.
+    * When the body raises, or its lease is lost, nothing is remembered, and the next caller does
+      the work. So a body may run again after one that failed or was cancelled half-way.
 
-    ``async with`` raises what a lock's does, `AcquireTimeout` among it, and `StoreError` when the
-    body has ended but nobody knows whether that is remembered: then it may be done once more.
-    Cancelled at that moment it is remembered all the same. As a decorator of an async function it
-    gives the function's result, or None where it is done already.
+    ``async with`` raises what a lock's does, including `AcquireTimeout`. It raises `StoreError`
+    when the body has ended but the store may not remember that: then the work may be done once
+    more. Cancelled at that moment, it is remembered all the same. As a decorator of an async
+    function it gives the function's result, or None if the work is done already.
     """
 
     __slots__ = ("_lock", "_named", "_remember", "_wait")
@@ -89,15 +89,15 @@ class Once:
 
     @property
     def name(self) -> str:
-        """What is to be done once."""
+        """The name of the work."""
         return self._lock.name
 
     async def status(self) -> Status:
-        """Who is doing it and who waits; ``closed`` is for how long it will be remembered."""
+        """The client that does it, and the waiters; ``closed`` is how long it is remembered."""
         return await self._lock.status()
 
     async def break_(self, fence: int | None = None) -> bool:
-        """Take it from whoever is doing it, and let the next do it: as `Lock.break_`."""
+        """Take the work from the client that does it, for the next one: as `Lock.break_`."""
         return await self._lock.break_(fence)
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease | None]:
@@ -141,7 +141,7 @@ class Once:
     async def _close(
         self, acquisition: Acquisition[Any], lease: Lease, error: BaseException | None
     ) -> None:
-        """Remember that it is done, unless there was an error; that is raised, or `StoreError`."""
+        """End the body: remember that it is done, unless it raised; `StoreError` if unknown."""
         if error is None:
             lease._watchdog.release(lease._hold, finished=self._remember)
         kind = None if error is None else type(error)
@@ -159,21 +159,23 @@ class Once:
                 ) from failure
 
     async def outcome(self, work: Callable[[Lease], Awaitable[str]]) -> Outcome:
-        """Do it, and keep what it returns; or what it returned when it was done before.
+        """Do the work and keep its result; or return the result kept when it was done before.
 
         ::
 
             paid = await client.once("payment:42", remember=86400).outcome(pay)
             return paid.result
 
-        As with ``async with``: one does it, the others wait, or get `AcquireTimeout` at once with
-        ``wait=False``; when ``work`` raises or its lease is lost, nothing is kept, and the next
-        one does it. The result is put up before it is remembered that it is done, so who is told
-        that has it. `ValueError` for more than 65,536 characters, when the work is done: then
-        nothing is remembered. `StoreError` when nobody knows; also where the store has lost the
-        result of what is done, or it was done by ``async with``, which has none. Do a name in one
-        of the two ways only: done by ``async with`` after a run of this that failed late, or was
-        forgotten a minute ago, it would be told the result of that one.
+        As with ``async with``, one caller does the work and the others wait, or get
+        `AcquireTimeout` at once with ``wait=False``. When ``work`` raises or its lease is lost,
+        nothing is kept, and the next caller does the work. The result is stored before the store
+        remembers that the work is done, so every caller that is told so has the result.
+
+        `ValueError` for more than 65,536 characters, raised after the work: then nothing is
+        remembered. `StoreError` when the store does not answer, when it has lost the result, or
+        when the work was done by ``async with``, which has no result. Use only one of the two ways
+        for a name: a run of `outcome` that failed late, or was forgotten less than a minute ago,
+        leaves a result. If ``async with`` then does the work, that old result would be returned.
         """
         async with self._asked() as found:
             if isinstance(found, Outcome):
@@ -183,7 +185,7 @@ class Once:
 
     @asynccontextmanager
     async def _asked(self) -> AsyncGenerator[Outcome | Doing, None]:
-        """What came of it when it was done before; or a body that is to say what comes of it."""
+        """The outcome of work done before; or a body, which is to set its result."""
         acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)
         try:
             lease = await acquisition.__aenter__()
@@ -207,7 +209,7 @@ class Once:
         if len(result) > LONGEST_RESULT:
             raise ValueError(f"what is kept must have at most {LONGEST_RESULT} characters")
         result.encode()  # UnicodeEncodeError, a ValueError
-        # Of one whose lease was lost the fence is lower: it cannot overwrite that of the next.
+        # A run whose lease was lost has a lower fence: it cannot overwrite the next result.
         with self._lock._policy.errors_named():
             await self._lock._engine.store.post(
                 self._results.key,
@@ -244,7 +246,7 @@ class Once:
     def __call__(
         self, function: Callable[P, Awaitable[R]]
     ) -> Callable[P, Coroutine[Any, Any, R | None]]:
-        """Decorate an async function: each call is one delivery; None where it is done already."""
+        """Decorate an async function: each call asks for the work; None if it is done already."""
         name = naming(self.name, function, "once")
 
         @functools.wraps(function)

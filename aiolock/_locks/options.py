@@ -1,7 +1,7 @@
-"""The options that one kind of lock shares with others, each of them said once.
+"""The options that one kind of lock shares with others, each of them defined once.
 
 `LockClient.lock` spells all of them out, with their defaults and what they mean. A method that
-takes some of them has ``**options: Unpack[...]`` of a class below, which type checkers know by
+takes some of them has ``**options: Unpack[...]`` of a class below, which type checkers resolve by
 name; and `spelled_out` shows them by name at run time too, in ``help()`` and in an editor.
 """
 
@@ -19,16 +19,16 @@ R = TypeVar("R")
 
 
 class LeaseOptions(TypedDict, total=False):
-    """Of whatever is held for a time."""
+    """Options of all kinds that hold a lease."""
 
     ttl: Seconds | None
-    """For how many seconds the store keeps a lease that nobody renews; the client's, if None."""
+    """Seconds for which the store keeps a lease that nobody renews; the client's, if None."""
     timeout: Seconds | None
-    """For how many seconds it is waited for at most; None waits as long as it takes."""
+    """Seconds that `Lock.acquire` waits at most; None waits as long as it takes."""
     max_waiters: int | None
-    """`QueueFull` at once when so many wait already."""
+    """`QueueFull` at once when this many wait already."""
     max_hold: Seconds | None
-    """After so many seconds it is renewed no more, and is lost."""
+    """Seconds after which the lease is no longer renewed, and so is lost."""
     on_lost: OnLost
     """``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets `Lease.lost`."""
     family: str | None
@@ -36,48 +36,48 @@ class LeaseOptions(TypedDict, total=False):
 
 
 class ElectionOptions(LeaseOptions, total=False):
-    """Of an election."""
+    """Options of an election."""
 
     lock_delay: Seconds | None
-    """For how many seconds nobody enters after it was *lost*."""
+    """Seconds without a grant after a holder has *lost* its lease."""
 
 
 class MultiLockOptions(LeaseOptions, total=False):
-    """Of several locks as one."""
+    """Options of several locks as one."""
 
     renew: bool
     """Whether the lease is renewed while it is held."""
 
 
 class SemaphoreOptions(MultiLockOptions, total=False):
-    """Of permits."""
+    """Options of a semaphore."""
 
     min_hold: Seconds | None
-    """For how many seconds from the grant nobody enters after it."""
+    """Seconds from a grant until its permits are granted again."""
     lock_delay: Seconds | None
-    """For how many seconds nobody enters after it was *lost*."""
+    """Seconds until permits are granted again after their holder has *lost* them."""
 
 
 class RWLockOptions(SemaphoreOptions, total=False):
-    """Of readers and writers."""
+    """Options of a readers-writer lock."""
 
     reentrant: bool
-    """Whether the task that holds it may acquire it again."""
+    """Whether the task that holds the lock may acquire it again."""
 
 
 class LockOptions(RWLockOptions, total=False):
-    """Of a lock: all there are."""
+    """Options of a lock: all there are."""
 
     confirm: bool
     """Whether leaving the body waits until the store has confirmed the release."""
     priority: int
-    """From -9 to 9: who waits with a lower number is before those with a higher one."""
+    """From -9 to 9: waiters with a lower number come before those with a higher one."""
 
 
 def spelled_out(
     lock: Callable[..., Any], options: type[LeaseOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a method that takes ``**options`` show them as ``lock`` does, and take no others."""
+    """Show the ``**options`` of a method as the parameters of ``lock``, and accept no others."""
     known = options.__annotations__.keys()
     named = [p for p in inspect.signature(lock).parameters.values() if p.name in known]
 

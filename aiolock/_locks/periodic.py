@@ -1,7 +1,7 @@
-"""A job that one of many instances runs, once in each period, and in turn.
+"""A job that the instances of a program run in turn, once in each period.
 
-Its lock stays closed from each run to the end of the period (by the store's clock), so nobody runs
-it twice; and every instance stands in the lock's queue, so whoever has run goes behind the others.
+Its lock stays closed from each run to the end of the period (by the store's clock), so the job runs
+once. Every instance stands in the lock's queue, and after a run goes to the end of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from aiolock.errors import LeaseLost, StoreError
 from aiolock.store import Status
 
 Job = Callable[[], Awaitable[object]]
-"""What is to be run."""
+"""The job to run."""
 
 log = logging.getLogger("aiolock")
 
 _LONGEST_PAUSE: Final = 30.0
-"""Seconds between tries while the store cannot be reached."""
+"""The longest pause between tries, in seconds, while the store cannot be reached."""
 
 
 class Periodic:
@@ -35,11 +35,11 @@ class Periodic:
         async with periodic as lease:  # waits for a period that nobody has begun, and for its turn
             await job()
 
-    A period that was begun is not begun again: not where the job failed, nor where its instance
-    died. It is begun once the store has confirmed that, just before the job: so none is used up by
-    an instance that was stopped, or cancelled, when its turn came. A run that goes on beyond its
-    period makes the next one late, and those between are left out. Cancellation, loss and errors
-    are those of ``async with lock``.
+    A period that was begun is never begun again, even if the job failed or its instance died. It
+    begins when the store has confirmed that, just before the job: so an instance that was stopped
+    or cancelled when its turn came uses up no period. A run that lasts longer than its period makes
+    the next one late, and the periods between are left out. Cancellation, loss and errors are those
+    of ``async with lock``.
     """
 
     __slots__ = ("_every", "_lock")
@@ -53,7 +53,7 @@ class Periodic:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the job."""
         return self._lock.name
 
     @property
@@ -62,11 +62,11 @@ class Periodic:
         return self._every
 
     async def status(self) -> Status:
-        """Who runs it, for how long it is closed, and who is next; see `Lock.status`."""
+        """The instance that runs, how long the job is closed, who is next; see `Lock.status`."""
         return await self._lock.status()
 
     async def break_(self, fence: int | None = None) -> bool:
-        """Take it from the instance that runs it, whose run is cancelled: as `Lock.break_`."""
+        """Take the job from the instance that runs it, and cancel that run: as `Lock.break_`."""
         return await self._lock.break_(fence)
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
@@ -81,13 +81,13 @@ class Periodic:
         return self._lock._leave(error, sys._getframe(1))
 
     async def run(self, job: Job) -> NoReturn:
-        """Take part until cancelled: wait for our turn, run ``job``, go behind the others.
+        """Take part until cancelled: wait for our turn, run ``job``, queue again behind the others.
 
-        What ``job`` raises is logged, also where that is the cancellation of a task that it awaits;
-        and so is a run that was cancelled because its lease was lost or ``max_hold`` was over: the
-        next period is another one. While the store cannot be reached it is tried again, after a
-        second, then less and less often. Raises what else `Lock.acquire` raises, `ClientClosed`
-        when the client is closed among them.
+        An exception of ``job`` is logged, also a `CancelledError` of a task that it awaits; so is a
+        run that was cancelled because its lease was lost or ``max_hold`` had passed. The next
+        period is run in any case. While the store cannot be reached, the call tries again after a
+        second, then less and less often. Raises the other errors of `Lock.acquire`, including
+        `ClientClosed` when the client is closed.
         """
         pause = 1.0
         while True:
@@ -105,12 +105,12 @@ class Periodic:
     async def _once(self, job: Job) -> None:
         try:
             await job()
-        except Exception:  # of another lock that the job uses, too: not to be taken for this one's
+        except Exception:  # also LeaseLost of another lock, which `run` would take for our own
             log.exception("aiolock: a run of %r failed", self.name)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # ours, or that of a loss
+                raise  # this task was cancelled, by its caller or by a loss
             log.exception(
                 "aiolock: a run of %r failed: a task that it awaits was cancelled", self.name
             )

@@ -21,10 +21,10 @@ class RWLock:
             ...
             await lease.downgrade()  # from here on others read too, but nobody writes
 
-    `read` and `write` are locks with all that a `Lock` has; a plain lock of this name is its write
-    lock. Whoever came first enters first: a writer that waits holds back the readers behind it, so
-    no stream of readers starves it, and the readers that stand in a row enter together. Each
-    reader has a lease of its own: of readers, one that crashed expires alone.
+    `read` and `write` give locks with all that a `Lock` has; a plain lock of this name is the write
+    lock. First come, first served: a waiting writer holds back the readers behind it, so no stream
+    of readers starves it, and readers that stand next to each other in the queue enter together.
+    Each reader has a lease of its own, so that of a crashed reader expires alone.
     """
 
     _reading: Lock
@@ -41,10 +41,10 @@ class RWLock:
     def read(self) -> Lock:
         """The lock that readers share.
 
-        Whoever reads cannot wait to write as well: that is `WouldDeadlock` at once, for of two
-        readers that both want to, neither could go on. Nor can a task that reads, or writes, ask
-        to read again, behind a writer that waits for it; with ``reentrant=True`` it may, by the
-        lease that it has.
+        A task that reads cannot wait to write as well: that raises `WouldDeadlock` at once, because
+        two such readers would wait for each other. Nor can a task that reads or writes acquire a
+        second read lease, behind a writer that waits for the task's own lease. With
+        ``reentrant=True`` it can, by the lease that it has.
         """
         return self._reading
 
@@ -53,9 +53,9 @@ class RWLock:
         return self._writing
 
     async def status(self) -> Status:
-        """Who reads or writes, and who waits; as `Lock.status`."""
+        """The readers or the writer, and the waiters; as `Lock.status`."""
         return await self._writing.status()
 
     async def break_(self, fence: int | None = None) -> bool:
-        """Take it from all readers, or from the writer; or from one of them: as `Lock.break_`."""
+        """Take it from all readers or from the writer, or from one holder: as `Lock.break_`."""
         return await self._writing.break_(fence)

@@ -1,4 +1,4 @@
-"""A number of permits, each held by a lease of its own."""
+"""A semaphore: a number of permits, held by leases."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Semaphore:
         async with api.acquire(permits=2):  # both or none
             ...
 
-    Permits are given in the order in which they were asked for: one that wants two is not
-    overtaken by those that want one. They are held by leases, like a lock: renewed, lost, fenced;
-    those of a process that died come back when its lease ends. ``async with`` takes one; errors,
-    cancellation and loss are those of a `Lock`. A task may take permits while it holds some, and
-    should know that it may wait for itself.
+    Permits are granted in the order of the queue: a waiter that wants two is not overtaken by those
+    that want one. They are held by leases, like a lock: renewed, lost, fenced. The permits of a
+    dead process are free again when its lease ends. ``async with`` takes one; errors, cancellation
+    and loss are those of a `Lock`. A task may take more permits while it holds some; it may then
+    wait for itself.
     """
 
     _one: Lock
@@ -48,7 +48,7 @@ class Semaphore:
 
     @property
     def limit(self) -> int:
-        """The number of permits that is declared here; `status` says how many there are."""
+        """The number of permits declared here; `status` tells how many there really are."""
         return self._limit
 
     @overload
@@ -89,10 +89,10 @@ class Semaphore:
         blocking: bool = True,
         label: str | None = None,
     ) -> Acquisition[Lease] | Acquisition[Lease | None]:
-        """Take so many permits at once, all or none; otherwise as `Lock.acquire`.
+        """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`.
 
-        `LimitMismatch` when others declare another limit. Where `resize` has left fewer permits
-        than these it waits until there are more again, and those behind it wait too.
+        `LimitMismatch` when others declare another limit. If `resize` has left fewer permits than
+        this asks for, it waits until there are enough again, and the waiters behind it wait too.
         """
         lock = self._one
         if checked_number("permits", permits) > self._limit:
@@ -104,15 +104,15 @@ class Semaphore:
         return lock._acquisition(timeout, blocking=blocking, where=where, label=label)
 
     async def resize(self, limit: int) -> None:
-        """Let there be ``limit`` permits, for everybody, from now on.
+        """Set the number of permits to ``limit``, for all clients, from now on.
 
-        Remembered for 30 days, and after that while the semaphore is in use. Meanwhile two numbers
-        may be declared, so that programs can be changed one after the other: the new one, and the
-        one declared here; where that is the new one, the one before. Whoever waits and now fits,
-        enters; whoever holds permits keeps them, also where there are fewer now. With 0 nobody
-        enters any more. One round trip; `StoreError` when nobody knows: then it may be carried
-        out some seconds later, and so undo another one that was asked for meanwhile. Cancelled, it
-        may have been carried out.
+        The store remembers it for 30 days, and longer while the semaphore is in use. Meanwhile
+        programs may declare two numbers, so that they can be changed one after the other: the new
+        limit, and the one declared here (or, if that is the new one, the one before). Waiters that
+        now fit enter; holders keep their permits, even if there are fewer now. With 0, no more
+        permits are granted. One round trip; `StoreError` when the store does not answer: it may
+        still be carried out some seconds later, and so undo a resize that came after it. Cancelled,
+        it may have been carried out.
         """
         engine, policy = self._one._engine, self._one._policy
         engine.check()
@@ -121,13 +121,13 @@ class Semaphore:
             await engine.store.resize(policy.key, self._limit, limit, _REMEMBERED)
 
     async def break_(self, fence: int | None = None) -> bool:
-        """Take the permits from all who hold some, or from one holder: as `Lock.break_`."""
+        """Take the permits from all holders, or from one: as `Lock.break_`."""
         return await self._one.break_(fence)
 
     async def status(self) -> Status:
-        """Who holds how many permits, who waits for how many, and how many there are (``limit``).
+        """The holders and waiters with their permits, and how many permits there are (``limit``).
 
-        As `Lock.status`; ``limit`` is None once the last lease would have ended a minute ago.
+        As `Lock.status`; ``limit`` is None from a minute after the last lease would have ended.
         """
         return await self._one.status()
 

@@ -20,7 +20,7 @@ from aiolock.cli.store import Commands, add_store_options, check_url, ending
 SLOW: Final = 1
 _LIMITED: Final = ("acquire and release", "hand over")
 _TIMES: Final = 15
-"""So often each is measured; the median counts."""
+"""How often each is measured; the median counts."""
 
 
 def add_command(commands: Commands) -> None:
@@ -45,7 +45,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry it out; the exit code."""
+    """Run the command; returns the exit code."""
     return ending(_check, arguments)
 
 
@@ -54,7 +54,7 @@ async def _check(arguments: argparse.Namespace) -> int:
     warnings = _Warnings()
     log = logging.getLogger("aiolock")
     log.addHandler(warnings)
-    log.propagate = False  # they are shown with the rest
+    log.propagate = False  # the warnings are shown with the results
     try:
         with SIGNALS.end_this_task():
             found = await _measured(arguments)
@@ -79,16 +79,16 @@ async def _check(arguments: argparse.Namespace) -> int:
 
 
 class _Found(NamedTuple):
-    """What was found out."""
+    """The results."""
 
     ms: dict[str, float]
-    """Milliseconds for each of what was tried."""
+    """Milliseconds for each of the measured operations."""
     protocols: tuple[int, ...]
     """See `LockClient.protocols`."""
 
 
 async def _measured(arguments: argparse.Namespace) -> _Found:
-    name = f"aiolock check {secrets.token_hex(8)}"  # nobody else's
+    name = f"aiolock check {secrets.token_hex(8)}"  # a name that nothing else uses
     began = time.perf_counter()
     async with (
         aiolock.connect(arguments.url, prefix=arguments.prefix, ttl=10) as ours,
@@ -105,7 +105,7 @@ async def _measured(arguments: argparse.Namespace) -> _Found:
         async def handed_over() -> float:
             async with asyncio.TaskGroup() as tasks, ours.lock(name, timeout=10) as lease:
                 waiting = tasks.create_task(_enter(theirs.lock(name, timeout=10)))
-                await asyncio.sleep(0)  # it has asked; what its client asks next comes behind that
+                await asyncio.sleep(0)  # it has asked; later commands of its client follow that
                 await theirs.request_release(name)
                 async with asyncio.timeout(10):
                     await lease.requested.wait()
@@ -118,7 +118,7 @@ async def _measured(arguments: argparse.Namespace) -> _Found:
 
 
 async def _enter(lock: aiolock.Lock) -> float:
-    """When it was entered."""
+    """Enter the lock; returns when it was entered."""
     async with lock:
         return time.perf_counter()
 
@@ -128,14 +128,14 @@ async def _median(measure: Callable[[], Awaitable[float]]) -> float:
 
 
 class _Warnings(logging.Handler):
-    """What aiolock says in its log meanwhile."""
+    """The warnings in aiolock's log meanwhile."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
+        """Keep the warning."""
         text = record.getMessage().removeprefix("aiolock: ")
-        if text not in self.texts:  # both clients see the same
+        if text not in self.texts:  # both clients log the same
             self.texts.append(text)

@@ -1,4 +1,4 @@
-"""A program that is run for as long as a lease is ours."""
+"""A program that runs while we hold a lease."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import anyio
 from aiolock.cli.signals import ENDING, SIGNALS, is_ignored
 
 _PASSED_ON: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Beside those that end this process."""
+"""Signals that are passed on, beside those that end this process."""
 _BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 _ON_LINUX: Final = sys.platform == "linux"
-# Looked up here: in a child that was forked from several threads, as little as can be is done.
+# Looked up here: a child forked from a process with several threads must do as little as possible.
 _PRCTL: Final = ctypes.CDLL(None).prctl if _ON_LINUX else None
 _PDEATHSIG: Final = 1
-"""Of prctl(2)."""
+"""An argument of prctl(2)."""
 
 
 class Child:
-    """One run of it. It has what it needs of ours: the terminal, standard input and output.
+    """One run of a program. It shares our terminal, standard input and output.
 
-    Where there is a terminal it is in our process group, or it could not read from that. Elsewhere
-    it has a group of its own, so that what it has started ends with it.
+    If there is a terminal, the program is in our process group, or it could not read from the
+    terminal. Otherwise it has a group of its own, so that what it has started ends with it.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], *, grace: float) -> None:
@@ -40,14 +40,15 @@ class Child:
         self._interactive = _has_terminal()
         self._process: asyncio.subprocess.Process | None = None
         self._too_early: list[int] = []
-        """Signals that came before there was anybody to pass them on to."""
+        """Signals that came before the program had started."""
         self.told_to_end: int | None = None
-        """The signal that was to end it, if there was one."""
+        """The signal that told the program to end; None if there was none."""
 
     async def run(self) -> int:
-        """Run it; its exit code, or 128 and the signal that ended it. `OSError` if it cannot be.
+        """Run it; its exit code, or 128 and the signal that ended it. `OSError` if it cannot start.
 
-        Cancelled, it gets SIGTERM, and later SIGKILL, and has ended when this raises.
+        If this is cancelled, the program gets SIGTERM, and later SIGKILL, and has ended when this
+        raises.
         """
         loop = asyncio.get_running_loop()
         passed_on = [number for number in _PASSED_ON if not is_ignored(number)]
@@ -86,7 +87,7 @@ class Child:
         while self._too_early:
             self._send(self._too_early.pop(0))
         if _ON_LINUX:
-            self._reap_orphans()  # those that ended before we knew which child is not one of them
+            self._reap_orphans()  # those that ended before we knew which child is the program
         return process
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
@@ -94,12 +95,12 @@ class Child:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
                 await process.wait()
-        self._send(signal.SIGKILL)  # also what it has left behind in its group
+        self._send(signal.SIGKILL)  # also for the processes that it has left in its group
         await process.wait()
 
     def _pass_on(self, number: int) -> None:
         if self._interactive and number in _BY_TERMINAL:
-            return  # the terminal sends these to all of the group
+            return  # the terminal sends these to the whole group
         if number in ENDING:
             self.told_to_end = number
         self._send(number)
@@ -115,16 +116,16 @@ class Child:
                 os.killpg(self._process.pid, number)
 
     def _reap_orphans(self) -> None:
-        """Where we are the first process of a container, whatever has lost its parent is ours."""
+        """Reap orphans: the first process of a container gets all processes without a parent."""
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if self._process is None or found.si_pid == self._process.pid:
-                    return  # the event loop waits for that
+                    return  # the event loop reaps the program
                 os.waitpid(found.si_pid, os.WNOHANG)
 
 
 def _has_terminal() -> bool:
-    """Whether somebody at a terminal has started this in the foreground."""
+    """Whether this was started at a terminal, in the foreground."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -132,6 +133,6 @@ def _has_terminal() -> bool:
 
 
 def _end_with_us() -> None:
-    """In the child, before it begins: end when this process is killed, for nobody renews then."""
+    """In the child, before it starts: end when this process is killed, for then nothing renews."""
     assert _PRCTL is not None
     _PRCTL(_PDEATHSIG, int(signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""``aiolock completion``: what lets a shell complete commands and options."""
+"""``aiolock completion``: a script by which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHELLS: Final = ("bash", "zsh", "tcsh")
 
 
 def add_command(commands: Commands, parser: argparse.ArgumentParser) -> None:
-    """Add it to the command line that ``parser`` reads."""
+    """Add ``completion`` to the command line that ``parser`` reads."""
     completion = commands.add_parser(
         "completion",
         help="print what lets your shell complete commands and options",

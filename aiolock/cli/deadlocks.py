@@ -1,4 +1,4 @@
-"""``aiolock deadlocks``: who waits for whom, over all locks and processes."""
+"""``aiolock deadlocks``: tasks that wait for each other, over all locks and processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiolock.cli.store import Commands, add_store_options, with_store
 
 
 def add_command(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Add ``deadlocks`` to the command line."""
     parser = commands.add_parser(
         "deadlocks",
         help="tasks that wait for each other, of whatever processes",

@@ -1,4 +1,4 @@
-"""``aiolock init-db``: what the locks need in a database, made by its owner or printed."""
+"""``aiolock init-db``: makes what the locks need in a database, as its owner, or prints it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Owned(Protocol):
 
 
 def add_command(commands: Commands) -> None:
-    """Put the command beside the others."""
+    """Add ``init-db`` to the command line."""
     parser = commands.add_parser(
         "init-db",
         help="make what the locks need in a database, or print it",
@@ -49,13 +49,14 @@ def add_command(commands: Commands) -> None:
         "--role",
         action="append",
         default=[],
-        help="who may use the locks, and nothing else: a role, or a user (NAME or NAME@HOST)",
+        help="who may use the locks, and nothing else: a role, or a user (NAME or NAME@HOST), who"
+        " must be there",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry it out; the exit code."""
+    """Run the command; returns the exit code."""
     roles: list[str] = arguments.role
     try:
         store = _store(arguments.url or arguments.printed)

@@ -1,4 +1,4 @@
-"""``aiolock ls`` and ``aiolock show``: what is held, by whom, and who waits."""
+"""``aiolock ls`` and ``aiolock show``: what is held, by whom, and what waits."""
 
 from __future__ import annotations
 

@@ -13,14 +13,18 @@ from aiolock.cli import check, completion, deadlocks, init_db, look, run, take_a
 from aiolock.cli.demo import command as demo
 
 COMMANDS: Final = (run, look, top, deadlocks, take_away, web, check, init_db, demo)
-"""Modules with an `add_command`, whose parser sets ``run`` to the function that carries it out."""
+"""Modules with an `add_command`, whose parser sets ``run`` to the function of the command."""
 
 INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command; the exit code."""
-    parser = argparse.ArgumentParser(prog="aiolock", description=aiolock.__doc__)
+    """Run one command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="aiolock",
+        description="Run commands under a lock, and inspect or break the locks of a store.",
+        epilog="The store is given by --url or AIOLOCK_URL. `aiolock COMMAND --help` says more.",
+    )
     parser.add_argument("--version", action="version", version=f"aiolock {aiolock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -29,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours = list(sys.argv[1:] if argv is None else argv)
     behind: list[str] = []
     if ours[:1] == ["run"] and "--" in ours:
-        # What stands behind it is another program's, as it is: argparse would look into it.
+        # The words after it are another program's command line: argparse must not read them.
         at = ours.index("--")
         ours, behind = ours[:at], ours[at + 1 :]
     arguments = parser.parse_args(ours)
@@ -40,6 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough. Python would complain when it flushes the rest.
+        # The reader of our output has ended. Python would complain when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

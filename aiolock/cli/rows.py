@@ -10,23 +10,23 @@ from aiolock.store import Party, Status, plain
 
 COLUMNS: Final = ("KIND", "NAME", "HELD BY", "WHERE", "FOR", "LEASE", "WAITING", "LONGEST")
 TEXTS: Final = 4
-"""So many of them are text; the others are numbers, and stand to the right."""
+"""How many of the columns are text; the others are numbers, and are aligned to the right."""
 SORTS: Final[dict[str, Callable[[Status], tuple[Any, ...]]]] = {
     "name": lambda status: (status.kind, status.name),
     "waiting": lambda status: (-len(status.waiters), status.kind, status.name),
     "held": lambda status: tuple(sorted(party.since for party in status.holders)) or (math.inf,),
 }
-"""What they can be sorted by."""
+"""The orders in which rows can be sorted."""
 _DAY: Final = 86_400
 _UNITS: Final = (("s", 1, 100), ("min", 60, 6_000), ("h", 3_600, 2 * _DAY))
-"""Each with its length, and from when on the next one is used, in seconds."""
+"""Units with their lengths, and the durations from which the next one is used, in seconds."""
 
 
 def cells(status: Status) -> Sequence[str]:
-    """One for each of the columns."""
+    """The cells of a row, one for each of the columns."""
     first = status.holders[0] if status.holders else None
     more = f" +{len(status.holders) - 1}" if len(status.holders) > 1 else ""
-    # Not the first: one who came later may have a higher priority.
+    # Not just the first waiter: a later one may have waited longer, with a lower priority.
     waits = min(status.waiters, key=lambda waiter: waiter.since, default=None)
     return (
         status.kind,
@@ -41,12 +41,12 @@ def cells(status: Status) -> Sequence[str]:
 
 
 def _who(party: Party) -> str:
-    """What it calls itself, or what little there is to tell it by."""
+    """The party's label, or else a short id."""
     return plain(party.label) or f"{party.client[:6]}#{party.seq}"
 
 
 def where(party: Party) -> str:
-    """Its process, which is marked if it is gone."""
+    """The party's process, with a mark if it is gone."""
     return f"{plain(party.host) or '?'}:{party.pid}" + ("" if party.alive else " !")
 
 
@@ -55,7 +55,7 @@ def _ago(status: Status, party: Party | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As long as it is, in few characters."""
+    """A duration, in few characters."""
     for unit, length, most in _UNITS:
         if seconds < most:
             return f"{seconds / length:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""``aiolock run``: a command under a lock, on one of however many machines."""
+"""``aiolock run``: a command under a lock, on one of any number of machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiolock.cli.signals import Ended
 from aiolock.cli.store import BUSY, LOST, WRONG_USE, Commands, add_store_options, with_store
 
 _LONGEST_PAUSE = 30.0
-"""Seconds between tries to take part while the store cannot be reached."""
+"""The longest pause between tries to take part while the store cannot be reached, in seconds."""
 
 
 def add_command(commands: Commands) -> None:
@@ -71,7 +71,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry it out; the exit code."""
+    """Run the command; returns the exit code."""
     arguments.argv += arguments.behind
     if not arguments.argv:
         print("aiolock run: which command? aiolock run NAME -- COMMAND", file=sys.stderr)
@@ -116,7 +116,7 @@ def _acquisition(
 
 
 async def _once(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    """Unless it is done; a command that fails has not done it."""
+    """Run the command unless it is done already; a command that fails has not done it."""
     once = client.once(
         arguments.name,
         remember=arguments.once,
@@ -135,7 +135,7 @@ async def _once(client: aiolock.LockClient, arguments: argparse.Namespace) -> in
 
 
 class _NotDoneError(Exception):
-    """The command has failed, so that the next may try."""
+    """The command has failed, so the next caller may try."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -147,7 +147,7 @@ async def _do(lease: aiolock.Lease, arguments: argparse.Namespace) -> None:
 
 
 async def _take_part(client: aiolock.LockClient, arguments: argparse.Namespace) -> NoReturn:
-    """A run in each period that is ours, until a signal ends it."""
+    """Run the command in each period that is ours, until a signal ends it."""
     periodic = client.periodic(arguments.name, every=arguments.every, ttl=arguments.ttl)
     pause = 1.0
     while True:
@@ -165,8 +165,8 @@ async def _take_part(client: aiolock.LockClient, arguments: argparse.Namespace) 
 
 
 async def _under(lease: aiolock.Lease, arguments: argparse.Namespace) -> int:
-    """Run the command while the lease is ours; its exit code."""
-    # Not where the commands are put together: Windows has not all that it needs.
+    """Run the command while the lease is ours; returns its exit code."""
+    # Imported only here: Windows lacks some of what it needs.
     from aiolock.cli.child import Child
 
     argv: Sequence[str] = arguments.argv

@@ -16,21 +16,21 @@ ENDING: Final = tuple(
 
 
 class Ended(Exception):
-    """By a signal."""
+    """A signal has ended the command."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class Signals:
-    """Those that this process gets while a command is carried out."""
+    """The signals that this process gets while a command runs."""
 
     def __init__(self) -> None:
         self._receiver: Callable[[int], None] | None = None
 
     @contextlib.contextmanager
     def end_this_task(self) -> Generator[None]:
-        """They cancel the current task, and are then an `Ended`."""
+        """Let signals cancel the current task, which then raises `Ended`."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         came: list[int] = []
 
@@ -41,7 +41,7 @@ class Signals:
             came.append(number)
             _end(task)
 
-        with contextlib.suppress(NotImplementedError):  # there are none on Windows
+        with contextlib.suppress(NotImplementedError):  # Windows has no signal handlers
             for number in ENDING:
                 if not is_ignored(number):
                     loop.add_signal_handler(number, receive, number)
@@ -54,7 +54,7 @@ class Signals:
 
     @contextlib.contextmanager
     def received_by(self, receiver: Callable[[int], None]) -> Generator[None]:
-        """They go there meanwhile."""
+        """Let signals go to ``receiver`` meanwhile."""
         self._receiver = receiver
         try:
             yield
@@ -63,7 +63,7 @@ class Signals:
 
 
 def is_ignored(number: signal.Signals) -> bool:
-    """Whether who started us wants that: nohup, or a shell that runs us in the background."""
+    """Whether our parent wants it ignored: nohup, or a shell that runs us in the background."""
     return signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -73,4 +73,4 @@ def _end(task: asyncio.Task[Any] | None) -> None:
 
 
 SIGNALS: Final = Signals()
-"""A process has one set of them."""
+"""The one instance of this process."""

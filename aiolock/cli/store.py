@@ -1,4 +1,4 @@
-"""What every command that uses a store has in common: where that is, and how it ends."""
+"""What all commands on a store share: the options that name the store, and how they end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BUSY: Final = 75
 LOST: Final = 76
 
 Work = Callable[[aiolock.LockClient, argparse.Namespace], Awaitable[int]]
-"""What a command does with an open client; its exit code."""
+"""The work of a command with an open client; returns the exit code."""
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says where the store is."""
+    """Add the options that name the store."""
     parser.add_argument(
         "--url",
         default=os.environ.get("AIOLOCK_URL"),
@@ -38,7 +38,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add what says which lock it is, or semaphore, or whatever else has a name."""
+    """Add the arguments that name a lock, a semaphore or another primitive."""
     parser.add_argument("name", metavar="NAME", help="of the lock")
     parser.add_argument(
         "--kind",
@@ -49,7 +49,7 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def with_store(work: Work) -> Callable[[argparse.Namespace], int]:
-    """A command that does this with an open client."""
+    """A command that does this work with an open client."""
 
     async def carry_out(arguments: argparse.Namespace) -> int:
         check_url(arguments)
@@ -61,7 +61,7 @@ def with_store(work: Work) -> Callable[[argparse.Namespace], int]:
 
 
 def check_url(arguments: argparse.Namespace) -> None:
-    """`ValueError` where nobody has said which store."""
+    """`ValueError` if no store is named."""
     if not arguments.url:
         raise ValueError("which store? Say --url, or set AIOLOCK_URL")
 
@@ -70,7 +70,7 @@ def ending(
     carry_out: Callable[[argparse.Namespace], Coroutine[Any, Any, int]],
     arguments: argparse.Namespace,
 ) -> int:
-    """Carry it out; the exit code. What goes wrong is said in one line."""
+    """Run the command; returns the exit code. An error is printed in one line."""
     try:
         return asyncio.run(carry_out(arguments))
     except aiolock.StoreError as error:
@@ -80,7 +80,7 @@ def ending(
     except aiolock.LeaseLost as error:
         code, why = LOST, str(error)
     except BrokenPipeError:
-        raise  # whoever reads our output has enough
+        raise  # the reader of our output has ended
     except (ValueError, TypeError, ImportError, OSError) as error:
         code, why = WRONG_USE, str(error)
     except Ended as ended:

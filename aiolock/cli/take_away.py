@@ -1,4 +1,4 @@
-"""``aiolock break`` and ``aiolock ask``: take a lock from whoever holds it, or ask for it."""
+"""``aiolock break`` and ``aiolock ask``: take a lock from its holder, or ask the holder for it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Break it, unless whoever is asked does not want to; the exit code."""
+    """Break the lock, unless the user says no; returns the exit code."""
     arguments.fences = None
     if not arguments.yes:
         if not sys.stdin.isatty():
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             return WRONG_USE
         if code := with_store(_look)(arguments):
             return code
-        # With no event loop, so that Ctrl-C ends it.
+        # Without an event loop, so that Ctrl-C ends it.
         print("Take it away? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return NOBODY
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _look(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    """Show who holds it. What is shown is what will be broken, and nobody who comes later."""
+    """Show the holders. Only those that are shown will be broken, and no later ones."""
     status = await client.status(arguments.name, kind=arguments.kind)
     print(status)
     held = [party.fence for party in status.holders]

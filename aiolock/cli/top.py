@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _LOOKS_FOR_DEADLOCKS: Final = 5
-"""How many snapshots are taken for each time that deadlocks are looked for."""
+"""Deadlocks are searched for once in this many snapshots."""
 _RATIOS: Final = {"NAME": 4, "HELD BY": 4, "WHERE": 3}
-"""How wide they may be, beside each other."""
+"""The relative widths of these columns."""
 _SHORTEST, _LONGEST = 0.1, 3600
 _SHARE: Final = 10
-"""The store rests for so many times as long as a snapshot has taken, at least."""
+"""A pause is at least this many times as long as the snapshot before it, for the store's sake."""
 
 
 def add_command(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Add ``top`` to the command line."""
     parser = commands.add_parser(
         "top",
         help="what is held and waited for, live",
@@ -58,7 +58,7 @@ def _seconds(text: str) -> float:
 
 
 class _Look:
-    """What was seen: the statuses, and who waits for each other."""
+    """What was seen: the statuses, and the deadlocks."""
 
     def __init__(self) -> None:
         self.statuses: Sequence[Status] = ()
@@ -71,13 +71,13 @@ class _Look:
         self._waited = dict[tuple[str, str], int]()
 
     async def again(self, client: aiolock.LockClient, arguments: argparse.Namespace) -> None:
-        """Look; where the store does not answer, what was seen stays, with why."""
+        """Look again; if the store does not answer, keep what was seen, with the error."""
         time = asyncio.get_running_loop().time
         began = time()
         try:
             statuses = await client.snapshot(arguments.pattern, kind=arguments.kind)
             self.pause = max(arguments.every, _SHARE * (time() - began))
-            # One that is shown is looked for each time: it is over as soon as anybody gives up.
+            # A deadlock that is shown is checked each time: it ends as soon as one task gives up.
             if self.deadlocks or self._looked % _LOOKS_FOR_DEADLOCKS == 0:
                 blocked = any(status.waiters for status in statuses)
                 self.deadlocks = await client.deadlocks() if blocked else ()
@@ -154,7 +154,7 @@ def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> Renderab
         mark = "DEADLOCK" if key in in_circle else "!" if key in look.growing else ""
         dead = any(not holder.alive for holder in status.holders)
         style = "bold red" if key in in_circle else "yellow" if dead or mark else ""
-        # As text: names are others', and rich reads what is in square brackets.
+        # As text, because rich would interpret brackets in a name.
         table.add_row(*[Text(cell) for cell in cells(status)], Text(mark), style=style)
     more = len(look.statuses) - room
     foot = Text(f"and {more} more" if more > 0 else "", "dim")

@@ -1,4 +1,4 @@
-"""``aiolock web``: a live page of what is held and who waits, for a browser."""
+"""``aiolock web``: a live page of what is held and what waits, for a browser."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def add_command(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry it out; the exit code."""
+    """Run the command; returns the exit code."""
     return ending(_web, arguments)
 
 
 async def _web(arguments: argparse.Namespace) -> int:
-    # Not where the commands are put together: no other needs it.
+    # Imported only here: no other command needs it.
     from aiolock.page import Entrance, web
 
     check_url(arguments)
@@ -103,7 +103,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _shown(address: str) -> str:
-    """What to write into a browser; an address that means all of this machine is none."""
+    """The host to type into a browser; for an address that means all of this machine, its name."""
     if ip_address(address).is_unspecified:
         return socket.gethostname()
     return f"[{address}]" if ":" in address else address
@@ -116,7 +116,7 @@ async def _serve(page: Page, entrance: Entrance, sock: socket.socket) -> None:
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Generator[None]:
-            yield  # they are ours
+            yield  # we handle the signals
 
     config = uvicorn.Config(
         entrance,

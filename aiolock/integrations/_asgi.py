@@ -1,4 +1,4 @@
-"""What all ASGI frameworks have in common: messages to and from the server."""
+"""What all ASGI frameworks share: messages to and from the server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 KEPT: Final = 65_536
 """Bytes of a body that are kept at most while its request waits for its turn."""
 PIECES: Final = 256
-"""Pieces of it that are: however short they are, each has its price."""
+"""Pieces of a body that are kept at most: even a short piece has its cost."""
 
 
 class Inbox:
-    """What a client sends; who looks whether it has gone leaves all else to the handler."""
+    """A request's messages; looking for a disconnect keeps the others for the handler."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -41,7 +41,7 @@ class Inbox:
         return await self._receive()
 
     async def gone(self) -> None:
-        """Come back when the client has closed the connection."""
+        """Return when the client has closed the connection."""
         size = 0
         while size <= KEPT and len(self._kept) < PIECES:
             message = await self._next()
@@ -49,11 +49,11 @@ class Inbox:
             if message["type"] == "http.disconnect":
                 return
             size += len(message.get("body", b""))
-        await asyncio.Event().wait()  # nobody reads on: the rest waits at the server
+        await asyncio.Event().wait()  # read no further: the rest waits at the server
 
     async def _next(self) -> Message:
-        # Whoever is cancelled here leaves it to the next: a message that is on its way in a task
-        # that is cancelled would be lost.
+        # If this is cancelled, the next caller gets the message: one that arrives in a cancelled
+        # task would be lost.
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._receive())
         message = await asyncio.shield(self._coming)
@@ -61,7 +61,7 @@ class Inbox:
         return message
 
     def close(self) -> None:
-        """Wait for no message that nobody has asked for; what is there may still be read."""
+        """Stop waiting for a message; what has come may still be read."""
         if self._coming is not None and not self._coming.done():
             self._coming.cancel()
             self._coming = None
@@ -71,10 +71,10 @@ class Inbox:
 async def held_while_there(
     lock: Lock, receive: Receive, put: Callable[[Receive], None]
 ) -> AsyncGenerator[Lease]:
-    """Hold the lock of a request, as `held` does; who has gone meanwhile does not wait for it.
+    """Hold the lock of a request, as `held` does; it stops waiting if the client has gone.
 
-    What is received to find that out is for the handler: ``put`` gives its request the `receive`
-    that has it. Other than Starlette's `is_disconnected()`, this loses no message.
+    The messages received to find that out are kept for the handler: ``put`` gives its request the
+    `receive` that has them. Unlike Starlette's `is_disconnected()`, this loses no message.
     """
     inbox: Inbox | None = None
 
@@ -94,10 +94,10 @@ async def held_while_there(
 
 
 class Interrupted:
-    """Middleware: whom the server interrupts, at its end, is told so with 503 instead of 500.
+    """Middleware that answers 503 instead of 500 to a request that the server interrupts.
 
-    A server whose patience ends cancels the requests that are still running. The cancellation goes
-    on, whatever it meets here.
+    A server that has waited long enough when it ends cancels the requests that still run. The
+    cancellation goes on in any case.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -112,7 +112,7 @@ class Interrupted:
 
         async def noted(message: Message) -> None:
             nonlocal begun
-            if not interrupted:  # by what is left of it: some frameworks have tasks of their own
+            if not interrupted:  # else it comes from a task of the framework that still runs
                 begun = True
                 await send(message)
 

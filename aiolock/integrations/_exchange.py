@@ -1,8 +1,8 @@
-"""A request that turns out to be one that is carried out once, in ASGI.
+"""Requests that the application wants carried out once, in ASGI.
 
-The application runs in a task of its own. Where it says that it is under a key (`begin`), it goes
-on once it is the first with that, and its response is kept before it is sent. Else it is ended
-there, and the request is answered with what was kept.
+The application runs in a task of its own. When it says that its request has a key (`begin`), it
+goes on only if it is the first with that key, and its response is kept before it is sent. Otherwise
+it is ended there, and the request is answered with the response that was kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def keys_in(scope: Scope) -> list[str]:
 
 
 class Exchanges:
-    """Middleware, which stands directly round the routes: they may say that they have a key."""
+    """Middleware directly around the routes, which may say that their request has a key."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class Exchanges:
         """As any ASGI application."""
         outer = scope.get(_PLACE)
         if isinstance(outer, Exchange) and outer.asked:
-            await self._app(scope, receive, send)  # it is done once already
+            await self._app(scope, receive, send)  # an outer exchange has it under its key
         elif scope["type"] == "http" and keys_in(scope):
             await Exchange(self._app, scope, receive, send).run()
         else:
@@ -58,7 +58,7 @@ class Exchanges:
 
 
 async def begin(scope: Scope, once: Once) -> Lease:
-    """Go on as the first with this key, or not at all; `RuntimeError` where nobody is prepared."""
+    """Go on as the first with this key, or not at all; `RuntimeError` without the middleware."""
     exchange = scope.get(_PLACE)
     if isinstance(exchange, Exchange):
         return await exchange.begin(once)
@@ -71,7 +71,7 @@ class Exchange:
     def __init__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         self._app = app
         self._scope = scope
-        # No other way to send a response than those which are gathered.
+        # Hide all other ways to send a response: those are not gathered.
         extensions: dict[str, Any] = scope.get("extensions") or {}
         scope["extensions"] = {
             name: value
@@ -87,20 +87,20 @@ class Exchange:
 
     @property
     def asked(self) -> bool:
-        """Whether the application has said that it is under a key."""
+        """Whether the application has said that its request has a key."""
         return self._asked.done()
 
     @property
     def begun(self) -> bool:
-        """Whether a response has begun to be sent."""
+        """Whether sending of the response has begun."""
         return self._response.begun
 
     async def run(self) -> None:
-        """Have the application answer it. Raises what that raises, and what `kept` does."""
+        """Have the application answer it. Raises the errors of the application and of `kept`."""
         task = asyncio.create_task(self._call())
         await _wait(task, self._asked)
         if not self._asked.done() or await self._once(task, *self._asked.result()):
-            await _wait(task)  # also for what it does in the background
+            await _wait(task)  # also for the application's background work
             task.result()
 
     async def _call(self) -> None:
@@ -144,10 +144,10 @@ class Exchange:
                 raise
             if not isinstance(error, StoreError) or not response.done.done():
                 raise
-            _log.warning("%s", error)  # it was done: the response is true all the same
+            _log.warning("%s", error)  # the request was carried out, so the response is right
             came, first = "", True
         except BaseException:
-            await response.send_on()  # what the framework says to that, if anything
+            await response.send_on()  # the framework's answer to the error, if any
             raise
         if first:
             await response.send_on()
@@ -157,23 +157,24 @@ class Exchange:
         return False
 
     async def _unwind(self, task: asyncio.Task[None]) -> None:
-        """End an application that is not to go on."""
+        """End an application that must not go on."""
         self._response.ignored = True
         await _end(task)
         if not task.cancelled():
-            task.exception()  # seen
+            task.exception()  # retrieved, so that it is not logged
 
     async def _receive(self) -> Message:
         if not self._asked.done() or self._request.kept:
             return await self._request.receive()
-        # As a server says it: when the response is whole. Not before: the request goes on, whether
-        # or not its client does. The server would say nothing as long as we keep the response.
+        # Tell of a disconnect only when the response is complete, as a server does. Not before: the
+        # request goes on, even if its client has gone; and while the response is held back, the
+        # server would tell nothing anyway.
         await asyncio.wait([self._response.done])
         return {"type": "http.disconnect"}
 
 
 async def _wait(task: asyncio.Task[None], *ends: asyncio.Future[Any]) -> None:
-    """Until one of them is done. Cancelled, the task is ended first."""
+    """Wait until one of them is done. If this is cancelled, the task is ended first."""
     try:
         await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
@@ -182,10 +183,10 @@ async def _wait(task: asyncio.Task[None], *ends: asyncio.Future[Any]) -> None:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel it, and come back when it has ended.
+    """Cancel the task, and return when it has ended.
 
-    Also where this is cancelled meanwhile, which is raised then. At a server's end that happens
-    twice: by the server, and by the lease, which is lost when the client closes.
+    A cancellation of this call meanwhile is raised after that. When a server ends, there are two:
+    by the server, and by the lease, which is lost when the client closes.
     """
     task.cancel()
     cancelled: asyncio.CancelledError | None = None
@@ -199,7 +200,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 class _Request:
-    """What a client sends: read to tell it from others, and still there for the application."""
+    """The request's body: read to compare it with others, and then given to the application."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -210,7 +211,7 @@ class _Request:
 
     @property
     def digest(self) -> bytes:
-        """One for this body, and no other."""
+        """A digest of the body."""
         return self._hash.digest()
 
     async def receive(self) -> Message:
@@ -218,7 +219,7 @@ class _Request:
         return self.kept.popleft() if self.kept else await self._next()
 
     async def read(self) -> None:
-        """See all of it; `BodyTooLong`, and `Disconnected` where the rest will not come."""
+        """Read all of it; `BodyTooLong`, or `Disconnected` if the rest will not come."""
         while not self._whole:
             message = await self._next()
             if message["type"] == "http.disconnect":
@@ -240,7 +241,7 @@ class _Request:
 
 
 class _Response:
-    """What an application sends: gathered, as long as it can be kept, once it is to be."""
+    """The application's response: gathered while it is short enough to be kept, if it is to be."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -248,9 +249,9 @@ class _Response:
         self._body = bytearray()
         self.gathers = self.ignored = False
         self.begun = False
-        """It is being sent on."""
+        """Whether it is being sent on."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Set when it is whole."""
+        """Set when it is complete."""
 
     async def take(self, message: Message) -> None:
         """As `send` of ASGI."""
@@ -273,12 +274,12 @@ class _Response:
                 self.done.set_result(None)
 
     async def send_on(self) -> None:
-        """Send what was gathered, if there is anything: a whole response, or one that broke off."""
+        """Send what was gathered, if anything: a complete response, or one that broke off."""
         if not self.begun:
             await self._begin(whole=self.done.done())
 
     async def replay(self, recorded: Recorded) -> None:
-        """Send what the first was answered."""
+        """Send the response to the first request."""
         pairs = [*recorded.headers, (REPLAYED.lower(), "true")]
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         start = {"type": "http.response.start", "status": recorded.status, "headers": headers}
@@ -286,7 +287,7 @@ class _Response:
         await self._send({"type": "http.response.body", "body": recorded.body})
 
     def recorded(self) -> str | None:
-        """As it is kept: None where it is too long. `NotToBeKept` where it is none to keep."""
+        """The text to keep; None if too long. `NotToBeKept` for a response that must not be."""
         start = self._start
         if start is None or not self.done.done():
             raise NotToBeKept

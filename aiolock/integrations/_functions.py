@@ -1,4 +1,4 @@
-"""Handlers whose parameters are what the lock's name is made of."""
+"""Handlers whose parameters are the fields of the lock's name."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _STARS: Final[dict[Any, str]] = {
 }
 
 Hold = Callable[[LockOf, dict[str, Any]], AbstractAsyncContextManager[Lease]]
-"""Holds a lock, whose name has these values, for the request that is being served."""
+"""Holds a lock, with these values for its name, for the request that is being served."""
 
 
 class Locked(Generic[R]):
-    """A handler, and the lock that it is called under.
+    """A handler, and the lock under which it is called.
 
-    `ValueError` where a field of the name is no parameter of the handler.
+    `ValueError` for a field of the name that is not a parameter of the handler.
     """
 
     def __init__(self, lock: LockOf, handler: Callable[..., Awaitable[R]]) -> None:
         check_async(handler)
         self.signature = inspect.signature(handler)
-        # What `*args` and `**kwargs` gather is no value of which a name could be made.
+        # The values gathered in `*args` and `**kwargs` cannot be fields of a name.
         named = {p.name for p in self.signature.parameters.values() if p.kind not in _STARS}
         if missing := set(lock.fields) - (named - {LEASE}):
             shown = [_STARS.get(p.kind, "") + p.name for p in self.signature.parameters.values()]
@@ -61,13 +61,13 @@ class Locked(Generic[R]):
 
 
 def check_async(handler: Callable[..., object], decorator: str = "locked") -> None:
-    """Raise `TypeError` for what is no async function: a loss could not end it."""
+    """Raise `TypeError` for a function that is not async: a loss could not end it."""
     if not inspect.iscoroutinefunction(handler):
         raise TypeError(f"{decorator}() decorates async functions, and {handler!r} is not one")
 
 
 def check_parameters(handler: Callable[..., object], *given: str) -> None:
-    """Raise `TypeError` for what cannot be called with these: no request would be served."""
+    """Raise `TypeError` if it cannot be called with these: every request would fail."""
     signature = inspect.signature(handler)
     try:
         signature.bind(*given)
@@ -78,7 +78,7 @@ def check_parameters(handler: Callable[..., object], *given: str) -> None:
 
 
 def checked_client(client: object) -> LockClient:
-    """What an application is set up with."""
+    """The client that an application is set up with, if it is one."""
     if not isinstance(client, LockClient):
         raise TypeError(f"setup() takes what connect() gives, not {client!r}")
     return client

@@ -1,4 +1,4 @@
-"""What is done once under a key: what came of it is kept for those who ask the same again."""
+"""Work that is done once under a key: its result is kept for repeated requests."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ REPLAYED: Final = "Idempotent-Replayed"
 
 LONGEST_KEY: Final = 255
 LONGEST_BODY: Final = 1_048_576
-"""Bytes of a request that are read to compare it with the first."""
+"""Bytes of a request that are read to compare it with the first one."""
 LONGEST_KEPT: Final = 65_536 - 65
-"""Characters: what `Once.outcome` takes, after what was asked."""
+"""The longest result, in characters: what `Once.outcome` takes, less the request's digest."""
 LONGEST_RESPONSE: Final = 49_152
-"""Bytes of a response that are gathered: in base64, as it is kept, more would be too long."""
+"""Bytes of a response that are gathered: base64, in which it is kept, must fit `LONGEST_KEPT`."""
 
 _SERVER_ERROR: Final = 500
 _TRY_AGAIN: Final = (408, 425, 429)
-"""Statuses that say that nothing was done; so does any with ``Retry-After``."""
+"""Statuses that mean that nothing was done; so does any response with ``Retry-After``."""
 
 
 class UnderWay(AcquireTimeout):
-    """The first who came with this key is still at it."""
+    """The first request with this key is still being carried out."""
 
 
 class KeyReused(ValueError):
-    """Something else was done under this key."""
+    """Another request was carried out under this key."""
 
 
 class NotKept(LookupError):
-    """It was done under this key, and what came of it was too long to be kept."""
+    """The request was carried out under this key, but its result was too long to be kept."""
 
 
 class BadKey(Exception):
-    """A request has no such key as it should have."""
+    """A request has no valid key."""
 
 
 class BodyTooLong(Exception):
@@ -47,17 +47,17 @@ class BodyTooLong(Exception):
 
 
 class NotToBeKept(Exception):
-    """It has failed: it may be tried again."""
+    """The work has failed, so it may be tried again."""
 
 
 async def kept(
     once: Once, asked: str, work: Callable[[Lease], Awaitable[str | None]]
 ) -> tuple[str, bool]:
-    """What ``work`` gives, now or when it was done before, and whether it was done now.
+    """The result of ``work``, done now or before, and whether it was done now.
 
-    ``asked`` tells what is done from what else may be done under the key. `UnderWay`, `KeyReused`,
-    `NotKept`, and what `Once.outcome` and ``work`` raise. What is too long to be kept is given to
-    the first alone; where that is None, it has told itself.
+    ``asked`` tells the request from others under the same key. Raises `UnderWay`, `KeyReused`,
+    `NotKept`, and the errors of `Once.outcome` and ``work``. A result that is too long to be kept
+    is returned to the first caller alone; ``work`` returns None if it has delivered it already.
     """
     begun = False
     came: str | None = None
@@ -88,7 +88,7 @@ async def kept(
 
 
 def digest(*parts: bytes) -> str:
-    """One for these parts, and no others."""
+    """A digest of these parts: other parts have another one."""
     made = hashlib.sha256()
     for part in parts:
         made.update(b"%d:" % len(part) + part)
@@ -96,7 +96,7 @@ def digest(*parts: bytes) -> str:
 
 
 def key_of(values: Sequence[str], *, required: bool = False) -> str | None:
-    """The key of a request, by its headers of that name; `BadKey` where it cannot be one."""
+    """The key of a request, by its headers of that name; `BadKey` if it is invalid."""
     if not values and not required:
         return None
     if len(values) != 1:
@@ -108,13 +108,13 @@ def key_of(values: Sequence[str], *, required: bool = False) -> str | None:
 
 
 def once_of(client: LockClient, who: str, key: str, remember: float) -> Once:
-    """What is done once by this one under this key; neither of the two is told to the store."""
+    """The `Once` of this owner and key; the store does not see either of the two."""
     name = f"idempotency:{digest(who.encode(), key.encode())}"
     return client.once(name, remember=remember, wait=False)
 
 
 def check_remember(client: LockClient, remember: float) -> None:
-    """Raise `ValueError` or `TypeError` for what is no duration."""
+    """Raise `ValueError` or `TypeError` for an invalid duration."""
     client.once("checked", remember=remember)
 
 
@@ -127,19 +127,19 @@ class Recorded(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As it is kept."""
+        """The response as a text, as it is kept."""
         body = base64.b64encode(self.body).decode()
         return json.dumps([self.status, self.headers, body], separators=(",", ":"))
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """What was kept."""
+        """The response that was kept."""
         status, headers, body = json.loads(text)
         return cls(status, [(name, value) for name, value in headers], base64.b64decode(body))
 
 
 def is_to_be_tried_again(status: int, headers: Iterable[tuple[Any, Any]]) -> bool:
-    """Whether a response says that it was not done."""
+    """Whether a response means that the request was not carried out."""
     return (
         status >= _SERVER_ERROR
         or status in _TRY_AGAIN

@@ -10,17 +10,17 @@ from aiolock import Lock, LockClient, connect
 from aiolock._locks.options import LockOptions
 
 PATIENCE = 10.0
-"""Seconds that a request waits for its turn, where nothing else is said."""
+"""Seconds that a request waits for its turn by default."""
 
 
 class BadName(Exception):
-    """What a request has sent cannot be part of a lock's name."""
+    """A value in a request cannot be part of a lock's name."""
 
 
 class LockOf:
-    """The lock of a request, by what stands in its path and its query; checked when it is made.
+    """The lock of a request, by the values in its path and query; checked when it is made.
 
-    `ValueError` and `TypeError` for a template or an option that cannot be.
+    `ValueError` and `TypeError` for an invalid template or option.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LockOf:
         if isinstance(query, str):
             raise TypeError(f"query must be a collection of names, as {{{query!r}}}")
         options.setdefault("timeout", PATIENCE)
-        # Metrics are by family: all of one template.
+        # Metrics are by family: all requests of one template are one.
         if template.isprintable():
             options.setdefault("family", template[:100])
         self.template = template
@@ -40,7 +40,7 @@ class LockOf:
         self._options = options
         if strange := self.query - set(self.fields):
             raise ValueError(f"{template!r} has no {_list(strange)}, which query= names")
-        # A client that is never opened checks as any other does.
+        # This client is never opened, but checks the options as any other does.
         connect("memory://").lock(self.name(dict.fromkeys(self.fields, "x")), **options)
 
     @property
@@ -49,7 +49,7 @@ class LockOf:
         return set(self.fields) - self.query
 
     def check_path(self, where: str, known: Collection[str]) -> None:
-        """Raise `ValueError` if a path has not all that the template needs of it."""
+        """Raise `ValueError` if a path does not have all fields that the template needs of it."""
         if missing := self.path - set(known):
             raise ValueError(
                 f"{where} has no {_list(missing)}, which the lock {self.template!r} needs. What"
@@ -57,23 +57,23 @@ class LockOf:
             )
 
     def values(self, path: Mapping[str, object], query: Mapping[str, object]) -> dict[str, object]:
-        """What a request has of its fields."""
+        """The values of its fields in a request."""
         found = {name: (query if name in self.query else path).get(name) for name in self.fields}
         return {name: value for name, value in found.items() if value is not None}
 
     def name(self, values: Mapping[str, object]) -> str:
-        """The name, with these values; `BadName` where one is missing."""
+        """The name, with these values; `BadName` if one is missing."""
         missing = [field for field in self.fields if field not in values]
         if missing:
             raise BadName(f"The request lacks {_list(missing)}.")
         return self.template.format_map(values)
 
     def on(self, client: LockClient, values: Mapping[str, object]) -> Lock:
-        """The lock itself; `BadName` where it can have no such name. No I/O."""
+        """The lock itself; `BadName` if that is no valid name. No I/O."""
         name = self.name(values)
         try:
             return client.lock(name, **self._options)
-        except ValueError as error:  # the options have been checked: it is the name
+        except ValueError as error:  # the options were checked before, so it is the name
             raise BadName("What the request names is too long, or no name at all.") from error
 
 
@@ -82,7 +82,7 @@ def _fields(template: str) -> list[str]:
     for _, field, spec, conversion in string.Formatter().parse(template):
         if field is None:
             continue
-        # Attributes and formats of what a stranger has sent are nobody's business.
+        # A template must not read attributes of, or format, what a stranger has sent.
         if not field.isidentifier() or spec or conversion:
             shown = field + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
             raise ValueError(

@@ -1,7 +1,7 @@
-"""What a client of a web application is answered when it does not get a lock, or loses it.
+"""The answers to clients of a web application that do not get a lock, or lose it.
 
-The texts of the errors name locks, hosts and processes: those are for the log. A stranger is told
-what has happened in general, as ``application/problem+json`` (RFC 9457).
+The texts of the errors name locks, hosts and processes: those are for the log. A stranger is only
+told in general what has happened, as ``application/problem+json`` (RFC 9457).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Problem:
 
     status: int
     code: str
-    """For programs, which tell answers of one status apart by it."""
+    """For programs: it tells answers of one status apart."""
     detail: str
     """For people."""
     retry_after: int | None = None
@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def headers(self) -> dict[str, str]:
-        """All but the content type."""
+        """All headers but the content type."""
         headers = {"Cache-Control": "no-store"}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
@@ -53,11 +53,11 @@ class Problem:
 
     @property
     def body(self) -> bytes:
-        """The document."""
+        """The JSON document."""
         try:
             title = HTTPStatus(self.status).phrase
         except ValueError:
-            title = "Client Closed Request"  # as nginx calls 499
+            title = "Client Closed Request"  # nginx's name of 499
         fields = {"title": title, "status": self.status, "detail": self.detail, "code": self.code}
         return json.dumps(fields).encode()
 
@@ -120,11 +120,11 @@ _ANSWERS: Final[Mapping[type[Exception], Problem]] = {
 }
 
 ERRORS: Final = tuple(_ANSWERS)
-"""What there is an answer to. Other errors of aiolock are mistakes of the program: 500."""
+"""The errors that have an answer. Other errors of aiolock are bugs in the program: 500."""
 
 
 def problem(error: Exception) -> Problem:
-    """The answer to one of `ERRORS`, of which a line is put into the log."""
+    """The answer to one of `ERRORS`; also logs a line about it."""
     found = _problem(error)
     if found is not GONE:
         level = logging.WARNING if found.status >= 500 else logging.INFO  # noqa: PLR2004  # HTTP's
@@ -137,7 +137,7 @@ def _problem(error: Exception) -> Problem:
     if isinstance(error, BadName):
         return replace(found, detail=str(error))
     if found is BUSY and isinstance(error, AcquireTimeout) and not error.waited:
-        return CONFLICT  # who has not even waited asked whether it is being done
+        return CONFLICT  # a request that only tried wants to know whether it is being done
     return found
 
 

@@ -1,8 +1,8 @@
-"""What task frameworks have in common: a task that runs under a lock, or is put back for later.
+"""What task frameworks share: a task that runs under a lock, or is put back for later.
 
-A worker has so many places. A task that waits for a lock keeps one of them from the others, so it
-waits for a few seconds, in the lock's queue, and then goes back to where it came from: by the means
-of its framework, which is all that a framework's own module has to say.
+A worker has a number of places. A task that waits for a lock takes one of them from others. So it
+waits for a few seconds, in the lock's queue, and is then put back where it came from. How that is
+done is all that the framework's own module has to add.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 PATIENCE: Final = 5.0
-"""Seconds that a task waits for its turn, where nothing else is said."""
+"""Seconds that a task waits for its turn by default."""
 RETRY_AFTER: Final = 5.0
-"""Seconds after which one that did not get it is tried again, where nothing else is said."""
+"""Seconds after which a task that did not get its lock is tried again by default."""
 PUT_BACK: Final = (AcquireTimeout, QueueFull, LeaseLost, StoreError, ClientClosed)
-"""After which a task is tried again. The other errors of aiolock are mistakes of the program."""
+"""Errors after which a task is tried again. Other errors of aiolock are bugs in the program."""
 
 _log = logging.getLogger("aiolock.tasks")
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("aiolock.tasks")
 class TryAgain(Exception):
     """A task did not get its lock, or lost it, and is put back: the lock's error is ``__cause__``.
 
-    Raised where its framework puts back what raises.
+    Raised for frameworks that put a task back when it raises.
     """
 
 
@@ -69,14 +69,14 @@ class Held(Protocol):
 
 
 class Current:
-    """What a task runs under."""
+    """The leases that the running task holds by its decorators."""
 
     def __init__(self, name: str) -> None:
         self._leases: ContextVar[tuple[Any, ...]] = ContextVar(name, default=())
 
     @contextmanager
     def of(self, lease: object) -> Generator[None, None, None]:
-        """A body runs under this one."""
+        """Run a body under this lease."""
         token = self._leases.set((*self._leases.get(), lease))
         try:
             yield
@@ -84,7 +84,7 @@ class Current:
             self._leases.reset(token)
 
     def lease(self) -> Any:
-        """The innermost; `RuntimeError` where there is none."""
+        """The innermost lease; `RuntimeError` if there is none."""
         leases = self._leases.get()
         if not leases:
             raise RuntimeError("there is no lease here: only in what one of the decorators runs")
@@ -92,7 +92,7 @@ class Current:
 
 
 class Body:
-    """What a task does itself, whose errors are its own and no reason to put it back."""
+    """The task's own function, whose errors are no reason to put the task back."""
 
     def __init__(self, current: Current) -> None:
         self._current = current
@@ -102,7 +102,7 @@ class Body:
 
     @contextmanager
     def under(self, lease: Held) -> Generator[None, None, None]:
-        """It runs under this lease."""
+        """Run it under this lease."""
         self.begun = True
         self._lease = (lease.name, lease.fence)
         try:
@@ -113,21 +113,21 @@ class Body:
             raise
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether this came out of it, and is not about its lease; to be asked once."""
-        mine, self._error = self._error, None  # or they would keep each other alive
+        """Whether the function raised this, and not about its lease; to be called once."""
+        mine, self._error = self._error, None  # otherwise they would keep each other alive
         if isinstance(error, LeaseLost) and (error.name, error.fence) == self._lease:
-            return False  # it has asked by itself whether it still has it
+            return False  # it has called `check` or the like, and the lease was lost
         return error is mine
 
 
 class TaskLocks(ABC):
-    """Decorators for tasks; the way to put one back is the framework's."""
+    """Decorators for tasks; a subclass knows how its framework puts a task back."""
 
     def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
         if not isinstance(client, LockClient):
             raise TypeError(f"Locks() takes what connect() gives, not {client!r}")
         self.client = client
-        """The client, for all else."""
+        """The client, for anything else."""
         self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
         """Seconds after which a task that was put back is tried again."""
         self._current = Current("aiolock.task")
@@ -142,13 +142,13 @@ class TaskLocks(ABC):
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
         """Decorate an async task so that each run of it holds a lock.
 
-        It waits its turn for ``timeout`` seconds, 5 if nothing else is said. If that is not
-        enough, if too many wait already, or nobody knows who has the lock, the task is put back,
-        and tried again after ``retry_after`` seconds. So is one whose lock is lost: it is
-        cancelled. Its own errors are its framework's matter.
+        It waits its turn for ``timeout`` seconds, 5 by default. If it does not get the lock in that
+        time, if too many wait already, or if the store does not answer, the task is put back, and
+        tried again after ``retry_after`` seconds. A run whose lock is lost is cancelled and put
+        back, too. Other errors are left to the framework.
 
-        :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError`
-            where one is no parameter of it.
+        :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError` for
+            a field that is not a parameter.
         """
         options.setdefault("timeout", PATIENCE)
         options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
@@ -160,11 +160,11 @@ class TaskLocks(ABC):
     def limited(
         self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
-        """Decorate an async task of which ``limit`` run at a time, of all workers together.
+        """Decorate an async task of which ``limit`` run at a time, over all workers together.
 
-        They hold a permit of the semaphore ``name``, which may have fields as in `locked`; waiting
-        and putting back are as there. With ``min_hold=1`` no more than ``limit`` begin in any
-        second.
+        Each run holds a permit of the semaphore ``name``, which may have fields as in `locked`;
+        waiting and putting back are as there. With ``min_hold=1`` no more than ``limit`` runs begin
+        in any second.
         """
         options.setdefault("timeout", PATIENCE)
         options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
@@ -207,16 +207,16 @@ class TaskLocks(ABC):
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R | None]]]:
         """Decorate an async task that is done once for each ``name``, however often it is sent.
 
-        When it has returned, that and what it returned are remembered. Further runs return the
-        same at once: as JSON gives it back, or None where JSON cannot hold it in 65,536 characters
-        (that is logged). One that comes while it is being done waits for ``timeout`` seconds, and
-        is put back then, as by `locked`. If it raises, loses its lease or its worker dies, nothing
-        is remembered: the next run does it.
+        When it has returned, the store remembers that and its result. Further runs return the same
+        at once: as JSON gives it back, or None if JSON cannot hold it in 65,536 characters (that is
+        logged). A run that comes while it is being done waits for ``timeout`` seconds, and is then
+        put back, as by `locked`. If it raises, loses its lease or its worker dies, nothing is
+        remembered: the next run does it.
 
-        :param name: formatted with the arguments of the task, as in `locked`: what is done once.
+        :param name: formatted with the arguments of the task, as in `locked`: the name of the work.
         :param remember: seconds for which it is remembered; as long as the same may come again.
-        :param ttl: seconds after which somebody who died over it is noticed; the client's, if
-            None.
+        :param ttl: seconds after which the death of a worker that does it is noticed; the client's,
+            if None.
         """
         describe = functools.partial(
             self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
@@ -241,7 +241,7 @@ class TaskLocks(ABC):
 
                     try:
                         outcome = await describe(naming_of(*args, **kwargs)).outcome(work)
-                    except ResultGone:  # it was done by somebody who kept none
+                    except ResultGone:  # it was done without a result
                         return None
                     return returned[0] if outcome.first else restored(outcome.result)
 
@@ -271,21 +271,21 @@ class TaskLocks(ABC):
         """A run of a task begins, with these arguments."""
 
     async def _interrupted(self, args: Sequence[Any]) -> None:  # noqa: B027  # as above
-        """It is cancelled before it has begun: at the end of its worker, for most."""
+        """It was cancelled before it began: in most frameworks, because the worker ends."""
 
     @abstractmethod
     async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
-        """Have it run again; what is to be raised. The error itself, where nobody runs tasks."""
+        """Have it run again; the error to raise. `error` itself, if no framework runs the task."""
 
 
 def tell(error: LockError, put_back: BaseException) -> None:
-    """A line in the log for a task that is put back."""
+    """Log that a task is put back."""
     if put_back is not error:
         _log.info("a task is put back: %s", error)
 
 
 def kept(name: str, returned: object) -> str:
-    """What a task returned, as it is remembered: nothing, where that cannot be."""
+    """The text to keep of a task's result; empty if it cannot be kept."""
     try:
         text = json.dumps(returned)
     except (TypeError, ValueError, RecursionError) as error:
@@ -298,5 +298,5 @@ def kept(name: str, returned: object) -> str:
 
 
 def restored(text: str) -> Any:
-    """What a task returned when it was done."""
+    """The result of a task, from the text that was kept."""
     return json.loads(text) if text else None

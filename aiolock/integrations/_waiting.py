@@ -1,4 +1,4 @@
-"""A lock that is held for a request: who has gone away does not wait for it any more."""
+"""A lock that is held for a request, unless the client has gone before it gets it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from aiolock import Lease, Lock
 
 SOON: Final = 0.05
-"""Seconds after which somebody looks whether the client is still there: most wait for less."""
+"""Seconds after which a request checks if its client is still there: most wait for less."""
 GONE: Final = "the client has gone"
 
 
@@ -19,16 +19,16 @@ class Disconnected(Exception):
 
 
 ReasonToLeave = Callable[[], Awaitable[Exception]]
-"""Comes back, with the reason, when a request is not to wait any more."""
+"""Returns, with the reason, when a request must not wait any more."""
 
 
 @asynccontextmanager
 async def held(lock: Lock, reason_to_leave: ReasonToLeave | None = None) -> AsyncGenerator[Lease]:
-    """Hold the lock. If ``reason_to_leave()`` gives one before it is ours, that is raised.
+    """Hold the lock. If ``reason_to_leave()`` returns an error before it is ours, raise that.
 
-    The other errors, and what happens on cancellation and loss, are those of ``async with lock``;
-    it ends in the task in which it began. Who asks for a reason has a task of its own, which is
-    cancelled when the body begins: what has begun is finished.
+    Other errors, cancellation and loss are those of ``async with lock``, and it ends in the task in
+    which it began. ``reason_to_leave()`` runs in a task of its own, which is cancelled when the
+    body begins: a body that has begun is finished.
     """
     async with AsyncExitStack() as stack:
         patience = asyncio.timeout(None)
@@ -37,7 +37,7 @@ async def held(lock: Lock, reason_to_leave: ReasonToLeave | None = None) -> Asyn
             async with patience, _watched(reason_to_leave, patience, reasons):
                 lease = await stack.enter_async_context(lock.acquire())
         except TimeoutError as error:
-            if reasons and type(error) is TimeoutError:  # not its heir, AcquireTimeout
+            if reasons and type(error) is TimeoutError:  # not its subclass AcquireTimeout
                 raise reasons[0] from None
             raise
         yield lease
@@ -73,6 +73,6 @@ async def _watched(
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """A server that cannot say whether a client is there is none that says it has gone."""
+    """Ignore an error: a server that cannot tell whether a client is there has told of no end."""
     if not task.cancelled():
         task.exception()

@@ -59,17 +59,18 @@ _log = logging.getLogger("aiolock.web")
 _STOPPING: Final = web.AppKey("aiolock stopping", asyncio.Event)
 _MARK: Final = "__aiolock__"
 _LOOK_EVERY: Final = 0.25
-"""Seconds: aiohttp tells no handler that its client has gone."""
+"""Seconds between checks for the client: aiohttp tells no handler that its client has gone."""
 
 
 def setup(app: web.Application, client: LockClient) -> None:
     """Open ``client`` with the application and close it with it, and answer its errors.
 
     `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503. When the server is
-    told to end, requests that wait get 503 at once, and those that hold a lock are left to the
-    server's patience. Applications inside this one have all that, too.
+    told to end, requests that wait get 503 at once, and those that hold a lock may run as long as
+    the server lets them. Applications inside this one have all that, too.
 
-    When the application starts, `ValueError` for a lock whose template needs what its path has not.
+    When the application starts, a lock whose template needs a field that its path does not have
+    raises `ValueError`.
     """
     if KEY in app:
         raise ValueError("this application has been set up already")
@@ -96,7 +97,7 @@ def setup(app: web.Application, client: LockClient) -> None:
 
 
 def client_of(request: web.Request) -> LockClient:
-    """The client of the application that this request has come to; `RuntimeError` if none."""
+    """The client of the application that serves this request; `RuntimeError` if it has none."""
     client = request.config_dict.get(KEY)
     if client is None:
         raise RuntimeError("this application has no lock client: call setup(app, client)")
@@ -111,15 +112,15 @@ def locked(
 ]:
     """Decorate a handler, which is given the `Lease` after its request.
 
-    It waits its turn, 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
-    not at all. Who closes the connection meanwhile leaves the queue. The lock is given back when
-    the handler has returned. A lock that is lost cancels the handler. `setup` answers what it
-    raises.
+    It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
+    it does not wait. A client that closes the connection meanwhile leaves the queue. The lock is
+    released when the handler has returned. The loss of the lock cancels the handler. `setup`
+    answers its errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
         fields.
-    :param query: those fields that come from the query and not from the path. Without one of them,
-        or with a value that makes no name, a request is answered with 400.
+    :param query: the fields that come from the query and not from the path. A request without one
+        of them, or with a value that makes no valid name, is answered with 400.
     """
     lock = LockOf(template, query, **options)
 
@@ -153,15 +154,15 @@ def idempotent(
 ]:
     """Decorate a handler: of requests with one ``Idempotency-Key``, one is carried out.
 
-    What `aiolock.integrations.idempotency.Idempotency` does in other frameworks: the first gets its
-    response, and that is kept; the others get the same. A `web.StreamResponse` that the handler
-    sends by itself is not kept, nor one of more than 48 KiB: others get 409 then. It stands above
-    `locked`. `setup` answers what it raises.
+    It does what `aiolock.integrations.idempotency.Idempotency` does in other frameworks: the first
+    request gets its response, and that is kept; the others get the same. A `web.StreamResponse`
+    that the handler sends by itself is not kept, nor one of more than 48 KiB: others then get 409.
+    It stands above `locked`. `setup` answers its errors.
 
     :param remember: seconds for which a response is kept.
-    :param who: whose key it is, given the request: the user or the tenant. May be async.
-    :param required: whether a request without a key is answered with 400; it is carried out, as
-        ever, if not.
+    :param who: the owner of the key, given the request: the user or the tenant. May be async.
+    :param required: whether a request without a key is answered with 400; if not, it is carried out
+        as ever.
     """
     check_remember(connect("memory://"), remember)
 
@@ -211,7 +212,7 @@ async def _once(
     except StoreError as error:
         if response is None:
             raise
-        _log.warning("%s", error)  # it was done: the response is true all the same
+        _log.warning("%s", error)  # the request was carried out, so the response is right
     if response is not None:
         if isinstance(response, web.HTTPException):
             raise response
@@ -223,7 +224,7 @@ async def _once(
 
 
 def _recorded(response: web.StreamResponse) -> str | None:
-    """As it is kept: None where it cannot be."""
+    """The text to keep; None if it cannot be kept."""
     if is_to_be_tried_again(response.status, response.headers.items()):
         raise NotToBeKept
     body = response.body if isinstance(response, web.Response) and not response.prepared else ...
@@ -252,7 +253,7 @@ def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
             return await handler(request)
         except ERRORS as error:
             if request.writer in begun:
-                raise  # what is sent cannot be taken back: the connection is closed
+                raise  # the response has begun, so the connection is closed
             found = problem(error)
             return web.Response(
                 body=found.body,
@@ -265,7 +266,7 @@ def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
 
 
 def _check(app: web.Application) -> None:
-    """See that each path has what its locks need of it."""
+    """Check that each path has what its locks need of it."""
     for route in app.router.routes():
         lock = getattr(route.handler, _MARK, None)
         if isinstance(lock, LockOf) and route.resource is not None:

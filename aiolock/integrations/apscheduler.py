@@ -1,4 +1,4 @@
-"""Locks in APScheduler 3: an executor, by which each run time is begun by one of many schedulers.
+"""Locks in APScheduler 3: an executor with which one of many schedulers begins each run time.
 
 ::
 
@@ -40,7 +40,7 @@ from aiolock._engine.policy import Seconds
 __all__ = ["SharedExecutor"]
 
 _MADE_UP: Final = re.compile("[0-9a-f]{32}")
-"""An id that APScheduler has given: another one in each process."""
+"""An id that APScheduler has made up: each process has another one."""
 
 _log = logging.getLogger("aiolock.tasks")
 
@@ -48,22 +48,22 @@ _log = logging.getLogger("aiolock.tasks")
 class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
     """An executor for schedulers that all have the same jobs: each run time is begun by one.
 
-    * Whoever comes first to a run time begins it; the others leave it out. It is not begun again,
-      not where the job raised, and not where its process died over it.
-    * A job has ``max_instances`` runs at a time, of all processes together. A run time for which
-      there is no room is left out.
-    * A run that loses its lock is cancelled, if the job is an async function. What else it may be
-      runs in a thread, which nothing can stop.
-    * Where the store cannot say whether somebody has begun it, nobody begins it: `StoreError`, in
+    * The first scheduler that comes to a run time begins it; the others skip it. It is never begun
+      again, even if the job raised, or its process died.
+    * A job has ``max_instances`` runs at a time, over all processes together. A run time for which
+      there is no room is skipped.
+    * A run that loses its lock is cancelled, if the job is an async function. Any other job runs in
+      a thread, which nothing can stop.
+    * If the store cannot say whether a run time was begun, it is not begun: `StoreError`, in
       APScheduler's log.
 
-    Open the client before the scheduler starts, and close it after that has been shut down.
+    Open the client before the scheduler starts, and close it after the scheduler has shut down.
 
     The jobs need an ``id`` and run times that are the same everywhere: a ``cron`` or ``date``
     trigger, or an ``interval`` with a fixed ``start_date``; no ``jitter``. A job without an id is
     refused (`ValueError`, in APScheduler's log). Clocks may differ, by less than ``remember``.
 
-    :param remember: seconds for which it is remembered that a run time was begun.
+    :param remember: seconds for which the store remembers that a run time was begun.
     """
 
     def __init__(self, client: LockClient, *, remember: Seconds = 3600.0) -> None:
@@ -82,7 +82,7 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
             self._pending_futures.discard(task)
             try:
                 events = task.result()
-            except BaseException:  # noqa: BLE001  # as AsyncIOExecutor has it
+            except BaseException:  # noqa: BLE001  # as in AsyncIOExecutor
                 self._run_job_error(job.id, *sys.exc_info()[1:])
             else:
                 self._run_job_success(job.id, events)
@@ -102,7 +102,7 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
                         events += await self._run(job, run_time)
                     else:
                         _log.debug("%s: begun elsewhere", name)
-            except AcquireTimeout as busy:  # whatever the job raises is in its event
+            except AcquireTimeout as busy:  # not the job's: its errors are in its events
                 _log.debug("%s: left out: %s", name, busy)
         return events
 

@@ -30,11 +30,11 @@ __all__ = ["Locks"]
 
 
 class Locks(TaskLocks):
-    """Decorators for arq's functions. One that is put back is a `Retry`, and costs no try.
+    """Decorators for arq's functions. A run that is put back is a `Retry`, and costs no try.
 
     arq counts each run, and after ``max_tries`` of them the job has failed. A run that did not get
-    its lock is taken off that count, also where its worker ended while it waited. A job that is
-    put back for longer than a day expires, as any.
+    its lock is taken off that count, even if its worker ended while it waited. A job that is put
+    back for longer than a day expires, like any job.
     """
 
     async def startup(self, ctx: dict[Any, Any]) -> None:

@@ -46,19 +46,19 @@ T = TypeVar("T")
 
 
 class Locks:
-    """Decorators for Celery's tasks. One that is put back is sent again, and costs no retry.
+    """Decorators for Celery's tasks. A run that is put back is sent again, and costs no retry.
 
-    It has the same id, and its state is ``RETRY`` meanwhile. Where a task is called as a function,
-    or eagerly, the lock's error is raised.
+    It has the same id, and its state is ``RETRY`` meanwhile. If a task is called as a function, or
+    eagerly, the lock's error is raised instead.
 
-    The client opens when a task first needs it, in each worker process for itself.
+    The client opens when a task first needs it, in each worker process separately.
     """
 
     def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
         if not isinstance(client, LockClient):
             raise TypeError(f"Locks() takes what aiolock.sync.connect() gives, not {client!r}")
         self.client = client
-        """The client, for all else."""
+        """The client, for anything else."""
         self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
         """Seconds after which a task that was put back is tried again: Celery's countdown."""
         self._current = Current("aiolock.celery")
@@ -73,14 +73,14 @@ class Locks:
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a task so that each run of it holds a lock.
 
-        It waits its turn for ``timeout`` seconds, 5 if nothing else is said. If that is not
-        enough, if too many wait already, or nobody knows who has the lock, the task is put back,
-        and tried again after ``retry_after`` seconds. A task that loses its lock goes on, for
-        nothing stops a thread, unless it asks ``current_lease().check()``; it is put back when it
-        has returned. Its own errors are Celery's matter.
+        It waits its turn for ``timeout`` seconds, 5 by default. If it does not get the lock in that
+        time, if too many wait already, or if the store does not answer, the task is put back, and
+        tried again after ``retry_after`` seconds. A task that loses its lock goes on, because
+        nothing stops a thread, unless it calls ``current_lease().check()``; it is put back when it
+        has returned. Other errors are left to Celery.
 
-        :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError`
-            where one is no parameter of it.
+        :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError` for
+            a field that is not a parameter.
         """
         options.setdefault("timeout", PATIENCE)
         options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
@@ -92,11 +92,11 @@ class Locks:
     def limited(
         self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorate a task of which ``limit`` run at a time, of all workers together.
+        """Decorate a task of which ``limit`` run at a time, over all workers together.
 
-        They hold a permit of the semaphore ``name``, which may have fields as in `locked`; waiting
-        and putting back are as there. With ``min_hold=1`` no more than ``limit`` begin in any
-        second.
+        Each run holds a permit of the semaphore ``name``, which may have fields as in `locked`;
+        waiting and putting back are as there. With ``min_hold=1`` no more than ``limit`` runs begin
+        in any second.
         """
         options.setdefault("timeout", PATIENCE)
         options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
@@ -133,16 +133,16 @@ class Locks:
     ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
         """Decorate a task that is done once for each ``name``, however often it is sent.
 
-        When it has returned, that and what it returned are remembered. Further runs return the
-        same at once: as JSON gives it back, or None where JSON cannot hold it in 65,536 characters
-        (that is logged). One that comes while it is being done waits for ``timeout`` seconds, and
-        is put back then, as by `locked`. If it raises, loses its lease or its worker dies, nothing
-        is remembered: the next run does it.
+        When it has returned, the store remembers that and its result. Further runs return the same
+        at once: as JSON gives it back, or None if JSON cannot hold it in 65,536 characters (that is
+        logged). A run that comes while it is being done waits for ``timeout`` seconds, and is then
+        put back, as by `locked`. If it raises, loses its lease or its worker dies, nothing is
+        remembered: the next run does it.
 
-        :param name: formatted with the arguments of the task, as in `locked`: what is done once.
+        :param name: formatted with the arguments of the task, as in `locked`: the name of the work.
         :param remember: seconds for which it is remembered; as long as the same may come again.
-        :param ttl: seconds after which somebody who died over it is noticed; the client's, if
-            None.
+        :param ttl: seconds after which the death of a worker that does it is noticed; the client's,
+            if None.
         """
         describe = functools.partial(
             self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
@@ -165,7 +165,7 @@ class Locks:
 
                     try:
                         outcome = describe(naming_of(*args, **kwargs)).outcome(work)
-                    except ResultGone:  # it was done by somebody who kept none
+                    except ResultGone:  # it was done without a result
                         return None
                     return returned[0] if outcome.first else restored(outcome.result)
 
@@ -191,7 +191,7 @@ class Locks:
         request = task.request if task else None
         if request is None or request.called_directly or request.is_eager:
             return error
-        # As Task.retry() does, which would count it.
+        # As Task.retry() does, except that it would count a retry.
         again = task.signature_from_request(
             request, countdown=self.retry_after, retries=request.retries
         )

@@ -39,12 +39,12 @@ __all__ = ["client", "close", "locked", "with_locks"]
 
 R = TypeVar("R", bound=HttpResponseBase)
 
-# Not by weak references: a client refers to its loop.
+# Weak references would not help: a client refers to its loop.
 _clients: Final = dict[asyncio.AbstractEventLoop, LockClient]()
 
 
 async def client() -> LockClient:
-    """The client of the running event loop, opened by the first who asks for it.
+    """The client of the running event loop, opened by the first call.
 
     `StoreError` when the store cannot be used. It is closed by `with_locks`, or by `close`.
     """
@@ -55,14 +55,14 @@ async def client() -> LockClient:
         if "target" not in options:
             raise ImproperlyConfigured('settings.AIOLOCK must be {"target": URL, ...}')
         for other in [other for other in list(_clients) if other.is_closed()]:
-            _clients.pop(other, None)  # nobody can use or close those any more
+            _clients.pop(other, None)  # a client of a closed loop cannot be used or closed
         found = _clients[loop] = connect(options.pop("target"), **options)
     await found.open()
     return found
 
 
 async def close() -> None:
-    """Close the client of the running event loop, if there is one; the next who asks opens it."""
+    """Close the client of the running event loop, if any; the next `client` opens it again."""
     found = _clients.pop(asyncio.get_running_loop(), None)
     if found is not None:
         await found.aclose()
@@ -73,7 +73,7 @@ def with_locks(application: Callable[..., Awaitable[None]]) -> App:
 
     `StoreError` ends the start, if the server speaks the lifespan protocol. An application that
     speaks it, too (Django's own does not), starts when the client is open and ends before it is
-    closed. A request that the server interrupts at its end is answered with 503.
+    closed. A request that the server interrupts when it ends is answered with 503.
     """
     inner = Interrupted(application)
 
@@ -87,7 +87,7 @@ def with_locks(application: Callable[..., Awaitable[None]]) -> App:
 
 
 class _Lifespan:
-    """The client's, round that of the application, if it has one."""
+    """The lifespan of the client, around that of the application, if it has one."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -113,7 +113,7 @@ class _Lifespan:
         except Exception:
             if self._heard:
                 raise
-        if not self._said:  # it does not speak the protocol
+        if not self._said:  # the application does not speak the protocol
             await self._say({"type": "lifespan.startup.complete"})
             await self._receive()
             await self._say({"type": "lifespan.shutdown.complete"})
@@ -135,14 +135,14 @@ def locked(
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R | HttpResponse]]]:
     """Decorate an asynchronous view, which gets the `Lease` if it has a parameter ``lease``.
 
-    It waits its turn, 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
-    not at all. Django cancels a view whose client has gone, so its place in the queue is left, or
-    the lock given back. It is given back when the view has returned. A lock that is lost cancels
-    the view. Errors of aiolock are answered, here, with 409, 423, 429 or 503. In a class, it
-    decorates the methods.
+    It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
+    it does not wait. Django cancels a view whose client has gone: that leaves the queue, or
+    releases the lock. The lock is released when the view has returned. The loss of the lock cancels
+    the view. The decorator itself answers errors of aiolock, with 409, 423, 429 or 503. In a class,
+    it decorates the methods.
 
     :param template: the name, with parameters of the view as fields: ``"order:{order}"``.
-        `ValueError` for others. Where one is None, the request is answered with 400.
+        `ValueError` for other fields. A request for which one is None is answered with 400.
     """
     lock = LockOf(template, **options)
 

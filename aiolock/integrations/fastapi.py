@@ -41,20 +41,20 @@ def setup(app: FastAPI, client: LockClient) -> None:
 
     The client opens before the application's own lifespan begins, and closes when that has ended:
     `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503, unless the
-    application has a handler of its own for one; a request that the server interrupts at its end
-    with 503. An application that is mounted in another has handlers of its own: set that up too,
-    with the same client.
+    application has a handler of its own for one. A request that the server interrupts when it ends
+    is answered with 503. An application that is mounted in another has handlers of its own: set
+    that up too, with the same client.
 
-    When the application starts, `ValueError` for a lock whose template needs what its path has not,
-    and `TypeError` for one round a path operation without ``async``.
+    When the application starts, a lock whose template needs a field that its path does not have
+    raises `ValueError`, and one around a path operation without ``async`` raises `TypeError`.
     """
     set_up(app, client, _locks_of)
 
 
 def client_of(connection: HTTPConnection) -> LockClient:
-    """The client of the application that this request has come to; `RuntimeError` if none.
+    """The client of the application that serves this request; `RuntimeError` if it has none.
 
-    As a dependency, `Client`, also of a WebSocket.
+    As a dependency, it is `Client`, also for a WebSocket.
     """
     return _client_of(connection)
 
@@ -64,17 +64,18 @@ Client = Annotated[LockClient, Depends(client_of)]
 
 
 def locked(template: str, *, query: Collection[str] = (), **options: Unpack[LockOptions]) -> Any:
-    """A dependency that holds a lock while the path operation runs, and is its `Lease`.
+    """A dependency that holds a lock while the path operation runs, and gives its `Lease`.
 
-    It waits its turn, 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
-    not at all. Who closes the connection meanwhile leaves the queue. The lock is given back when
-    the path operation has returned, before the response is sent (``scope="function"``). A lock
-    that is lost cancels the path operation. `setup` answers what it raises.
+    It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
+    it does not wait. A client that closes the connection meanwhile leaves the queue. The lock is
+    released when the path operation has returned, before the response is sent
+    (``scope="function"``). The loss of the lock cancels the path operation. `setup` answers its
+    errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
         fields.
-    :param query: those fields that come from the query and not from the path: parameters as
-        others, which have to be there.
+    :param query: the fields that come from the query and not from the path. They become required
+        query parameters.
     """
     lock = LockOf(template, query, **options)
 
@@ -84,8 +85,8 @@ def locked(template: str, *, query: Collection[str] = (), **options: Unpack[Lock
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("aiolock_request", kind, annotation=Request)]
-    # The query's are told to FastAPI, so that they are documented, and a request without one is a
-    # 422. Those of the path are there anyway, of whichever type: the path operation documents them.
+    # FastAPI must know the fields of the query: so it documents them, and answers 422 to a request
+    # without one. The path operation itself documents those of the path, of whatever type.
     parameters += [
         inspect.Parameter(field, kind, annotation=Annotated[str, Query()])
         for field in lock.fields
@@ -98,35 +99,35 @@ def locked(template: str, *, query: Collection[str] = (), **options: Unpack[Lock
 
 @dataclass(frozen=True, slots=True)
 class Idempotent:
-    """What a path operation is told that is carried out once under a key."""
+    """What a path operation with `idempotent` gets."""
 
     key: str | None
-    """Which that is; None where the request has none, and is carried out as ever."""
+    """The key; None if the request has none, and is carried out as ever."""
     lease: Lease | None
-    """Held while it is carried out, if there is a key: its ``fence`` is for what it writes."""
+    """Held while the request with a key is carried out: use its ``fence`` for what it writes."""
 
 
 def idempotent(*, remember: float, who: Callable[..., Any], required: bool = False) -> Any:
     """A dependency: of requests with one ``Idempotency-Key``, one is carried out.
 
-    What `aiolock.integrations.idempotency.Idempotency` does, for one path operation or, among its
-    ``dependencies``, for a router: the first gets its response, and that is kept; the others get
-    the same. `setup` answers what it raises.
+    It does what `aiolock.integrations.idempotency.Idempotency` does, for one path operation or,
+    among its ``dependencies``, for a router: the first request gets its response, and that is kept;
+    the others get the same. `setup` answers its errors.
 
-    Dependencies before it have run when another's response is sent, and those after it have not;
-    who it is has always been found out.
+    For a request that gets a kept response, the dependencies before this one have run, and those
+    after it have not; ``who`` always runs.
 
     :param remember: seconds for which a response is kept.
-    :param who: whose key it is: a dependency, which gives the user or the tenant as a str.
-    :param required: whether a request without a key is answered with 400; it is carried out, as
-        ever, if not.
+    :param who: the owner of the key: a dependency, which gives the user or the tenant as a str.
+    :param required: whether a request without a key is answered with 400; if not, it is carried out
+        as ever.
     """
     check_remember(connect("memory://"), remember)
 
     async def of_request(
         request: Request,
         whose: str,
-        key: str | None,  # noqa: ARG001  # for the document: of several, FastAPI gives one
+        key: str | None,  # noqa: ARG001  # for the documentation: of several, FastAPI gives one
     ) -> Idempotent:
         checked = key_of(keys_in(request.scope), required=required)
         if checked is None:
@@ -134,7 +135,7 @@ def idempotent(*, remember: float, who: Callable[..., Any], required: bool = Fal
         once = once_of(client_of(request), whose, checked, remember)
         return Idempotent(checked, await begin(request.scope, once))
 
-    # Told to FastAPI, so that it is in the document. What it must be is said by `key_of`.
+    # So that FastAPI documents the header. `key_of` checks it.
     header = Annotated[str | None, Header(alias=HEADER)]
     kind = inspect.Parameter.KEYWORD_ONLY
     of_request.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for inspect
@@ -176,11 +177,11 @@ def _locks_in(dependant: Dependant) -> Iterable[LockOf]:
 
 
 def _unfit(function: Callable[..., Any] | None) -> str | None:
-    """Why a path operation cannot be under a lock, if so."""
+    """Why a path operation cannot be under a lock; None if it can."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function) if function else None
-    # An object that can be called is as good as a function.
+    # A callable object is as good as a function.
     forms = (function, getattr(function, "__call__", None))  # noqa: B004  # its type says nothing
     if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in forms):
         return "a generator: what it yields is sent when the lock has been given back"

@@ -28,8 +28,8 @@ __all__ = ["Locks"]
 class Locks(TaskLocks):
     """Decorators for FastStream's handlers. A message that is put back is a `NackMessage`.
 
-    When it is delivered again, and to whom, is the broker's matter; FastStream cannot tell it to
-    wait, so there is no ``retry_after``.
+    The broker decides when it is delivered again, and to whom; FastStream cannot tell it to wait,
+    so there is no ``retry_after``.
     """
 
     def __init__(self, client: LockClient) -> None:

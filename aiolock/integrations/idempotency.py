@@ -1,4 +1,4 @@
-"""Idempotency keys: what is asked for twice is done once, and both get what came of it.
+"""Idempotency keys: a request that is sent twice is carried out once, and both get the result.
 
 An ASGI middleware, for any framework::
 
@@ -52,25 +52,25 @@ class Idempotency:
     * The first gets its response, and that is kept. The others get the same, with the header
       ``Idempotent-Replayed: true``.
     * One that comes while the first is under way gets 409; one with another method, path, query or
-      body 422.
-    * A response of 500 or more is not kept, nor one that says to try again (``Retry-After``, 408,
-      425, 429), nor that of a request that was cancelled or raised: it may be sent again, and is
-      carried out again. So is one whose process died.
+      body gets 422.
+    * A response is not kept if its status is 500 or more, if it says to try again
+      (``Retry-After``, 408, 425, 429), or if the request was cancelled or raised. Such a request
+      may be sent again, and is carried out again; so is one whose process died.
     * Requests without the header, and with other ``methods``, pass through.
 
-    A response is gathered, kept and then sent. One longer than 48 KiB is sent as it comes, and
-    others get 409 then. While it is carried out, a request is not told that its client has gone:
-    it is done, and the client's next try gets its response. What a framework does in the
-    background after a response is done without the key, as ever.
+    A response is gathered, kept and then sent. One longer than 48 KiB is sent as it comes; other
+    requests with its key then get 409. While a request is carried out, it is not told that its
+    client has gone: it is completed, and the client's next try gets its response. A framework's
+    background work after the response is done without the key, as ever.
 
-    The client is opened by somebody else, as by `setup`. Where the store cannot say whether it was
-    done, nothing is carried out, and that is 503. Where it was done, but nobody knows whether that
-    is remembered, the response is sent.
+    The middleware does not open the client; `setup` does, for example. If the store cannot say
+    whether a request was carried out, it is not, and gets 503. If it was carried out, but the store
+    may not remember that, the response is sent.
 
     :param remember: seconds for which a response is kept.
-    :param who: whose key it is, given the ASGI scope: the user or the tenant. Keys of different
-        people have nothing to do with each other, so that nobody gets another's response. An empty
-        text is one person, too.
+    :param who: the owner of the key, given the ASGI scope: the user or the tenant. Equal keys of
+        different owners are different keys, so no owner gets another's response. An empty text is
+        one owner, too.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Idempotency:
             await exchange.run()
         except ERRORS as error:
             if exchange.begun:
-                raise  # what is sent cannot be taken back
+                raise  # the response has begun
             await answer(problem(error), send)
 
     async def _under_key(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,25 +126,25 @@ def idempotent(
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
     """Decorate an async function: of calls with one key one is carried out; all get its result.
 
-    * Whoever calls while the first is under way waits for its result; or gets `UnderWay`, an
-      `AcquireTimeout`, at once with ``wait=False`` and else after ``timeout``.
+    * A call that comes while the first is under way waits for its result. It gets `UnderWay`, an
+      `AcquireTimeout`, after ``timeout``, or at once with ``wait=False``.
     * A call that raises, is cancelled or loses its lease keeps nothing: the next one does it.
-    * `KeyReused` for a call under the same key with other arguments: nothing is done.
-    * `NotKept` where it was done, and its result has more than 65,000 characters: the first alone
-      has it.
+    * A call with the same key but other arguments gets `KeyReused`, and nothing is done.
+    * If the result has more than 65,000 characters, only the first call gets it; later ones get
+      `NotKept`.
 
-    The result is what JSON makes of it, for the first as for the others. `StoreError` where nobody
-    knows whether it was done, or whether that is remembered. Cancelled, a call cancels what it
-    does, and leaves nothing. The client may be opened after the function was decorated.
+    All calls, even the first, get the result as JSON gives it back. `StoreError` when nobody knows
+    whether it was done, or whether the store remembers that. A cancelled call cancels the function,
+    and leaves nothing. The client may be opened after the function was decorated.
 
     :param key: formatted with the call's arguments, as the name in `LockClient.once`:
-        ``"payment:{order}"``. It is the name of a `once`, and must be no other's.
+        ``"payment:{order}"``. It is the name of a `once`, so no other `once` may have it.
     :param remember: seconds for which a result is kept.
-    :param compare: parameters that must have the same values under the same key; all, if None.
-        `TypeError` at the call where ``dumps`` cannot write them down: name those that it can.
-    :param wait: whether those who come while it is being done wait for the result.
+    :param compare: parameters that must have the same values under the same key; all, if None. The
+        call raises `TypeError` if ``dumps`` cannot write them down: name those that it can.
+    :param wait: whether calls that come while it is being done wait for the result.
     :param timeout: seconds that they wait at most; None waits as long as it takes.
-    :param dumps: writes arguments and results down, each as a text; the same text for the same.
+    :param dumps: writes arguments and results down as a text; equal values give the same text.
     :param loads: reads a result.
     """
     client.once("checked", remember=remember, wait=wait, timeout=timeout)

@@ -9,8 +9,8 @@
 
     app = Litestar([pay], plugins=[Locks(aiolock.connect("redis://localhost:6379/0"))])
 
-It is a decorator and no dependency, for Litestar may end dependencies in another task than the
-handler's, and forgets those of a request whose next dependency fails.
+It is a decorator and not a dependency, because Litestar may end dependencies in another task than
+the handler's, and forgets those of a request whose next dependency fails.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Locks(InitPlugin):
     """Opens ``client`` with the application and closes it with it, and answers its errors.
 
     `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503, unless the
-    application has a handler of its own for one; a request that the server interrupts at its end
-    with 503.
+    application has a handler of its own for one. A request that the server interrupts when it ends
+    is answered with 503.
     """
 
     def __init__(self, client: LockClient) -> None:
@@ -53,7 +53,7 @@ class Locks(InitPlugin):
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
         """As Litestar's."""
-        config: Any = app_config  # its types and ours say the same of ASGI in other words
+        config: Any = app_config  # Litestar and aiolock have different types for the same ASGI
         config.state[_KEY] = self._client
         config.lifespan.insert(0, self._opened)
         config.middleware.insert(0, Interrupted)
@@ -68,7 +68,7 @@ class Locks(InitPlugin):
 
 
 def client_of(request: Request[Any, Any, Any]) -> LockClient:
-    """The client of the application that this request has come to; `RuntimeError` if none."""
+    """The client of the application that serves this request; `RuntimeError` if it has none."""
     client = request.app.state.get(_KEY)
     if isinstance(client, LockClient):
         return client
@@ -80,14 +80,15 @@ def locked(
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R]]]:
     """Decorate a handler, which gets the `Lease` if it has a parameter ``lease``.
 
-    It stands below the decorator that makes a route of it. It waits its turn, 10 seconds at most
-    unless ``timeout`` says otherwise; with ``timeout=0`` not at all. Who closes the connection
-    meanwhile leaves the queue. The lock is given back when the handler has returned, before the
-    response is sent. A lock that is lost cancels the handler. `Locks` answers what it raises.
+    It stands below the decorator that makes the handler a route. It waits its turn, for 10 seconds
+    at most unless ``timeout`` says otherwise; with ``timeout=0`` it does not wait. A client that
+    closes the connection meanwhile leaves the queue. The lock is released when the handler has
+    returned, before the response is sent. The loss of the lock cancels the handler. `Locks` answers
+    its errors.
 
-    :param template: the name, with parameters of the handler as fields: ``"order:{order}"``, be
-        they from the path, from the query or a dependency. `ValueError` for others. Where one is
-        None, the request is answered with 400.
+    :param template: the name, with parameters of the handler as fields: ``"order:{order}"``,
+        whether they come from the path, the query or a dependency. `ValueError` for other fields. A
+        request for which one is None is answered with 400.
     """
     lock = LockOf(template, **options)
 
@@ -101,7 +102,7 @@ def locked(
                 del kwargs[_REQUEST]
             return await under_lock.call(functools.partial(_held_for, request), args, kwargs)
 
-        # What Litestar is to give: all but the lease, and the request.
+        # The parameters that Litestar must give: all but the lease, and the request.
         kind = inspect.Parameter.KEYWORD_ONLY
         request = inspect.Parameter(_REQUEST, kind, annotation=Request[Any, Any, Any])
         parameters = {name: p for name, p in own.parameters.items() if name != LEASE}
@@ -122,10 +123,10 @@ def locked(
 def _held_for(
     request: Request[Any, Any, Any], lock: LockOf, values: dict[str, Any]
 ) -> AbstractAsyncContextManager[Lease]:
-    receive: Any = request.receive  # ASGI in types of its own
+    receive: Any = request.receive  # Litestar has its own types of ASGI
 
     def put(inbox: Any) -> None:
-        request.receive = inbox  # the handler has this request: nothing else reaches it
+        request.receive = inbox  # the handler gets this very request
 
     return held_while_there(lock.on(client_of(request), values), receive, put)
 

@@ -31,16 +31,16 @@ T = TypeVar("T")
 class Locks(TaskLocks):
     """Decorators for procrastinate's async tasks, and `retry`, which puts jobs back.
 
-    The client is opened by the first job that needs it; open it before the worker starts, and
-    close it after, where you can.
+    The first job that needs the client opens it. If you can, open it before the worker starts, and
+    close it after the worker has ended.
     """
 
     def retry(self, own: int | BaseRetryStrategy = 0) -> BaseRetryStrategy:
         """The ``retry`` of a task that has one of the decorators.
 
         A job that did not get its lock is tried again after ``retry_after`` seconds, as often as
-        it takes. All else is up to ``own``, which is whatever ``retry`` may be; procrastinate
-        counts every run as an attempt, also those.
+        necessary. Other errors are left to ``own``, which is any value that ``retry`` may have.
+        procrastinate counts every run as an attempt, including those without the lock.
         """
         return _Retry(get_retry_strategy(own), self.retry_after)
 

@@ -39,8 +39,8 @@ def setup(app: Quart, client: LockClient) -> None:
     """Open ``client`` with the application and close it with it, and answer its errors.
 
     `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503, unless the
-    application has a handler of its own for one; a request that the server interrupts at its end
-    with 503.
+    application has a handler of its own for one. A request that the server interrupts when it ends
+    is answered with 503.
     """
     if _KEY in app.extensions:
         raise ValueError("this application has been set up already")
@@ -66,13 +66,13 @@ def locked(
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R]]]:
     """Decorate a view, which gets the `Lease` if it has a parameter ``lease``.
 
-    It waits its turn, 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
-    not at all. Quart cancels a view whose client has gone, so its place in the queue is left, or
-    the lock given back. It is given back when the view has returned. A lock that is lost cancels
-    the view. `setup` answers what it raises.
+    It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
+    it does not wait. Quart cancels a view whose client has gone: that leaves the queue, or releases
+    the lock. The lock is released when the view has returned. The loss of the lock cancels the
+    view. `setup` answers its errors.
 
     :param template: the name, with parameters of the view as fields: ``"order:{order}"``.
-        `ValueError` for others. Where one is None, the request is answered with 400.
+        `ValueError` for other fields. A request for which one is None is answered with 400.
     """
     lock = LockOf(template, **options)
 

@@ -31,15 +31,15 @@ from aiolock.integrations._tasks import TaskLocks, TryAgain
 __all__ = ["Locks"]
 
 _OWN: Final = "aiolock"
-"""In the meta data of a job: how long it waits after a failure of its own."""
+"""Key in the meta data of a job: how long it waits after a failure of its own."""
 
 
 class Locks(TaskLocks):
-    """Decorators for SAQ's functions. One that is put back raises, and costs no attempt.
+    """Decorators for SAQ's functions. A run that is put back raises, and costs no attempt.
 
-    SAQ puts back what raises, as long as ``retries`` are left. A run that did not get its lock is
-    taken off the attempts, and waits ``retry_after`` seconds, whatever the job's ``retry_delay``
-    is.
+    SAQ puts back a job that raises, as long as ``retries`` are left. A run that did not get its
+    lock is not counted as an attempt, and waits ``retry_after`` seconds, whatever the job's
+    ``retry_delay`` is.
     """
 
     async def startup(self, ctx: Context) -> None:

@@ -1,4 +1,4 @@
-"""Locks in Starlette: `setup` the application, and decorate what is to be alone with `locked`.
+"""Locks in Starlette: `setup` the application, and decorate endpoints with `locked`.
 
 ::
 
@@ -55,21 +55,22 @@ def setup(app: Starlette, client: LockClient) -> None:
 
     The client opens before the application's own lifespan begins, and closes when that has ended:
     `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503, unless the
-    application has a handler of its own for one; a request that the server interrupts at its end
-    with 503. An application that is mounted in another has handlers of its own: set that up too,
-    with the same client.
+    application has a handler of its own for one. A request that the server interrupts when it ends
+    is answered with 503. An application that is mounted in another has handlers of its own: set
+    that up too, with the same client.
 
-    When the application starts, `ValueError` for a lock whose template needs what its path has not.
+    When the application starts, a lock whose template needs a field that its path does not have
+    raises `ValueError`.
     """
     set_up(app, client, _locks_of_route)
 
 
 LocksOf = Callable[[BaseRoute], Iterable[tuple[LockOf, str]]]
-"""The locks of a route, each with the path that it stands at."""
+"""The locks of a route, each with its path."""
 
 
 def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
-    """`setup`, for a framework that says where its routes have locks."""
+    """`setup`, for a framework that tells which locks its routes have."""
     if hasattr(app.state, "aiolock"):
         raise ValueError("this application has been set up already")
     app.state.aiolock = checked_client(client)
@@ -89,14 +90,14 @@ def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
 
 
 def _stand_outermost(app: Starlette) -> None:
-    """Tell whom the server interrupts, round all middleware: some of it hides that."""
+    """Put `Interrupted` around all middleware: some of it hides an interruption."""
     stack = app.middleware_stack or app.build_middleware_stack()
     if not isinstance(stack, Interrupted):
         app.middleware_stack = Interrupted(stack)
 
 
 def client_of(connection: HTTPConnection) -> LockClient:
-    """The client of the application that this request has come to; `RuntimeError` if none."""
+    """The client of the application that serves this request; `RuntimeError` if it has none."""
     client = getattr(connection.app.state, "aiolock", None)
     if isinstance(client, LockClient):
         return client
@@ -110,15 +111,15 @@ def locked(
 ]:
     """Decorate an endpoint, which is given the `Lease` after its request.
 
-    It waits its turn, 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
-    not at all. Who closes the connection meanwhile leaves the queue. The lock is given back when
-    the endpoint has returned, before the response is sent. A lock that is lost cancels the
-    endpoint. `setup` answers what it raises.
+    It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
+    it does not wait. A client that closes the connection meanwhile leaves the queue. The lock is
+    released when the endpoint has returned, before the response is sent. The loss of the lock
+    cancels the endpoint. `setup` answers its errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
         fields.
-    :param query: those fields that come from the query and not from the path. Without one of them,
-        or with a value that makes no name, a request is answered with 400.
+    :param query: the fields that come from the query and not from the path. A request without one
+        of them, or with a value that makes no valid name, is answered with 400.
     """
     lock = LockOf(template, query, **options)
 
@@ -140,10 +141,10 @@ def locked(
 
 
 def held_for(request: Request, lock: LockOf) -> AbstractAsyncContextManager[Lease]:
-    """Hold the lock of a request, and look meanwhile whether its client is still there."""
+    """Hold the lock of a request, and check meanwhile whether its client is still there."""
 
     def put(receive: Receive) -> None:
-        request._receive = receive  # the handler has this request: nothing else reaches it
+        request._receive = receive  # the handler gets this very request
 
     values = lock.values(request.path_params, request.query_params)
     return held_while_there(lock.on(client_of(request), values), request.receive, put)
@@ -157,14 +158,14 @@ def idempotent(
 ) -> Callable[[Callable[[Request], Awaitable[R]]], Callable[[Request], Coroutine[Any, Any, R]]]:
     """Decorate an endpoint: of requests with one ``Idempotency-Key``, one is carried out.
 
-    What `aiolock.integrations.idempotency.Idempotency` does, for one route: the first gets its
-    response, and that is kept; the others get the same. It stands above `locked`. `setup` answers
-    what it raises.
+    It does what `aiolock.integrations.idempotency.Idempotency` does, for one route: the first
+    request gets its response, and that is kept; the others get the same. It stands above `locked`.
+    `setup` answers its errors.
 
     :param remember: seconds for which a response is kept.
-    :param who: whose key it is, given the request: the user or the tenant. May be async.
-    :param required: whether a request without a key is answered with 400; it is carried out, as
-        ever, if not.
+    :param who: the owner of the key, given the request: the user or the tenant. May be async.
+    :param required: whether a request without a key is answered with 400; if not, it is carried out
+        as ever.
     """
     check_remember(connect("memory://"), remember)
 
@@ -197,7 +198,7 @@ def check(
     locks_of: LocksOf,
     prefix: str = "",
 ) -> None:
-    """See that each path has what its locks need of it; the prefix is that of a mount."""
+    """Check that each path has what its locks need of it; the prefix is that of a mount."""
     for route in routes:
         for lock, path in locks_of(route):
             lock.check_path(f"the path {prefix + path!r}", compile_path(prefix + path)[2])

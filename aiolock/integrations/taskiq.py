@@ -29,15 +29,15 @@ from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks
 __all__ = ["Locks"]
 
 _messages: Final = ContextVar[tuple[TaskiqMessage, ...]]("aiolock.taskiq", default=())
-"""What this task of asyncio carries out; a broker in memory may do so within another."""
+"""The messages that this asyncio task carries out; a broker in memory may nest them."""
 
 
 class Locks(TaskLocks, TaskiqMiddleware):
     """A middleware that opens the client with the broker and closes it with it; and decorators.
 
     A task that is put back is sent again, with the same id, and its result is that of the run that
-    gets its lock. Its retries are not counted for that. It comes after ``retry_after`` seconds
-    where the broker knows the label ``delay``; others deliver it at once, unless there is a
+    gets its lock. That does not count as a retry. It comes after ``retry_after`` seconds if the
+    broker knows the label ``delay``; other brokers deliver it at once, unless there is a
     ``schedule_source``, which taskiq's scheduler watches.
     """
 
@@ -63,12 +63,12 @@ class Locks(TaskLocks, TaskiqMiddleware):
         await self.client.aclose()
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        """Note what is carried out."""
+        """Note the message that is carried out."""
         _messages.set((*_messages.get(), message))
         return message
 
     def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
-        """It has been carried out."""
+        """The message has been carried out."""
         _messages.set(_messages.get()[:-1])
 
     async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:

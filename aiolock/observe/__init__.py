@@ -21,17 +21,17 @@ __all__ = ["log", "opentelemetry", "prometheus"]
 
 
 def log(*, slow_wait: float | None = SLOW_WAIT, slow_hold: float | None = SLOW_HOLD) -> Observer:
-    """What goes wrong, a line each, to the logger ``aiolock``: on by default, with these defaults.
+    """A log of what goes wrong, to the logger ``aiolock``: on by default, with these defaults.
 
-    Losses, broken links and deadlocks; who waits longer than ``slow_wait`` seconds, and who holds
-    longer than ``slow_hold``; None says nothing of that. Hand one to `connect` to have other
-    limits.
+    It has one line for each loss, broken link and deadlock, for each wait of more than
+    ``slow_wait`` seconds and each hold of more than ``slow_hold`` (None: no such lines). Give one
+    to `connect` for other limits.
     """
     return Log(slow_wait=slow_wait, slow_hold=slow_hold)
 
 
 def prometheus(*, registry: CollectorRegistry | None = None) -> Observer:
-    """Metrics for Prometheus: of the extra ``prometheus``. One for each process is enough.
+    """Metrics for Prometheus, of the extra ``prometheus``. One observer for each process is enough.
 
     ``registry`` is where they are registered, once; the default registry, if None.
     """
@@ -45,7 +45,7 @@ def opentelemetry(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> Observer:
-    """Spans and metrics for OpenTelemetry: of the extra ``opentelemetry``.
+    """Spans and metrics for OpenTelemetry, of the extra ``opentelemetry``.
 
     The providers are the global ones, if None.
     """

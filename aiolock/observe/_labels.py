@@ -1,4 +1,4 @@
-"""What metrics of any kind have in common: the values of their labels, of which there are few."""
+"""What all metrics share: the values of their labels, which must be few."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from aiolock.observer import GaveUp, LockRequest, Loss
 Made = TypeVar("Made")
 
 Key = tuple[str, int]
-"""One acquisition: its client, and its number among those of that client."""
+"""The id of an acquisition: its client, and its number among those of that client."""
 
 MOST: Final = 200
 """Families, of all kinds together, that have metrics of their own."""
 OTHER: Final = "(other)"
-"""The family of all that come later: somebody has put what differs each time into it."""
+"""The family of all later ones: some program puts what differs each time into its families."""
 
 BUCKETS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
-"""Seconds: from a round trip to what an operator is called for."""
+"""Histogram buckets, in seconds: from a round trip to what an operator is called for."""
 
 PASSES: Final = frozenset({"latch", "event", "barrier"})
-"""The kinds that are waited for, and not held: who gets one goes on without it."""
+"""Kinds that are waited for, but not held: a waiter that gets one goes on without it."""
 
 FAILURES: Final[frozenset[GaveUp]] = frozenset({"timeout", "full", "store", "deadlock", "closed"})
-"""What is an error. Not to get what was only tried, or is done, or is not wanted any more, is
-none."""
+"""Outcomes that are errors. A failed try, work that is done already, and a cancelled wait are none
+of them."""
 
 LOSSES: Final[tuple[Loss, ...]] = get_args(Loss)
 """The reasons of a loss."""
 
 
 def key_of(request: LockRequest) -> Key:
-    """What tells this acquisition from all others."""
+    """The id of this acquisition."""
     return request.client, request.seq
 
 
 class PerFamily(Generic[Made]):
-    """Something for each kind and family: made once, and not for more than `MOST`."""
+    """Something for each kind and family: made once, and for `MOST` families at most."""
 
     def __init__(self, make: Callable[[str, str], Made]) -> None:
         """``make`` is called with the kind and the family."""
@@ -50,7 +50,7 @@ class PerFamily(Generic[Made]):
         self._lock = threading.Lock()  # clients may run in event loops of several threads
 
     def of(self, request: LockRequest) -> Made:
-        """That of its kind and family."""
+        """The one for the kind and family of this request."""
         known = self._made.get((request.kind, request.family))
         return self._new(request) if known is None else known
 

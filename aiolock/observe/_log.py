@@ -1,4 +1,4 @@
-"""What goes wrong, a line each, in the log: with what to do about it."""
+"""The log: a line for each thing that goes wrong, with what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiolock.store import Party
 
 SLOW_WAIT: Final = 10.0
 SLOW_HOLD: Final = 300.0
-"""Seconds: what is usual."""
+"""Default limits, in seconds."""
 
 _BODIES: Final[dict[LostBody, str]] = {
     "cancelled": "Its body is cancelled",
@@ -22,7 +22,7 @@ _log = logging.getLogger("aiolock")
 
 
 class Log(Observer):
-    """Losses, links, deadlocks, and what takes long; it costs the others nothing."""
+    """Logs losses, links, deadlocks, and what takes long; other events cost nothing."""
 
     def __init__(
         self, *, slow_wait: float | None = SLOW_WAIT, slow_hold: float | None = SLOW_HOLD
@@ -39,11 +39,11 @@ class Log(Observer):
         *,
         fence: int,
         held: float,
-        reason: Loss,  # noqa: ARG002  # it says the same
+        reason: Loss,  # noqa: ARG002  # `why` says the same
         why: str,
         body: LostBody,
     ) -> None:
-        """Say so: somebody else may have it now."""
+        """Log the loss: another client may have the lock now."""
         _log.warning(
             "aiolock: %r lost the %s %r (fence %d) after %.1f s: %s. %s; what it writes now may be"
             " behind what others write, so let the storage check the fence",
@@ -57,7 +57,7 @@ class Log(Observer):
         )
 
     def link(self, state: Link, error: Exception | None) -> None:
-        """Say that the store cannot be reached, and that it can again."""
+        """Log that the store cannot be reached, or can again."""
         if state == "up":
             _log.warning("aiolock: the link to the store is there again")
         elif state == "down":
@@ -70,7 +70,7 @@ class Log(Observer):
     def waits_long(
         self, request: LockRequest, *, waited: float, holders: tuple[Party, ...], others: int
     ) -> None:
-        """Say who has it."""
+        """Log the wait, and who has the lock."""
         held = f"{who(holders[0])} holds it" if holders else "nobody holds it at this moment"
         held += f", and {len(holders) - 1} more" if len(holders) > 1 else ""
         held += "; that process is gone: its lease ends by itself" * any(
@@ -88,7 +88,7 @@ class Log(Observer):
         )
 
     def holds_long(self, request: LockRequest, *, fence: int, held: float) -> None:
-        """Say so: others may wait for it."""
+        """Log the hold: others may wait for the lock."""
         _log.warning(
             "aiolock: %r has held the %s %r (fence %d) for %.0f s, and goes on. If that is not"
             " meant, max_hold= bounds it",
@@ -100,5 +100,5 @@ class Log(Observer):
         )
 
     def deadlock(self, deadlock: Deadlock) -> None:
-        """Say who waits for whom."""
+        """Log which tasks wait for each other."""
         _log.error("aiolock: deadlock: %s", deadlock)

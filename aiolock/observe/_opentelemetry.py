@@ -1,4 +1,4 @@
-"""Spans and metrics for OpenTelemetry, by its API alone: which SDK there is, the program says."""
+"""Spans and metrics for OpenTelemetry, by its API alone: the program chooses the SDK."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _LINK: Final = "aiolock.link"
 _ERROR: Final = "error.type"
 
 _NOTICEABLE: Final = 0.01
-"""Seconds after which an acquisition is worth a span though it stood in no queue."""
+"""Seconds after which an acquisition gets a span though it stood in no queue."""
 _REMEMBERED: Final = 1000
-"""Holds that have ended and may still be linked to. Whoever is handed a lock comes at once."""
+"""Ended holds that can still be linked to. The next holder of a lock comes at once."""
 
 
 class OpenTelemetry(Observer):
-    """A span for each waiting and for each hold, linked to the hold before; and metrics."""
+    """A span for each wait and for each hold, linked to the hold before; and metrics."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OpenTelemetry(Observer):
         self._ended: OrderedDict[Key, SpanContext] = OrderedDict()
 
     def waiting(self, request: LockRequest) -> None:
-        """One more waits."""
+        """An acquisition begins to wait."""
         self._waiting.add(key_of(request))
         self._count.waiting.add(1, self._families.of(request))
 
@@ -70,7 +70,7 @@ class OpenTelemetry(Observer):
         waited: float,
         handed_on_by: LockRequest | None,
     ) -> None:
-        """Its waiting ends, and its hold begins, in the context of the task that acquires."""
+        """Its wait ends, and its hold begins, in the context of the acquiring task."""
         now = time.time_ns()
         queued = self._waited(request, waited, "acquired")
         links = self._link(handed_on_by)
@@ -84,7 +84,7 @@ class OpenTelemetry(Observer):
             self._count.held.add(1, self._families.of(request))
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
-        """Its waiting ends."""
+        """Its wait ends without a grant."""
         self._waited(request, waited, why)
         self._span_of_wait(request, waited, why, time.time_ns(), [])
 
@@ -110,10 +110,10 @@ class OpenTelemetry(Observer):
         why: str,
         body: LostBody,  # noqa: ARG002
     ) -> None:
-        """Its hold ends, and that is an error."""
+        """Its hold ends with an error."""
         span = self._holds_no_more(request, held, "lost")
         if span is None:
-            # That is known from the answer to its release: its span has ended.
+            # Only the answer to its release revealed the loss: its span has ended.
             span = self._tracer.start_span(
                 f"lost {request.kind}",
                 self._within(request),
@@ -125,17 +125,17 @@ class OpenTelemetry(Observer):
         self._count.lost.add(1, {**self._families.of(request), _ERROR: reason})
 
     def link(self, state: Link, error: Exception | None) -> None:  # noqa: ARG002
-        """A link to the store is down, or is not any more."""
+        """The link to the store broke, or is no longer broken."""
         if state == "down":
             self._count.link_breaks.add(1)
         self._count.links_down.add(1 if state == "down" else -1)
 
     def deadlock(self, deadlock: Deadlock) -> None:  # noqa: ARG002
-        """One more."""
+        """Count the deadlock."""
         self._count.deadlocks.add(1)
 
     def _waited(self, request: LockRequest, waited: float, outcome: str) -> bool:
-        """Its waiting is over; whether it stood in the queue."""
+        """Its wait is over; True if it stood in the queue."""
         family, key = self._families.of(request), key_of(request)
         attributes = {**family, _OUTCOME: outcome}
         if outcome in FAILURES:
@@ -150,7 +150,7 @@ class OpenTelemetry(Observer):
     def _span_of_wait(
         self, request: LockRequest, waited: float, outcome: str, now: int, links: list[trace.Link]
     ) -> None:
-        """The span of a waiting that has ended: made now, in the task that waited."""
+        """The span of a wait that has ended: made now, in the task that waited."""
         about = {**_about(request), _OUTCOME: outcome}
         if outcome in FAILURES:
             about[_ERROR] = outcome
@@ -165,7 +165,7 @@ class OpenTelemetry(Observer):
         span.end(now)
 
     def _holds_no_more(self, request: LockRequest, held: float, outcome: str) -> Span | None:
-        """Its span, unless it has ended before."""
+        """End its hold in the metrics; returns its span, unless that has ended before."""
         span = self._held.pop(key_of(request), None)
         if span is not None:
             family = self._families.of(request)
@@ -175,16 +175,16 @@ class OpenTelemetry(Observer):
         return span
 
     def _end(self, request: LockRequest, span: Span) -> None:
-        """End it, and remember it for the one that comes next."""
+        """End the span, and remember it for the next holder."""
         span.end()
         context = span.get_span_context()
         if context.is_valid and context.trace_flags.sampled:
-            self._ended.setdefault(key_of(request), context)  # its hold's, not that of a late loss
+            self._ended.setdefault(key_of(request), context)  # that of the hold, not a late loss
             if len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
 
     def _link(self, before: LockRequest | None) -> list[trace.Link]:
-        """To the hold of who handed it on, if there is a span of that."""
+        """A link to the hold of the acquisition before, if that has a span."""
         context = None if before is None else self._ended.get(key_of(before))
         return [] if context is None else [trace.Link(context, {_LINK: "handed_on_by"})]
 
@@ -235,7 +235,7 @@ def _attributes(kind: str, family: str) -> Attributes:
 
 
 def _about(request: LockRequest) -> Attributes:
-    """What its spans say of it. Of spans there may be as many as there are names."""
+    """The attributes of its spans. They may hold the name: the number of names does not matter."""
     about: Attributes = {
         _KIND: request.kind,
         _NAME: request.name,

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: how long is waited and held, how many do now, and what goes wrong."""
+"""Metrics for Prometheus: times of waiting and holding, how many do so now, what goes wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Metrics:
         )
 
         def gauge(name: str, text: str, labels: tuple[str, ...] = _OF) -> Gauge:
-            # Of processes that share a registry's files, those that live count.
+            # If processes share a registry's files, only the living ones count.
             return Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum")
 
         self.waiting = gauge("aiolock_waiting", "Who stand in a queue now.")
@@ -72,7 +72,7 @@ class _Metrics:
 
 
 class _Family:
-    """The metrics of one kind and family, and what is under way of it."""
+    """The metrics of one kind and family, and its waits and holds that go on."""
 
     def __init__(self, metrics: _Metrics, kind: str, family: str) -> None:
         each = (family, kind)
@@ -80,11 +80,11 @@ class _Family:
         self.hold = _PerOutcome(metrics.hold, each)
         self.waiting = metrics.waiting.labels(*each)
         self.held = metrics.held.labels(*each)
-        # There before it happens: what was not there has not increased, to Prometheus.
+        # Made before the first loss: to Prometheus, a counter that was not there has not increased.
         self.lost = {why: metrics.lost.labels(*each, why) for why in LOSSES}
         self.waits = dict[Key, float]()
         self.holds = dict[Key, float]()
-        """Those that go on, and since when."""
+        """The holds (above: waits) that go on, and since when."""
         metrics.oldest_wait.labels(*each).set_function(partial(_longest, self.waits))
         metrics.oldest_hold.labels(*each).set_function(partial(_longest, self.holds))
 
@@ -93,14 +93,14 @@ class _Family:
             self.waiting.dec()
 
     def holds_no_more(self, key: Key, held: float, outcome: str) -> None:
-        # A loss may be known only from the answer to the release: it has ended before then.
+        # A loss may be known only from the answer to the release: the hold has ended before then.
         if self.holds.pop(key, None) is not None:
             self.held.dec()
             self.hold[outcome].observe(held)
 
 
 class _PerOutcome(dict[str, Histogram]):
-    """A histogram by outcome; each is looked up once."""
+    """A histogram's children by outcome; each is looked up once."""
 
     def __init__(self, parent: Histogram, labels: tuple[str, str]) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ _lock = threading.Lock()
 
 
 class Prometheus(Observer):
-    """Counts; all that use one registry count together."""
+    """Counts; all observers of one registry count together."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = REGISTRY if registry is None else registry
@@ -127,7 +127,7 @@ class Prometheus(Observer):
         self._of = self._metrics.families.of
 
     def waiting(self, request: LockRequest) -> None:
-        """One more waits."""
+        """An acquisition begins to wait."""
         family = self._of(request)
         family.waits[key_of(request)] = _now()
         family.waiting.inc()
@@ -140,7 +140,7 @@ class Prometheus(Observer):
         waited: float,
         handed_on_by: LockRequest | None,  # noqa: ARG002
     ) -> None:
-        """One more is held."""
+        """A hold begins."""
         family, key = self._of(request), key_of(request)
         family.waits_no_more(key)
         family.wait["acquired"].observe(waited)
@@ -149,7 +149,7 @@ class Prometheus(Observer):
             family.held.inc()
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
-        """One waits no more."""
+        """A wait ends without a grant."""
         family = self._of(request)
         family.waits_no_more(key_of(request))
         family.wait[why].observe(waited)
@@ -161,7 +161,7 @@ class Prometheus(Observer):
         fence: int,  # noqa: ARG002
         held: float,
     ) -> None:
-        """One less is held."""
+        """A hold ends."""
         self._of(request).holds_no_more(key_of(request), held, "released")
 
     def lost(
@@ -174,13 +174,13 @@ class Prometheus(Observer):
         why: str,  # noqa: ARG002
         body: LostBody,  # noqa: ARG002
     ) -> None:
-        """One less is held, and that is not as it should be."""
+        """A hold ends with a loss."""
         family = self._of(request)
         family.holds_no_more(key_of(request), held, "lost")
         family.lost[reason].inc()
 
     def link(self, state: Link, error: Exception | None) -> None:  # noqa: ARG002
-        """A link to the store is down, or is not any more."""
+        """The link to the store broke, or is no longer broken."""
         if state == "down":
             self._metrics.link_breaks.inc()
             self._metrics.links_down.inc()
@@ -188,7 +188,7 @@ class Prometheus(Observer):
             self._metrics.links_down.dec()
 
     def deadlock(self, deadlock: Deadlock) -> None:  # noqa: ARG002
-        """One more."""
+        """Count the deadlock."""
         self._metrics.deadlocks.inc()
 
 
@@ -197,6 +197,6 @@ def _now() -> float:
 
 
 def _longest(since: Mapping[Key, float]) -> float:
-    """For how long that has gone on which began first. Called by the thread that is scraped."""
-    began = list(since.values())  # at once, for the event loop goes on
+    """The age of the oldest of these, in seconds. Called by the thread that is scraped."""
+    began = list(since.values())  # a copy in one step, for the event loop goes on
     return _now() - min(began) if began else 0.0

@@ -1,10 +1,10 @@
-"""A live page of what is held and who waits, as an ASGI application: to be mounted in one of yours.
+"""A live page of what is held and what waits: an ASGI application, to be mounted in one of yours.
 
 ::
 
     app.mount("/locks", aiolock.web(client, may_break=is_admin))
 
-It needs no framework, no build step, and nothing from elsewhere. `web` makes it.
+It needs no framework and no build step, and loads nothing from elsewhere. `web` makes it.
 """
 
 from aiolock.page._app import Page, web

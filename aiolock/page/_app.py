@@ -1,4 +1,4 @@
-"""`web` and `Page`: the ASGI application, its routes, and who may use which."""
+"""`web` and `Page`: the ASGI application, its routes, and the right to use each."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _FENCE: Final = re.compile(r"[0-9]{1,20}")
 
 
 class _Order(NamedTuple):
-    """What is asked for by a POST."""
+    """The contents of a POST."""
 
     kind: str
     name: str
     fences: list[int] | None
-    """From these grants; None for all that there are."""
+    """The fences of the grants to take away; None for all there are."""
 
 
 def web(
@@ -49,17 +49,17 @@ def web(
     may_see: Permission | None = None,
     hosts: Collection[str] | None = None,
 ) -> Page:
-    """A live page of what is held by whom, and who waits: an ASGI application, to be mounted.
+    """A live page of what is held by whom, and what waits: an ASGI application, to be mounted.
 
-    It shows all locks under the client's prefix, and asks the store only while somebody watches,
-    once a second at most. The client is opened by whoever else uses it; while it is not open, the
-    page says so. Run as an application of its own, by its lifespan it opens the client itself.
+    It shows all locks under the client's prefix, and asks the store only while a viewer watches,
+    once a second at most. The code that uses the client opens it; while it is not open, the page
+    says so. If the page runs as an application of its own, its lifespan opens the client.
 
-    ``may_break`` is given the ASGI scope of a request, and says whether it may take away what is
-    held, or ask for it; without it nobody may. ``may_see`` says likewise who may see the page;
-    without it everybody who reaches it may, and it names locks, machines and processes. Both may be
-    async functions. ``hosts`` are the names under which the page is reached, without their ports,
-    where nothing else checks that.
+    ``may_break`` gets the ASGI scope of a request, and says whether that may take away what is
+    held, or ask for it; without it, no request may. ``may_see`` likewise says whether a request may
+    see the page; without it, every request may, and the page names locks, machines and processes.
+    Both may be async functions. ``hosts`` are the names under which the page is reached, without
+    ports; give them if nothing else checks the host.
     """
     for what, permission in (("may_break", may_break), ("may_see", may_see)):
         if not (permission is None or callable(permission)):
@@ -100,11 +100,11 @@ class Page:
         }
 
     def end(self) -> None:
-        """End the streams of all who watch, for good: so that a server may stop at once."""
+        """End the streams of all viewers, for good: so that a server can stop at once."""
         self._poller.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the life of the application."""
+        """Serve one request, or the lifespan of the application."""
         if scope["type"] == "lifespan":
             await lifespan(self._client, receive, send)
         elif scope["type"] == "websocket":
@@ -134,7 +134,7 @@ class Page:
 
     async def _answer(self, request: Request) -> Answer:
         path = request.path
-        if not path:  # what the page names beside itself would be elsewhere
+        if not path:  # without the slash, relative addresses in the page would lead elsewhere
             folder = quote(request.scope.get("root_path", "").rpartition("/")[2])
             return Answer(b"", "text/plain", 307, (("Location", f"{folder}/"),))
         if path in self._orders:
@@ -146,7 +146,7 @@ class Page:
         if path in assets():
             return assets()[path]
         check_read_here(request)
-        if path == _EVENTS:  # to a HEAD
+        if path == _EVENTS:  # a HEAD request
             return Answer(b"", "text/event-stream")
         return await self._reads[path](request)
 
@@ -170,7 +170,7 @@ class Page:
         return as_json(detail(status, self._poller.history, self._poller.now(), self._limits))
 
     async def _carry_out(self, request: Request) -> Answer:
-        # First who it is: to a stranger it does not say what else is wrong.
+        # Check the right first: a stranger is not told what else is wrong.
         if not await is_permitted(self._may_break, request.scope):
             raise Refused(403, "you may not do this: the page is read-only for you")
         check_sent_here(request)
@@ -220,7 +220,7 @@ def _order(body: Mapping[str, Any], limits: Limits) -> _Order:
 
 
 def _fence(value: object) -> int:
-    # As text, for a number of JavaScript has 53 bits.
+    # As text, because a number in JavaScript has only 53 bits.
     if not (isinstance(value, str) and _FENCE.fullmatch(value)):
         raise Refused(400, "a fence must be a whole number, as text")
     return int(value)

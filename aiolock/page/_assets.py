@@ -16,7 +16,7 @@ _FIRST: Final = "index.html"
 
 @cache
 def assets() -> Mapping[str, Answer]:
-    """Each file by its path within the page; read once."""
+    """The files by their paths within the page; each is read once."""
     found = dict[str, Answer]()
     for file in files("aiolock.page").joinpath("static").iterdir():
         media = _MEDIA.get(PurePath(file.name).suffix)

@@ -1,4 +1,4 @@
-"""A key for the page, where there is nothing else that says who may see it."""
+"""A key for the page, if nothing else controls who may see it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SHORTEST: Final = 16
 
 
 class Entrance:
-    """An ASGI application that lets only those in who have a key.
+    """An ASGI application that serves only requests with a key.
 
-    Whoever opens ``/?key=…`` gets a cookie, which is the key from then on. There is no other
-    encryption than that of the server: use it on the machine itself, or with TLS.
+    Opening ``/?key=…`` sets a cookie, which is the key from then on. The only encryption is that of
+    the server: use it on the machine itself, or with TLS.
     """
 
     def __init__(self, app: App, key: str) -> None:
@@ -29,11 +29,11 @@ class Entrance:
         self._app = app
         self._key = key
         digest = hashlib.sha256(f"aiolock key {key}".encode()).hexdigest()
-        # Browsers keep the cookies of all ports of a machine together: each key has one of its own.
+        # Browsers share the cookies of all ports of a host: each key has a cookie of its own.
         self._cookie, self._value = f"aiolock-key-{digest[:8]}", digest[8:]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

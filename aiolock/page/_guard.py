@@ -1,9 +1,10 @@
-"""Who may see the page and take away what is held, and from where it may be asked.
+"""Checks who may see the page and take locks away, and from which site a request comes.
 
-A browser sends what a page of somebody else tells it to. So a request that changes something has to
-come from this page. Browsers say where one comes from, in ``Sec-Fetch-Site`` or ``Origin``. Besides
-there is a token, made of a cookie: another site might have the cookie sent, but cannot read the
-token. It is made of the cookie alone, so that all processes of a server take that of any.
+A page of another site can make a browser send requests. So a request that changes something must
+come from this page. Browsers tell where a request comes from, in ``Sec-Fetch-Site`` or ``Origin``.
+In addition there is a token, made from a cookie: another site might make a browser send the cookie,
+but cannot read the token. It is made from the cookie alone, so that all processes of a server
+accept it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 from aiolock.page._http import Refused, Request, Scope
 
 Permission: TypeAlias = Callable[[Scope], bool | Awaitable[bool]]
-"""Is given the ASGI scope of a request, and says whether it may; or is an async function."""
+"""Gets the ASGI scope of a request, and says whether that may; may be an async function."""
 
 COOKIE: Final = "aiolock-page"
 TOKEN: Final = "x-aiolock-token"  # noqa: S105  # the name of a header
@@ -41,15 +42,15 @@ HEADERS: Final = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
 )
-"""Of every answer. Nothing runs that is not a file of the page, nothing else is fetched, nobody
-frames it, and no text becomes markup, whatever a script tries."""
+"""The headers of every answer: only files of the page run, nothing else is fetched, no site can
+frame it, and no text becomes markup, whatever a script tries."""
 
 
 def check_host(request: Request, allowed: Collection[str] | None) -> None:
-    """Refuse what was sent to another name, where the names are given.
+    """Refuse a request to another host name, if the names are given.
 
-    Somebody else's name may be made to lead to this machine, and then their page is of the same
-    origin (DNS rebinding). An address is no name.
+    The name of another site may be made to lead to this machine; then a page of that site has the
+    same origin as this one (DNS rebinding). An address is not a name.
     """
     if allowed is not None and not _is_known(request.headers.get("host", ""), allowed):
         raise Refused(421, "this page has another name")
@@ -70,7 +71,7 @@ def _is_known(host: str, allowed: Collection[str]) -> bool:
 
 
 async def is_permitted(permission: Permission | None, scope: Scope) -> bool:
-    """What it says; nobody is where there is none."""
+    """Whether the permission is given; without a permission function it is not."""
     if permission is None:
         return False
     said = permission(scope)
@@ -78,19 +79,19 @@ async def is_permitted(permission: Permission | None, scope: Scope) -> bool:
 
 
 async def check_may_see(permission: Permission | None, scope: Scope) -> None:
-    """Refuse whoever may not; everybody may where nobody says so."""
+    """Refuse a request that may not see the page; without a permission function all may."""
     if permission is not None and not await is_permitted(permission, scope):
         raise Refused(403, "you may not see this page")
 
 
 def check_read_here(request: Request) -> None:
-    """Refuse to do work for a page of another site, which could not read the answer anyway."""
+    """Refuse to work for a page of another site, which could not read the answer anyway."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Refused(403, "another site asks for this")
 
 
 def check_sent_here(request: Request) -> None:
-    """Refuse what this page has not sent."""
+    """Refuse a request that this page has not sent."""
     headers = request.headers
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise Refused(415, "the body must be application/json")
@@ -99,7 +100,7 @@ def check_sent_here(request: Request) -> None:
         raise Refused(403, "nothing says where this comes from: send an Origin")
     if site not in (None, "same-origin"):
         raise Refused(403, "another site has sent this")
-    # Where a browser says that it is the same origin, it is: behind a proxy the host may differ.
+    # Trust a browser that says it is the same origin: behind a proxy the host may differ.
     if site is None and not _is_of(origin or "", headers.get("host", "")):
         raise Refused(403, "another site has sent this")
     cookie = request.cookie(COOKIE)
@@ -115,16 +116,16 @@ def _is_of(origin: str, host: str) -> bool:
 
 
 def token_of(cookie: str) -> str:
-    """What has to come with this cookie."""
+    """The token that must come with this cookie."""
     return hashlib.sha256(f"aiolock page {cookie}".encode()).hexdigest()
 
 
 def cookie_for(request: Request) -> tuple[str, list[tuple[str, str]]]:
-    """The cookie of whoever asks, and the headers that give it where there is none yet."""
+    """The cookie of the requesting browser, and the headers that set it if there is none yet."""
     cookie = request.cookie(COOKIE)
     if _COOKIE_FORM.fullmatch(cookie):
         return cookie, []
     cookie = secrets.token_urlsafe(32)
-    # With no path it is for the folder of the page, wherever a proxy has put that.
+    # Without a path it holds for the folder of the page, wherever a proxy has put that.
     secure = "; Secure" if request.scope.get("scheme") == "https" else ""
     return cookie, [("Set-Cookie", f"{COOKIE}={cookie}; HttpOnly; SameSite=Strict{secure}")]

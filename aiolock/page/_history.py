@@ -1,4 +1,4 @@
-"""What was seen in the last minutes."""
+"""The history: what was seen in the last minutes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from aiolock.page._limits import Limits
 from aiolock.page._look import Key, Seen, Totals
 
 _DENSITY: Final = 5.0
-"""Seconds between two lengths of a queue that are remembered."""
+"""Seconds between two remembered lengths of a queue."""
 _LATELY: Final = 10.0
-"""Seconds, at least: what a queue is now."""
+"""How many seconds, at least, count as "lately"."""
 _WITHIN: Final = 6
-"""So many times as long is what it is compared with."""
+"""How many times as long is the time that this is compared with."""
 _FIRST: Final = 3
-"""Of that, the first third."""
+"""The first third of that time counts as "at first"."""
 _GROWN: Final = 3
-"""By so many at least."""
+"""The growth that is reported, at least."""
 
 
 class Point(NamedTuple):
@@ -39,7 +39,7 @@ class Length(NamedTuple):
 
 
 class History:
-    """Totals, and the queues that were among the longest; bounded, and forgotten in time."""
+    """Totals, and the longest queues; bounded, and forgotten in time."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -47,13 +47,13 @@ class History:
         self._queues = dict[Key, deque[Length]]()
 
     def add(self, at: float, totals: Totals, locks: Mapping[Key, Seen]) -> None:
-        """What was seen at that moment."""
+        """Add what was seen at that moment."""
         self._points.append(Point(at, totals.held, totals.waiting, totals.longest))
         while self._points[0].at < at - self._limits.history:
             self._points.popleft()
         waiting = (lock for lock in locks.values() if lock.waiting)
         for lock in heapq.nlargest(self._limits.tracked, waiting, key=lambda lock: lock.waiting):
-            # Put last: those at the front have been short for longest.
+            # It goes to the end: the queues at the front have been short for longest.
             most = int(self._limits.history / _DENSITY)
             queue = self._queues.pop(lock.key, None) or deque[Length](maxlen=most)
             self._queues[lock.key] = queue
@@ -70,13 +70,13 @@ class History:
         return [point for point in self._points if point.at > at]
 
     def queue(self, key: Key) -> list[Length]:
-        """How many waited for this one, since it was among the longest."""
+        """How many waited for this lock, since its queue was among the longest."""
         return list(self._queues.get(key, ()))
 
     def growth(self, key: Key, now: float, every: float) -> int:
-        """By how many its queue has grown within a minute; 0 where it only goes up and down.
+        """By how many its queue has grown within a minute; 0 if it only goes up and down.
 
-        That is, from the longest that it was at first to the shortest that it was lately.
+        That is, from its greatest length at first to its smallest length lately.
         """
         lately = max(_LATELY, 2 * every)
         queue = [

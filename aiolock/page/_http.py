@@ -16,11 +16,11 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _FIELDS: Final = 20
-"""Of a query."""
+"""Fields of a query, at most."""
 
 
 class Refused(Exception):
-    """The request is answered with this status, and why."""
+    """The request is answered with this status, and the reason."""
 
     def __init__(self, status: int, why: str, *headers: tuple[str, str]) -> None:
         super().__init__(why)
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Gone(Exception):
-    """Whoever asked is there no more."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Answer:
 
 
 def as_json(value: object, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> Answer:
-    """An answer in JSON. Whatever stands in a name, it is ASCII, on one line."""
+    """An answer in JSON: ASCII on one line, whatever is in a name."""
     body = json.dumps(value, separators=(",", ":")).encode()
     return Answer(body, "application/json", status, tuple(headers))
 
@@ -63,7 +63,7 @@ class Request:
 
     @cached_property
     def path(self) -> str:
-        """Within the page: without what it is mounted under, which some leave in the path."""
+        """The path within the page, without the mount point, which some servers leave in it."""
         path: str = self.scope["path"]
         root: str = self.scope.get("root_path", "")
         below = path.removeprefix(root) if root else path
@@ -71,7 +71,7 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """What stands behind the question mark."""
+        """The fields of the query."""
         raw: bytes = self.scope.get("query_string", b"")
         try:
             return dict(
@@ -81,7 +81,7 @@ class Request:
             raise Refused(400, "the query has too many fields") from None
 
     def cookie(self, name: str) -> str:
-        """The value of a cookie; empty where there is none."""
+        """The value of a cookie; empty if there is none."""
         try:
             found = cookies.SimpleCookie(self.headers.get("cookie", "")).get(name)
         except cookies.CookieError:
@@ -89,7 +89,7 @@ class Request:
         return found.value if found else ""
 
     async def json(self, most: int) -> dict[str, Any]:
-        """The body: an object, of so many bytes at most."""
+        """The body: a JSON object, of ``most`` bytes at most."""
         body = b""
         more = True
         while more:
@@ -116,7 +116,7 @@ async def begin(send: Send, status: int, headers: Iterable[tuple[str, str]]) -> 
 
 
 async def answer(send: Send, it: Answer, headers: Iterable[tuple[str, str]], *, head: bool) -> None:
-    """Send all of it, or only the head."""
+    """Send all of it, or only the headers."""
     length = ("Content-Length", str(len(it.body)))
     media = ("Content-Type", f"{it.media}; charset=utf-8")
     await begin(send, it.status, (media, length, *headers, *it.headers))

@@ -1,4 +1,4 @@
-"""The life of the page where it is an application of its own."""
+"""The lifespan of the page, if it is an application of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from aiolock import ClientClosed, LockClient, StoreError
 from aiolock.page._http import Receive, Send
 
 _NAME: Final = "aiolock page"
-"""Of a lock that is looked at, only to know whether that can be done."""
+"""The name of a lock that is looked at only to know whether that is possible."""
 
 
 async def lifespan(client: LockClient, receive: Receive, send: Send) -> None:
-    """Open the client at the start, unless somebody else has, and close it at the end."""
+    """Open the client at the start, unless it is open already, and close it at the end."""
     ours = False
     while True:
         message = await receive()

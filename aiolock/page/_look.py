@@ -1,4 +1,4 @@
-"""One look at all that is held or waited for: numbers of each lock, and of all."""
+"""One look at all that is held or waited for: the numbers of each lock, and totals."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final, NamedTuple, TypeAlias
 from aiolock import Deadlock, Status
 
 Key: TypeAlias = tuple[str, str]
-"""The kind of a lock, and its name."""
+"""The kind and the name of a lock."""
 
 _AT_A_TIME: Final = 500
-"""Locks after which others have their turn: this runs in the event loop of an application."""
+"""Locks after which other tasks have a turn: this runs in an application's event loop."""
 
 
 class Seen(NamedTuple):
@@ -21,15 +21,15 @@ class Seen(NamedTuple):
 
     status: Status
     held: float
-    """For how many seconds its first holder has had it; 0 where nobody has."""
+    """Seconds for which its first holder has had it; 0 without a holder."""
     longest: float
-    """For how many seconds the first of its waiters has waited; 0 where nobody waits."""
+    """Seconds for which one of its waiters has waited for longest; 0 without a waiter."""
     dead: int
     """How many of its holders and waiters do not answer."""
 
     @property
     def key(self) -> Key:
-        """What tells it from others."""
+        """Its kind and name."""
         return self.status.kind, self.status.name
 
     @property
@@ -39,46 +39,46 @@ class Seen(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Of all locks together."""
+    """The totals of all locks."""
 
     locks: int = 0
     held: int = 0
-    """How many hold something: the holders of all."""
+    """The number of holders of all locks."""
     waiting: int = 0
     longest: float = 0.0
-    """Seconds: the longest wait of all."""
+    """The longest wait of all, in seconds."""
     dead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen, and whether that is still so."""
+    """The result of the last look, and whether it is still current."""
 
     version: int
     at: float
     """When the store answered, by the loop's clock."""
     took: float = 0.0
-    """Seconds that it took to answer."""
+    """Seconds that the answer took."""
     every: float = 0.0
-    """Seconds until the next."""
+    """Seconds until the next look."""
     seen: Mapping[Key, Seen] = field(default_factory=dict[Key, Seen])
     totals: Totals = field(default_factory=Totals)
     deadlocks: tuple[Deadlock, ...] = ()
     error: str = ""
-    """Why there was no answer this time: then all of this is old."""
+    """Why there was no answer this time; then all the rest is old."""
     closed: bool = False
-    """Whether the client is not open: then there is nothing to look at."""
+    """Whether the client is not open; then there is nothing to look at."""
     rendered: dict[object, bytes] = field(default_factory=dict[object, bytes])
-    """What was made of it, for the next who wants the same."""
+    """Views rendered from it, for other viewers who want the same."""
 
     @property
     def is_one(self) -> bool:
-        """Whether anybody has looked at all."""
+        """Whether the store was looked at at all."""
         return bool(self.every or self.error)
 
 
 async def seen(statuses: Iterable[Status]) -> dict[Key, Seen]:
-    """Each of them, with its numbers."""
+    """The locks of these statuses, with their numbers."""
     found = dict[Key, Seen]()
     for status in statuses:
         one = _seen(status)
@@ -94,14 +94,14 @@ def _seen(status: Status) -> Seen:
     for holder in status.holders:
         held = max(held, status.now - holder.since)
         dead += not holder.alive
-    for waiter in status.waiters:  # not the first alone: a later one may have a higher priority
+    for waiter in status.waiters:  # all, because a later one may have waited longer
         longest = max(longest, status.now - waiter.since)
         dead += not waiter.alive
     return Seen(status, held, longest, dead)
 
 
 def totals(locks: Iterable[Seen]) -> Totals:
-    """Of all of them."""
+    """The totals of these locks."""
     count = held = waiting = dead = 0
     longest = 0.0
     for lock in locks:
@@ -114,7 +114,7 @@ def totals(locks: Iterable[Seen]) -> Totals:
 
 
 def still(deadlocks: Sequence[Deadlock], locks: Mapping[Key, Seen]) -> tuple[Deadlock, ...]:
-    """Those of them whose waiters all still wait."""
+    """The deadlocks whose waiters all still wait."""
     return tuple(each for each in deadlocks if _is_still(each, locks))
 
 

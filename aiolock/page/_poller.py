@@ -1,4 +1,4 @@
-"""Looks at the store while somebody watches, once for all of them."""
+"""The poller: looks at the store while there are viewers, once for all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log: Final = logging.getLogger("aiolock")
 
 
 class Poller:
-    """Has the last look. The first who watches starts the looking, and the last ends it."""
+    """Keeps the last look. The first viewer starts the polling, and the last one ends it."""
 
     def __init__(self, client: LockClient, limits: Limits) -> None:
         self._client = client
@@ -32,19 +32,19 @@ class Poller:
         self._next = 0.0
         self._next_deadlocks = 0.0
         self._fresh = 0
-        """The version from which on looks are of this run."""
+        """The last version from before this run of polling."""
         self._nudged = asyncio.Event()
         self._changed = asyncio.Event()
         self.look = Look(0, 0.0)
         self.history = History(limits)
         self.looks = False
-        """Whether it is just looking."""
+        """Whether a look is under way."""
         self.ended = False
-        """Whether nobody may watch any more."""
+        """Whether the page has ended, so that no viewer may watch."""
 
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
-        """Somebody watches; `Refused` where that is one too many."""
+        """Count a viewer; `Refused` if there are too many."""
         if self.ended:
             raise Refused(503, "this page is closed")
         if self._viewers >= self._limits.viewers:
@@ -61,7 +61,7 @@ class Poller:
 
     async def first(self) -> Look:
         """The last look while the next is not due; else the next, if it comes soon."""
-        if self.look.closed:  # it costs nothing to see whether it still is
+        if self.look.closed:  # checking whether it still is costs nothing
             self.nudge()
             await self.newer(self.look.version, self._limits.first)
         elif not self.look.is_one or self._next <= self.now():
@@ -69,7 +69,7 @@ class Poller:
         return self.look
 
     async def newer(self, version: int, timeout: float) -> Look | None:
-        """A look after that version; None where there is none in this time, or no more."""
+        """A look after that version; None if there is none in this time, or the page has ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while self.look.version <= version and not self.ended:
@@ -85,13 +85,13 @@ class Poller:
         return asyncio.get_running_loop().time()
 
     def end(self) -> None:
-        """Nobody is to watch any more."""
+        """End all watching, for good."""
         self.ended = True
         self._tell()
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # another start of the application, with a clock of its own
+        if loop is not self._loop:  # the application was restarted, with another clock
             self._loop = loop
             self._next = self._next_deadlocks = 0.0
             self._nudged, self._changed = asyncio.Event(), asyncio.Event()
@@ -113,7 +113,7 @@ class Poller:
                 async with asyncio.timeout_at(self._next):
                     await self._nudged.wait()
             self._nudged.clear()
-            # Also where this look is cut short, since nobody watches any more, and then somebody.
+            # Set first, because this look may be cut short when the last viewer leaves.
             self._next = self.now() + self._limits.every
             self.looks = True
             try:
@@ -122,7 +122,7 @@ class Poller:
                 self._failed(str(error), closed=True)
             except StoreError as error:
                 self._failed(str(error))
-            except Exception:  # noqa: BLE001  # or who watches would never hear of it
+            except Exception:  # noqa: BLE001  # otherwise no viewer would hear of it
                 _log.exception("aiolock: the page could not look at the locks")
                 self._failed("the page could not look at the locks: the log of the server says why")
             finally:

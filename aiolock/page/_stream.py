@@ -1,4 +1,4 @@
-"""The stream of one viewer: server-sent events, of which it gets the latest it can take."""
+"""The stream of one viewer: server-sent events; it gets the latest state that it can take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BEAT: Final = b": still here\n\n"
 async def stream(
     poller: Poller, wanted: Wanted, receive: Receive, send: Send, limits: Limits
 ) -> None:
-    """Send what changes until the viewer is gone, its time is over, or there is nothing to see."""
+    """Send changes until the viewer is gone, its time is over, or there is nothing to see."""
     async with poller.watched():
         look = await poller.first()
         if look.closed:
@@ -42,7 +42,7 @@ async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 class _Viewer:
-    """One of those who watch."""
+    """One viewer."""
 
     def __init__(self, poller: Poller, wanted: Wanted, send: Send, limits: Limits) -> None:
         self._poller = poller
@@ -50,7 +50,7 @@ class _Viewer:
         self._send = send
         self._limits = limits
         self._sent = -math.inf
-        """Up to when it knows the history."""
+        """The time up to which the viewer knows the history."""
 
     async def serve(self, look: Look) -> None:
         poller, limits = self._poller, self._limits
@@ -63,7 +63,7 @@ class _Viewer:
                 await self._write(self._events(look))
             while not (poller.ended or poller.look.closed):
                 left = end - poller.now()
-                if left <= 0 and not poller.looks:  # or a look that takes long would never end
+                if left <= 0 and not poller.looks:  # wait for a look that takes long
                     break
                 beat = limits.heartbeat
                 newer = await poller.newer(version, min(left, beat) if left > 0 else beat)
@@ -74,14 +74,14 @@ class _Viewer:
                     await self._write(_BEAT)
             await self._send({"type": "http.response.body", "body": b""})
         except (OSError, TimeoutError):
-            return  # it is gone, or does not take what it is sent
+            return  # the viewer is gone, or does not accept data
 
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(self._limits.patience):
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _events(self, look: Look) -> bytes:
-        """The same for all who want the same, and then what is new for this one."""
+        """The view, which is the same for all who want the same, and this viewer's news."""
         poller, now = self._poller, self._poller.now()
         points = poller.history.since(self._sent)
         times = {
@@ -99,4 +99,4 @@ class _Viewer:
 
 
 _OURS: Final = (("X-Accel-Buffering", "no"),)
-"""Proxies are to pass on what there is."""
+"""Tells proxies to pass data on at once."""

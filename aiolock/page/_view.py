@@ -1,4 +1,4 @@
-"""What a viewer is sent, as JSON: of all locks those that it wants to see, or one of them."""
+"""What a viewer gets, as JSON: the locks that it wants to see, or one of them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Wanted(NamedTuple):
     """What a viewer wants to see."""
 
     text: str
-    """In the name; or a pattern of it, as in `LockClient.snapshot`."""
+    """A part of the name; or a pattern for it, as in `LockClient.snapshot`."""
     kind: str
     """Empty for all."""
     sort: str
 
     @classmethod
     def of(cls, query: Mapping[str, str], limits: Limits) -> Wanted:
-        """As the query says; `Refused` for what cannot be."""
+        """As the query says; `Refused` for an invalid one."""
         text, kind, sort = (query.get(key, "") for key in ("q", "kind", "sort"))
         if len(text) > limits.text:
             raise Refused(400, f"search for {limits.text} characters at most")
@@ -47,7 +47,7 @@ class Wanted(NamedTuple):
         return cls(text, kind, sort or "wait")
 
     def among(self, locks: Iterable[Seen]) -> Iterable[Seen]:
-        """Those of them that are wanted."""
+        """Those of the locks that are wanted."""
         if self.kind:
             locks = (lock for lock in locks if lock.status.kind == self.kind)
         if not self.text:
@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
 
 
 def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> bytes:
-    """All that a viewer sees of a look; made once for all who want the same."""
+    """All that a viewer sees of a look; rendered once for all who want the same."""
     found = look.rendered.get(wanted)
     if found is None:
         found = look.rendered[wanted] = dumped(_rendered(look, wanted, history, limits))
@@ -67,7 +67,7 @@ def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> by
 
 
 def dumped(value: object) -> bytes:
-    """It as JSON: ASCII on one line, whatever stands in a name."""
+    """A value as JSON: ASCII on one line, whatever is in a name."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -117,7 +117,7 @@ def _row(lock: Seen, blocked: bool, growth: int) -> dict[str, Any]:  # noqa: FBT
 
 
 def detail(status: Status, history: History, now: float, limits: Limits) -> dict[str, Any]:
-    """One lock: everybody who holds it or waits for it, up to a limit."""
+    """One lock: its holders and waiters, up to a limit of each."""
     key: Key = (status.kind, status.name)
     return {
         "kind": status.kind,
@@ -151,7 +151,7 @@ def _party(party: Party, now: float) -> dict[str, Any]:
         **_who(party),
         "since": _short(now - party.since),
         "place": party.place,
-        "fence": str(party.fence),  # a number of JavaScript has 53 bits
+        "fence": str(party.fence),  # a number in JavaScript has only 53 bits
         "lease": _short(party.remaining),
         "shared": party.shared,
         "permits": party.permits,

@@ -1,4 +1,4 @@
-"""How a name's state is written down, and a push that waits to be fetched: as JSON."""
+"""The state of a name, and a push that waits to be fetched, written down as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiolock.stores.machine import (
 )
 
 UNREADABLE: Final = (KeyError, TypeError, ValueError)
-"""What decoding says of something that a later version has written."""
+"""The errors of decoding something that a later version has written."""
 _dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -49,7 +49,7 @@ def _form(*data: Any) -> Form:
 
 
 def encode(state: NameState) -> str:
-    """The state of a name; each form stands in it once."""
+    """The state of a name as text; each form stands in it once."""
     forms = dict[Form, int]()
 
     def number(form: Form) -> int:
@@ -108,7 +108,7 @@ def decode(text: str) -> NameState:
 
 
 def encode_push(push: Push) -> str:
-    """A push for a client of another process."""
+    """A push for a client of another process, as text."""
     data: tuple[Any, ...]
     match push:
         case PushGranted(waiter, form, fence, lease, now):
@@ -125,7 +125,7 @@ def encode_push(push: Push) -> str:
 
 
 def decode_push(text: str) -> Push:
-    """The push that was encoded; `ValueError` for one of a kind that is not known."""
+    """The push that was encoded; `ValueError` for one of an unknown kind."""
     kind, client, seq, *rest = json.loads(text)
     waiter = Waiter(client, seq)
     match kind, rest:

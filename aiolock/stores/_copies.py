@@ -1,8 +1,8 @@
-"""Copies of a command that come late: until when each may act, by the server's own clock.
+"""Late copies of a command: until when each may act, by the server's own clock.
 
-The first copy of a command that is sent again may still come after that, out of a proxy or a buffer
-on the way. So what could take, prolong, count or queue anything says until when it may, and a
-release until when there may be copies of what was written before it.
+When a command was sent again, its first copy may still arrive, from a proxy or a buffer on the way.
+So each command that could take, prolong, count or queue anything carries the time until which it
+may act. A release carries the time until which copies of earlier commands may arrive.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from collections.abc import Callable
 from typing import Final
 
 LATE_AFTER: Final = 5_000_000
-"""Microseconds after which the server refuses a copy of a command: more than the pipe waits for a
-reply, so that none is refused that is still waited for on its own connection."""
+"""Microseconds after which the server refuses a copy of a command: longer than the pipe waits for a
+reply, so no command is refused while its reply is awaited on its own connection."""
 _FORGOTTEN: Final = 60.0
-"""Seconds after which no network has a copy any more, should the server's clock be set back."""
+"""Seconds after which no network has a copy left, in case the server's clock is set back."""
 _SAME_STAMP: Final = 0.1
-"""Seconds for which one stamp is good: so much less than LATE_AFTER is left of the last one."""
+"""Seconds for which one stamp is reused: the last of its commands has so much less time left."""
 
 
 class Copies:
-    """What one client knows of the server's clock, and of the copies that may be about.
+    """What one client knows of the server's clock, and of copies that may still arrive.
 
-    ``encode`` makes a number an argument. 0 says that it may come at any time, or that there is no
-    copy.
+    ``encode`` makes a number an argument. The number 0 means "at any time" for a command, and "no
+    copies" for a release.
     """
 
     def __init__(self, time: Callable[[], float], encode: Callable[[int], bytes]) -> None:
         self._time = time
         self._encode = encode
         self._none = encode(0)
-        # The server's clock less ours, in µs: at most, and at least.
+        # The server's clock minus ours, in µs: upper and lower bound.
         self._ahead: tuple[int, int] | None = None
         self._last_stamp = self._lost_stamp = 0
         self.stamp, self.stamp_until = self._none, 0.0
-        """The last one, and until when it is used again."""
+        """The last stamp, and until when it is reused."""
         self.about = False
-        """Whether there may be copies of what was written before."""
+        """Whether copies of earlier commands may still arrive."""
         self.connected = False
         self._lost_at = 0.0
         self.clock_read = time()
 
     def read_clock(self, sent: float, stamp: int) -> None:
-        """The server's clock was ``stamp``, in µs, at some time since ``sent``."""
+        """The server's clock was ``stamp`` (µs) at some moment since ``sent``."""
         now = self.clock_read = self._time()
         self._ahead = stamp - int(sent * 1e6), stamp - int(now * 1e6)
         self.stamp_until = 0.0
 
     def not_after(self, now: float) -> bytes:
-        """The argument that says until when the command is to be carried out."""
+        """The argument with the time until which the command may be carried out."""
         if self._ahead is None:
             return self._none
         stamp = int(now * 1e6) + self._ahead[0] + LATE_AFTER
@@ -57,16 +57,16 @@ class Copies:
         return self.stamp
 
     def buried(self, _: float) -> bytes:
-        """The argument of a release that says until when copies may come."""
+        """The argument of a release, with the time until which copies may arrive."""
         bury = self.bury()
         self.about = bury > 0
         return self._encode(bury)
 
     def bury(self) -> int:
-        """The store's time (µs) until which copies may arrive of what was written before.
+        """The store's time (µs) until which copies of earlier commands may arrive.
 
-        0 where there are none: on a connection that lasts, all that was written before a release
-        is carried out before it.
+        0 if there can be none: on a connection that lasts, all commands before a release are
+        carried out before it.
         """
         if self._ahead is None:
             return 0
@@ -79,7 +79,7 @@ class Copies:
         return max(int(now * 1e6) + most + LATE_AFTER, self._last_stamp)
 
     def elsewhere(self) -> None:
-        """Copies of what is kept here may come to another server, and this be kept there again."""
+        """The keys may move: copies may reach another server, and the keys may come back here."""
         now = self._time()
         ahead = self._ahead[0] if self._ahead is not None else 0
         self._lost_at, self._lost_stamp = now, int(now * 1e6) + ahead + LATE_AFTER

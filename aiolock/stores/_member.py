@@ -1,8 +1,8 @@
-"""What is said between a quorum and each of its members: commands, answers, and what is pushed.
+"""The messages between a quorum and each of its members: commands, answers, and pushes.
 
-A *member* is one server that votes. It keeps a *line* for each name, as a single server keeps its
-queue, and has at most one *vote* out. It says of nothing but itself: what follows from the votes of
-all of them is in `aiolock.stores.quorum`.
+A *member* is one server that votes. It keeps a *line* of waiters for each name, as a single server
+keeps its queue, and has at most one *vote* out. It only speaks for itself: what follows from the
+votes of all members is in `aiolock.stores.quorum`.
 
 Times are as in `aiolock.store`: leases in ms, and a member's own clock in µs.
 """
@@ -18,48 +18,48 @@ from aiolock.errors import StoreError
 from aiolock.store import Form, Inbox, Party, Waiter
 
 UNBOUNDED = -1
-"""A release of whatever vote there is: see `Member.release`."""
+"""As ``upto``, releases any vote of a waiter that does not come back: see `Member.release`."""
 GONE, ALONE, SHARED = 0, 1, 2
-"""Answers to `Member.reserve`: that vote does not stand; of those in line, all are of its client;
-others may be there."""
+"""Answers to `Member.reserve`: the vote does not stand; all waiters in line are of its client;
+waiters of other clients may be in line."""
 OUTSIDE, LOST = -1, -2
-"""A release of what has never entered, or has entered and lost that."""
+"""Releases a vote that was never entered, or one that was entered and lost."""
 
 
 class Stand(NamedTuple):
-    """Who asks for a vote; at all members alike."""
+    """The waiter that asks for a vote; it is the same at all members."""
 
     name: str
     waiter: Waiter
     form: Form
     ticket: int
-    """Who has a lower one is before it, and of two with the same, by who they are."""
+    """The waiter with the lower ticket comes first; equal tickets are ordered by waiter."""
 
 
 class Voted(NamedTuple):
-    """The vote is the waiter's, for so long."""
+    """The waiter has the vote, for ``lease`` ms."""
 
     number: int
-    """Each later vote of this name has a higher one, as long as the member forgets nothing."""
+    """Each later vote of this name has a higher number, as long as the member forgets nothing."""
     lease: int
     now: int
 
 
 class InLine(NamedTuple):
-    """Another has the vote, until then at most; whoever waits stands in line."""
+    """Another waiter has the vote, for ``until`` ms at most; this one is in line if it waits."""
 
     until: int
     place: int
-    """1 where nobody stands before it; 0 where it does not wait."""
+    """1 if no other stands before it; 0 if it does not wait."""
     now: int
     holder: Party | None = None
-    """For who does not wait: who has the vote, where the member says so."""
+    """The owner of the vote, for a waiter that does not wait, if the member tells."""
 
 
 class Silent(NamedTuple):
-    """It does not vote for so long, for it may have votes out that it has forgotten.
+    """The member does not vote for ``left`` ms, because it may have forgotten votes that are out.
 
-    Less than 0: until it is told of what it is a member.
+    Less than 0: until it is told the charter of its quorum.
     """
 
     left: int
@@ -67,23 +67,23 @@ class Silent(NamedTuple):
 
 
 class Crowded(NamedTuple):
-    """As many stand in line as were allowed."""
+    """``waiters`` stand in line already, as many as are allowed."""
 
     waiters: int
     now: int
 
 
 class Refused(NamedTuple):
-    """That vote does not stand; or who asks for one was given up before, and this is a copy."""
+    """The vote does not stand; or the waiter gave up before, and this is a late copy."""
 
     now: int
 
 
 class Marked(NamedTuple):
-    """What the waiter wants done once is done, as this member knows for so long."""
+    """The work that the waiter wants is done, as this member knows for ``left`` ms more."""
 
     number: int
-    """The fence of whoever did it."""
+    """The fence of the grant that did it."""
     left: int
     now: int
 
@@ -92,35 +92,35 @@ Answer = Voted | InLine | Silent | Crowded | Refused | Marked
 
 
 class Recalled(NamedTuple):
-    """What a member knows of something that is to be done once, and whether it would know."""
+    """What a member knows of work to be done once, and whether it may have forgotten that."""
 
     number: int
-    """The fence of whoever did it; 0 where it knows of nobody."""
+    """The fence of the grant that did it; 0 if it knows of none."""
     left: int
-    """For how many ms it knows that."""
+    """For how many ms it remembers that."""
     forgot: int
-    """So many ms ago, at least, it forgot what it knew; less than 0: it never did."""
+    """At least this many ms ago it forgot what it knew; less than 0: it never did."""
     now: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is put up at a member: see `Posted`."""
+    """What is posted at a member: see `Posted`."""
 
     count: int
     value: str
     left: int
-    """For how many ms it is."""
+    """For how many ms the member keeps it."""
 
 
 class Enrolled(NamedTuple):
-    """What a member says of itself when it is told of what it is a member."""
+    """What a member says of itself when it is told the charter of its quorum."""
 
     left: int
-    """For how many ms it does not vote; less than 0 where it knows of no quorum, and does not know
-    whether it ever did."""
+    """For how many ms it does not vote; less than 0 if it knows of no quorum, nor whether it ever
+    did."""
     run: str
-    """What names this run of the server: no two are alike, of whatever servers."""
+    """A name for this run of the server: no two runs of any servers have the same."""
     now: int
 
 
@@ -130,20 +130,20 @@ class Memory(Enum):
     UNSAID = ""
     """Nothing yet: it does not vote until it is told more."""
     NEW = "new"
-    """Neither do the others: it has forgotten nothing, and votes."""
+    """The other members do not know of it either: it has forgotten nothing, and votes."""
     LOST = "lost"
-    """The others know of it: what it may have voted for must have ended before it votes again."""
+    """The other members know of it: all votes it may have given must end before it votes again."""
 
 
 class Charter(NamedTuple):
-    """Of what it is a member: the same for all members, and for all clients of them."""
+    """The description of a quorum, the same for all members and for all their clients."""
 
     members: tuple[str, ...]
-    """Their addresses, in order."""
+    """The addresses of the members, in order."""
     longest: int
-    """The longest lease that there may be."""
+    """The longest lease allowed, in ms."""
     durable: bool
-    """They forget nothing when they restart."""
+    """Whether the members forget nothing when they restart."""
 
     def __str__(self) -> str:
         durable = " durable" if self.durable else ""
@@ -151,54 +151,54 @@ class Charter(NamedTuple):
 
 
 class Unfit(StoreError):
-    """This server cannot be a member: no matter of waiting until it can be reached."""
+    """This server cannot be a member; trying again later does not help."""
 
 
 class MemberInbox(Inbox, Protocol):
-    """Where a member delivers what comes unasked; `Inbox.granted` is its vote, by its number."""
+    """Where a member delivers its pushes; `Inbox.granted` is its vote, with the vote's number."""
 
     def inquired(self, name: str, waiter: Waiter, number: int) -> None:
-        """Somebody who is before this waiter wants this vote."""
+        """Another waiter, which comes before this one, wants this vote."""
 
     def enrolled(self, enrolled: Enrolled) -> None:
-        """The connection is a new one, and the member has said what it is."""
+        """The connection is a new one, and the member has told its state."""
 
 
 Heard = Callable[[Any, Exception | None], None]
-"""Gets an answer, or why there is none; called once, in the loop, as soon as it comes."""
+"""Gets an answer, or the error instead; called once, in the loop, as soon as it comes."""
 
 
 class Member(Protocol):
     """One server that votes, as its client sees it.
 
     As with a `Store`, an operation is started by the call, operations about one waiter are carried
-    out in the order of the calls, and none stays unanswered for ever.
+    out in the order of the calls, and each is answered, or fails, in the end.
     """
 
     @property
     def address(self) -> str:
-        """What it is called in the charter, and in errors."""
+        """Its name in the charter, and in errors."""
         ...
 
     @property
     def kind(self) -> str:
-        """Of what kind of server: all of one quorum are of one."""
+        """The kind of server: all members of one quorum are of one kind."""
         ...
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
-        """Connect, enrol, and listen; `StoreError` where that fails, and then it may be tried
-        again. `Unfit`, or `QuorumMismatch`, where the server cannot be a member of this quorum.
+        """Connect, enrol, and listen. `StoreError` if that fails and may be tried again; `Unfit`
+        or `QuorumMismatch` if the server cannot be a member of this quorum.
         """
 
     async def leave(self, patience: float) -> None:
-        """Wait so many seconds for what is under way, then disconnect. Idempotent."""
+        """Wait this many seconds for the operations under way, then disconnect. Idempotent."""
 
     def waits_for(self) -> float:
-        """For how many seconds the answer is due that has been due for longest; 0 for none."""
+        """Seconds for which the oldest missing answer has been due; 0 if none is missing."""
         ...
 
     def enrol(self, memory: Memory) -> None:
-        """Tell it of what it is a member once more; its answer goes to the inbox."""
+        """Tell it the charter of its quorum once more; its answer goes to the inbox."""
 
     def vote(
         self,
@@ -213,18 +213,19 @@ class Member(Protocol):
     ) -> None:
         """Vote for this waiter, or let it stand in line; an `Answer`.
 
-        ``proposal`` is what the number is to be at least; ``most`` may stand in line (0: any
-        number). ``new``: it was never asked there before, so that there is nothing to be released
-        where this was not sent.
+        The vote's number must be at least ``proposal``; at most ``most`` waiters may stand in line
+        (0: any number). ``new``: this member was never asked for this waiter, so nothing has to be
+        released if the command is not sent.
         """
 
     def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
         """Take the waiter out of line, and its vote, if its number is not above ``upto``.
 
-        ``highest``: a number that the member is to know from now on. ``entered``: for how many ms
-        it was inside, so that its terms may close the lock; or `OUTSIDE`, or `LOST`. `UNBOUNDED`:
-        it does not come back. Answers ``WAS_HOLDER`` and so on; ``WAS_UNKNOWN`` where it is not
-        there, and the member has lost its memory: then nobody else has had that vote since.
+        With `UNBOUNDED`, any vote of it is released, and it does not come back. The member must
+        know the number ``highest`` from now on. ``entered``: for how many ms the waiter was inside,
+        because its form may close the lock for a while; or `OUTSIDE`, or `LOST`. Answers
+        ``WAS_HOLDER`` and so on. Answers ``WAS_UNKNOWN`` if the waiter is not there and the member
+        has lost its memory: then no other waiter has had that vote since.
         """
 
     def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
@@ -233,46 +234,48 @@ class Member(Protocol):
     def renew(
         self, stand: Stand, number: int, ttl: int, fence: int, *, entered: bool, heard: Heard
     ) -> None:
-        """Let this vote last for ``ttl`` ms from now, at least, and know this fence.
+        """Let this vote last for at least ``ttl`` ms from now, and remember this fence.
 
-        Answers whether it stands; a ttl of 0 asks only that. ``entered``: its waiter is inside.
+        Answers whether the vote stands; a ttl of 0 asks only that. ``entered``: its waiter is
+        inside.
         """
 
     def reserve(self, stand: Stand, number: int, fence: int, heard: Heard) -> None:
-        """Know this fence, if this vote stands, and say whether another client stands in line.
+        """Remember this fence, if this vote stands; answer whether another client is in line.
 
-        What a client asks that may hand the lock on among its own: `GONE`, `ALONE` or `SHARED`.
+        A client asks this that may hand the lock on among its own waiters: `GONE`, `ALONE` or
+        `SHARED`.
         """
 
     def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
-        """Know for ``keep`` ms that what this waiter wanted done once is done: the *mark* of that.
+        """Remember for ``keep`` ms that the waiter's work is done: the *mark* of that work.
 
-        Until then nobody gets a vote; those in line that want it done leave, and are told. Refused
-        where the vote is another's, so a member never has both a mark and a vote out. ``until``: at
-        this time, in ms of its own clock, it ends at the latest; 0 for no such time. ``keep`` 0
-        asks only whether this very fence is known. Answers whether it is known.
+        Until then no waiter gets a vote; those in line that want the work done leave, and are told.
+        Refused if the vote is another waiter's, so a member never has both a mark and a vote out.
+        The mark ends at ``until`` at the latest, in ms of the member's own clock; 0 for no such
+        limit. A ``keep`` of 0 only asks whether this very fence is known. Answers whether it is.
         """
 
     def recall(self, name: str, heard: Heard) -> None:
-        """What it knows of something that is to be done once: a `Recalled`. Changes nothing."""
+        """What it knows of work to be done once: a `Recalled`. Changes nothing."""
 
     def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
-        """Take the vote from this waiter, tell it, and let the next have it; how many had it."""
+        """Take the vote from this waiter, tell it, and give it to the next; how many had it."""
 
     def request(self, name: str, heard: Heard) -> None:
-        """Tell who has the vote that somebody asks it to let go; how many were told."""
+        """Tell the owner of the vote that another client wants the lock; how many were told."""
 
     def status(self, name: str, heard: Heard) -> None:
-        """Who has the vote, and who stands in line: a `Status`."""
+        """The owner of the vote, and the waiters in line: a `Status`."""
 
     def names(self, start: str, heard: Heard) -> None:
-        """Some names of which there are votes; a tuple of them, and where the next begin."""
+        """Some names of which there are votes: a tuple of them, and where the next page begins."""
 
     def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
-        """Put this up, unless a higher count is there already; the count.
+        """Post this value, unless a higher count is there already; answers the count.
 
-        Those who wait for the count to be so high are told, as of a vote.
+        Waiters for a count that is now reached are told, as of a vote.
         """
 
     def read(self, name: str, heard: Heard) -> None:
-        """What is put up: a `Kept`."""
+        """The posted value: a `Kept`."""

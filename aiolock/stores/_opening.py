@@ -12,22 +12,22 @@ from aiolock.errors import StoreError
 
 
 class Opening:
-    """One at a time. The task of whoever opens the store is not ours to cancel."""
+    """One opening at a time, in a task of our own: the caller's task is not ours to cancel."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
     @property
     def under_way(self) -> bool:
-        """Whether the store is just being opened."""
+        """Whether the store is being opened now."""
         return self._task is not None and not self._task.done()
 
     async def run(
         self, steps: Coroutine[Any, Any, None], aclose: Callable[[], Awaitable[None]]
     ) -> None:
-        """Open it; cancelled, end that and leave nothing open.
+        """Open it; if cancelled, stop the opening and leave nothing open.
 
-        `StoreError` where it was ended by another task.
+        `StoreError` if another task stopped the opening.
         """
         self._task = opening = asyncio.create_task(steps, name="aiolock open")
         try:
@@ -36,7 +36,7 @@ class Opening:
             opening.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([opening])
-                if not opening.cancelled() and opening.exception() is None:  # just then
+                if not opening.cancelled() and opening.exception() is None:  # it had just ended
                     await aclose()
             raise
         if opening.cancelled():

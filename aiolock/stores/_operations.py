@@ -1,7 +1,7 @@
 """The operations of a store that runs the protocol's state machine itself, one call each.
 
-Such a store keeps the state of each name whole. It need only carry out an `Operation`: load the
-states of its names, let it run, save them and send what is to be pushed, all of it or nothing.
+Such a store keeps the state of each name as a whole. It only needs to carry out an `Operation`:
+load the states of its names, let it run, save them and send the pushes, all of it or nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Value = TypeVar("Value")
 
 
 class Told(NamedTuple):
-    """Something for an inbox."""
+    """A push for an inbox."""
 
     name: str
     push: Push
@@ -41,7 +41,7 @@ class Steps(Protocol):
 
     @property
     def again(self) -> bool:
-        """Whether the operation may have been carried out already, unheard."""
+        """Whether the operation may have been carried out already, with its answer lost."""
         ...
 
     def step(self, name: str, operation: Callable[[Step], Value]) -> Value:
@@ -50,15 +50,15 @@ class Steps(Protocol):
 
 
 class Operation(NamedTuple):
-    """What a client asks for."""
+    """One operation of a client."""
 
     names: Sequence[str]
-    """Those whose states it needs."""
+    """The names whose states it needs."""
     run: Callable[[Steps], Any]
 
 
 class Operations(ABC):
-    """All that a `Store` can be asked for, once it is open."""
+    """All the operations of a `Store`, once it is open."""
 
     @abstractmethod
     def _call(self, operation: Operation) -> asyncio.Future[Any]:
@@ -66,10 +66,10 @@ class Operations(ABC):
 
     @abstractmethod
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        """See `Store.snapshot`: what is told of each state is `Step.status`."""
+        """See `Store.snapshot`: the status of each state is `Step.status`."""
 
     def _token(self) -> str:
-        """What tells a resize from any other, where one may be carried out twice; else empty."""
+        """A text that tells a resize from others, if it may be carried out twice; else empty."""
         return ""
 
     def _step(self, name: str, operation: Callable[[Step], Value]) -> asyncio.Future[Value]:
@@ -79,7 +79,7 @@ class Operations(ABC):
         return self._call(Operation((name,), run))
 
     def _sure_step(self, name: str, operation: Callable[[Step], int]) -> asyncio.Future[int]:
-        """Of a release, or the like: its own first copy may have done what the second finds."""
+        """For a release or the like: its first copy may have done what the second finds done."""
 
         def run(steps: Steps) -> int:
             was = steps.step(name, operation)

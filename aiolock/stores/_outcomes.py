@@ -1,4 +1,4 @@
-"""What becomes of operations that a thread carries out."""
+"""The outcomes of operations that a thread carries out."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from aiolock.stores._operations import Told
 
 
 class Outcome(NamedTuple):
-    """What has become of one operation."""
+    """The outcome of one operation."""
 
     answer: Any
     failure: StoreError | None = None
 
 
 class CarriedOut(NamedTuple):
-    """What has become of several."""
+    """The outcomes of several operations."""
 
     outcomes: Sequence[Outcome]
     told: Sequence[Told]
-    """What is for this client."""
+    """The pushes for this client."""
     served: bool = True
-    """Whether the store could be used: otherwise nobody else need try for now."""
+    """Whether the store could be used; if not, other operations need not try for now."""
 
 
 def failed(failure: StoreError, count: int) -> list[Outcome]:
-    """Of so many operations: each has an error of its own."""
+    """Outcomes of ``count`` operations with this failure, each with an error of its own."""
     return [Outcome(None, once_more(failure) if number else failure) for number in range(count)]
 
 
 def once_more(failure: StoreError) -> StoreError:
-    """The same of another operation: an error is raised once."""
+    """A copy of an error, for another operation: an error must be raised only once."""
     again = StoreError(str(failure))
     again.__cause__ = failure.__cause__
     again.refused = failure.refused
@@ -40,7 +40,7 @@ def once_more(failure: StoreError) -> StoreError:
 
 
 def refusal(text: str, cause: BaseException | None = None) -> StoreError:
-    """Nothing was done."""
+    """An error of an operation that was certainly not carried out."""
     refused = StoreError(text)
     refused.__cause__ = cause
     refused.refused = True

@@ -1,7 +1,7 @@
-"""A thread that does what a client asks for: whatever has gathered, together and in order.
+"""A thread that carries out a client's operations: all that have gathered, together, in order.
 
-The event loop hands it operations, and hears what became of them. Nobody waits for what the thread
-will not do, also where it ends by a fault, or the loop is closed before it.
+The event loop hands it operations, and gets their outcomes. No caller waits for an operation that
+will not be carried out, even if the thread ends by a fault, or the loop is closed before it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more, refusal
 
 _TOGETHER: Final = 200
-"""Operations that are carried out together: so long the other processes wait."""
+"""Operations that are carried out together: other processes wait until all are done."""
 
 
 class Job(NamedTuple):
-    """What somebody waits for."""
+    """An operation, and the future that its caller awaits."""
 
     operation: Operation
     future: asyncio.Future[Any]
@@ -33,28 +33,28 @@ class Job(NamedTuple):
 
 
 class Work(Protocol):
-    """What is done in the thread."""
+    """The work of the thread."""
 
     @property
     def rest(self) -> float:
-        """Seconds after which it looks after things, though nobody has asked for anything."""
+        """Seconds after which it calls `look_after`, even if there are no operations."""
         ...
 
     def begin(self) -> None:
-        """Open what is needed; whatever it raises is told to who opens."""
+        """Open what is needed; an error is raised where the store is opened."""
 
     def carry_out(self, operations: Sequence[Operation], since: float, /) -> CarriedOut:
         """Carry these out, in order; the first was asked for at ``since``."""
         ...
 
     def look_after(self) -> None:
-        """Do what is to be done now and then."""
+        """Do the work that is due now and then."""
 
     def end(self) -> None:
-        """Close whatever was opened."""
+        """Close all that was opened."""
 
     def failure(self, error: BaseException) -> StoreError:
-        """What its user is told of an error."""
+        """The error that the caller gets."""
         ...
 
 
@@ -69,26 +69,26 @@ class Worker:
         self._begun: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
         self._dead: StoreError | None = None
-        """Why nothing is carried out any more."""
+        """Why nothing is carried out any more; None while it works."""
         self._thread = threading.Thread(target=self._run, name=f"aiolock {name}", daemon=True)
 
     # In the event loop
 
     async def begin(self) -> None:
-        """Return when the work has begun; raises a `StoreError` where it cannot.
+        """Return when the work has begun; raises a `StoreError` if it cannot.
 
-        Cancelled, it is over at once: the thread ends by itself, once it is told to stop.
+        A cancellation ends the call at once; the thread ends by itself after `stop`.
         """
         self._begun.add_done_callback(retrieve)
         self._thread.start()
         await asyncio.shield(self._begun)
 
     def stop(self) -> None:
-        """End, once what was asked is carried out. Idempotent."""
+        """End, once all earlier operations are carried out. Idempotent."""
         self._jobs.put(None)
 
     async def ended(self) -> None:
-        """Return when it has."""
+        """Return when the thread has ended."""
         await self._ended.wait()
 
     def call(self, operation: Operation) -> asyncio.Future[Any]:
@@ -117,7 +117,7 @@ class Worker:
             push.deliver(name, self._inbox)
 
     def _has_ended(self, why: StoreError) -> None:
-        """Nothing of it is left, and nobody waits for what nobody will carry out."""
+        """The thread has ended: fail all operations that it has not carried out."""
         self._dead = why
         if not self._begun.done():
             self._begun.set_exception(once_more(why))
@@ -135,7 +135,7 @@ class Worker:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def tell(self, told: Sequence[Told]) -> None:
-        """Deliver what is for this client."""
+        """Deliver these pushes to the client."""
         self.say(self._answered, (), (), told)
 
     def _run(self) -> None:
@@ -144,7 +144,7 @@ class Worker:
             self._work.begin()
             self.say(self._begun.set_result, None)
             self._serve()
-        except BaseException as error:  # noqa: BLE001  # whoever opens, or has asked, is told
+        except BaseException as error:  # noqa: BLE001  # `begin`, or each operation, gets it
             why = self._work.failure(error)
         finally:
             try:
@@ -159,7 +159,7 @@ class Worker:
             self._work.look_after()
 
     def _gathered(self) -> list[Job | None]:
-        """What is to be done together: nothing, if nobody has asked for anything for a while."""
+        """The operations to do together; none if there were none for `rest` seconds."""
         try:
             jobs = [self._jobs.get(timeout=self._work.rest)]
         except queue.Empty:
@@ -169,13 +169,13 @@ class Worker:
         return jobs
 
     def _carry_out(self, jobs: list[Job | None]) -> bool:
-        """Carry them out; whether none of them is the end."""
+        """Carry them out; False if one of them is the end."""
         asked = [job for job in jobs if job is not None]
         if asked:
             try:
                 done = self._work.carry_out([job.operation for job in asked], asked[0].since)
             except BaseException as error:
-                # Whatever it is: nobody else will tell those who wait.
+                # Any error at all: nothing else would answer the callers.
                 unsure = self._work.failure(error)
                 unsure.refused = False
                 futures = [job.future for job in asked]
@@ -183,7 +183,7 @@ class Worker:
                 raise
             outcomes = [*done.outcomes]
             if not done.served:
-                # Nor would those be that were asked for meanwhile, and have waited as long.
+                # Operations asked for meanwhile would fail too, and have waited as long.
                 while not self._jobs.empty():
                     jobs.append(self._jobs.get())
                 asked = [job for job in jobs if job is not None]
@@ -196,6 +196,6 @@ class Worker:
 
 
 def retrieve(done: asyncio.Future[Any]) -> None:
-    """What has failed is known to nobody who waits."""
+    """Take the error out of a future that no task awaits, so that it is not logged."""
     if not done.cancelled():
         done.exception()

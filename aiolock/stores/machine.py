@@ -1,7 +1,7 @@
 """The protocol as a pure state machine: no I/O, no clock, no event loop.
 
-The state of one name, an operation, the store's clock and who listens give the answer, the state
-after it, and what is to be pushed to whom. The memory store runs this very code, and the Redis
+From the state of one name, an operation, the store's clock and the set of listening clients follow
+the answer, the new state, and the pushes. The memory store runs this very code, and the Redis
 scripts are tested against it: read `Step` beside ``redis/lua/*.lua``, each method is the script of
 the same name.
 """
@@ -38,23 +38,23 @@ from aiolock.store import (
 )
 
 A_MINUTE: Final = 60_000
-"""Milliseconds for which a number that was declared is remembered when nobody holds any more."""
+"""Milliseconds for which a declared number is remembered after the last lease has ended."""
 RESIZED: Final = 10_000
-"""Milliseconds for which a resize is known again, after the last copy of it may have come: the
-client may send another, with a later limit, for that long."""
+"""Milliseconds for which a resize is recognized after its last copy may have come: for that long,
+the client may send another copy, with a later limit."""
 KEEP_ALIVE: Final = 60_000
-"""Milliseconds after which to ask again where no lease will end."""
+"""Milliseconds after which to ask again if no lease will end."""
 
 NOBODY: Final = "-"
-"""The client that holds what is closed, or done: its grant ends like any other, but is nobody's."""
+"""The client of a hold that means "closed" or "done": it ends like any other, but has no owner."""
 _CLOSED: Final = Waiter(NOBODY, 0)
 """Holds a lock that stays closed for a while."""
 _DONE: Final = Waiter(NOBODY, 1)
-"""Holds a lock while it is remembered that something is done."""
+"""Holds a lock while the store remembers that its work is done."""
 
 
 class Grant(NamedTuple):
-    """The name of one grant: no late word can mean another."""
+    """The id of one grant: a late message about it cannot mean another grant."""
 
     waiter: Waiter
     fence: int
@@ -73,9 +73,9 @@ class Holder:
         self.end = end
         """When its lease ends, in ms."""
         self.shared = shared
-        """It lets in others that share: from the first, or since it was downgraded."""
+        """Whether others that share may enter: from the first, or since it was downgraded."""
         self.claim = claim
-        """Its lease is the claim of a pushed grant, which nobody has confirmed yet."""
+        """Whether its lease is the claim of a pushed grant that the client has not confirmed."""
 
     @property
     def client(self) -> str:
@@ -86,7 +86,7 @@ class Holder:
         return self.client == NOBODY
 
 
-# What is pushed
+# Pushes
 
 
 class PushGranted(NamedTuple):
@@ -136,7 +136,7 @@ class PushDone(NamedTuple):
     """See `Inbox.done`."""
 
     waiter: Waiter
-    """One of those it is for; it speaks of the name, and goes to the client once."""
+    """One of the waiters concerned: the push is about the name, and is sent to a client once."""
 
     def deliver(self, name: str, inbox: Inbox) -> None:
         inbox.done(name)
@@ -146,7 +146,7 @@ Push = PushGranted | PushLost | PushRequested | PushVoid | PushDone
 
 
 class NameState:
-    """What is kept of one name."""
+    """The state of one name."""
 
     __slots__ = (
         "count",
@@ -169,27 +169,27 @@ class NameState:
         self.waiting: dict[Waiter, tuple[int, Form]] = {}
         """The same, by waiter."""
         self.given_up: dict[Waiter, int] = {}
-        """What was given up, and until when, in ms, copies of its question may come."""
+        """Waiters that gave up, and until when (ms) copies of their questions may come."""
         self.resized: dict[str, tuple[int, int]] = {}
-        """By token: how many permits there were before, and until when that is remembered."""
-        # Remembered until `until`, in ms, and while somebody holds.
+        """For each token, the number of permits before, and until when (ms) that is remembered."""
+        # What follows is remembered until `until` (ms), and while a hold exists.
         self.until = 0
         self.limit: int | None = None
-        """How many permits there are, or what number was declared."""
+        """The number of permits, or the number that was declared."""
         self.declared = 0
-        """Another that may be declared since somebody set the limit."""
+        """A second number that may be declared since a `resize`."""
         self.count = 0
         self.tokens: set[str] = set()
         self.value = ""
 
     @property
     def open(self) -> bool:
-        """Nobody holds it who is exclusive: whoever holds it may share it."""
+        """Whether every holder shares the lock, or there is none."""
         return all(holder.shared for holder in self.holders.values())
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be kept of it."""
+        """Whether nothing about this name need be kept."""
         if self.holders or self.queue or self.given_up or self.resized:
             return False
         return self.limit is None and not self.count and not self.value
@@ -217,7 +217,7 @@ class NameState:
         self.until = max(self.until, until)
 
     def forget(self) -> None:
-        """Remember nothing: the time for that is over."""
+        """Forget all numbers: they were kept for long enough."""
         self.limit = None
         self.declared = self.count = self.until = 0
         self.value = ""
@@ -233,10 +233,10 @@ def _unknown(_: str) -> tuple[str, int]:
 class Step:
     """One operation on the state of one name, at one moment.
 
-    ``now`` is the store's clock, in µs. ``listens`` says of a client whether it is there, as far as
-    the store can tell. ``fence`` is the last one that was minted. Afterwards `pushes` are to be
-    sent, in their order, and `fence` is the last one. ``says`` gives the host and the process of a
-    client, for who looks.
+    ``now`` is the store's clock, in µs. ``listens`` says whether a client is alive, as far as the
+    store can tell. ``fence`` is the last one that was made. Afterwards `pushes` must be sent, in
+    order, and `fence` is the last one. ``says`` gives the host and the process of a client, for
+    `status`.
     """
 
     def __init__(
@@ -255,11 +255,11 @@ class Step:
         self.fence = fence
         self.pushes: list[Push] = []
         self._asker = ""
-        """The client that is being answered, so it is there, whether or not it listens."""
+        """The client that is being answered: it counts as alive, whether or not it listens."""
         self._passing = 0
-        """How many more of a full group enter."""
+        """How many more waiters of a full group enter."""
         self._reaped = False
-        """Leases have ended, which was seen just now."""
+        """Whether this step has found and removed leases that have ended."""
         if state.until and state.until <= self._ms:
             state.forget()
 
@@ -278,20 +278,20 @@ class Step:
         if self._enters(waiter, form, wait=wait):
             state.dequeue(waiter)
             if self._passing:
-                self._advance()  # the others of its group, who came before it
+                self._advance()  # grants the others of its group, which came before it
             return Granted(self._grant(waiter, form, ttl), ttl, displaced)
         newcomer = wait and not ticket and waiter not in state.waiting
-        newcomer = newcomer and not (state.open or self._reaped)  # to one that was simply taken
+        newcomer = newcomer and not (state.open or self._reaped)  # if the lock was simply taken
         if wait and not self._enqueue(waiter, form, ticket, max_waiters):
             full = Full(len(state.queue))
-            if state.open and not form.counts:  # dead ones have left: who was behind may fit
+            if state.open and not form.counts:  # dead waiters were removed: those behind may fit
                 self._advance()
             return full
         fence = 0
         if state.open and not form.counts:
             fence = self._advance(asking=waiter, ttl=ttl)
             if not fence and not wait and not state.queue and self._fits(form):
-                fence = self._grant(waiter, form, ttl)  # all that waited were dead
+                fence = self._grant(waiter, form, ttl)  # all waiters were dead
         if fence:
             return Granted(fence, ttl, displaced)
         return self._taken(waiter, form, wait=wait, displaced=displaced, newcomer=newcomer)
@@ -310,7 +310,7 @@ class Step:
         return WAS_HOLDER
 
     def release(self, waiter: Waiter, fence: int, *, entered: bool = True, bury: int = 0) -> int:
-        """See `Store.release`; ``bury``: until when, in µs, copies of its questions may come."""
+        """See `Store.release`; ``bury``: until when (µs) copies of its questions may come."""
         state = self._state
         self._asker = waiter.client
         if bury:
@@ -330,7 +330,7 @@ class Step:
         return WAS_HOLDER
 
     def renew(self, waiter: Waiter, fence: int, ttl: int) -> bool:
-        """One line of `Store.renew`."""
+        """One grant of `Store.renew`."""
         holder = self._state.holders.get(Grant(waiter, fence))
         if holder is None or holder.end <= self._ms:
             return False
@@ -346,7 +346,7 @@ class Step:
         done = Grant(_DONE, fence)
         if state.holders.pop(Grant(waiter, fence), None) is None:
             return WAS_HOLDER if done in state.holders else WAS_ABSENT
-        # As long as it is remembered, a late copy finds that it is done: so at least until then.
+        # A late copy is told "done" for as long as that is remembered, so until `bury` at least.
         end = max(self._ms + keep, -(-bury // 1000))
         form = Form(claim=0, fixed=True, once=True)
         state.holders[done] = Holder(done, form, end, shared=False)
@@ -394,7 +394,7 @@ class Step:
     def resize(
         self, declared: int, limit: int, keep: int, *, token: str = "", late: int = 0
     ) -> int:
-        """See `Store.resize`. A copy with the same ``token`` may come until ``late`` (µs)."""
+        """See `Store.resize`. Copies with the same ``token`` may come until ``late`` (µs)."""
         state = self._state
         if token in state.resized and state.resized[token][1] > self._ms:
             return state.resized[token][0]
@@ -448,7 +448,7 @@ class Step:
         return Status(name, holders, waiting, closed, state.limit, now=self._now / 1e6)
 
     def reap(self) -> None:
-        """Take out the leases that have ended; `acquire` does so by itself."""
+        """End the leases that are over; `acquire` does so by itself."""
         ended = [h for h in self._state.holders.values() if h.end <= self._ms]
         self._reaped = bool(ended)
         stuck = set[str]()
@@ -457,17 +457,17 @@ class Step:
             if not holder.nobodys:
                 self.pushes.append(PushLost(*holder.grant, "expired"))
             self._close(holder, lost=holder.end)
-            # A claim is to be confirmed, whether or not the lease is renewed afterwards.
+            # A claim must be confirmed, whether or not the lease is renewed afterwards.
             if holder.claim or not holder.form.fixed:
                 stuck.add(holder.client)
         for _, waiter in list(self._state.queue):
             if waiter.client in stuck:
                 self._state.dequeue(waiter)
 
-    # The steps of these
+    # Parts of the operations
 
     def _known(self, waiter: Waiter, form: Form) -> Answer | None:
-        """The answer where what it wants cannot be, or is done, or it is a holder already."""
+        """The answer, if the waiter gave up, declares another number, holds, or wants work done."""
         state = self._state
         if state.given_up.get(waiter, 0) > self._ms:
             return Busy(0)
@@ -479,14 +479,14 @@ class Step:
             left = holder.end - self._ms
             if holder.grant.waiter == waiter:
                 if self._reaped:
-                    self._advance()  # those that ended may have held back others
+                    self._advance()  # the ended leases may have held back other waiters
                 return Granted(holder.grant.fence, left, claim=holder.claim)
             if holder.grant.waiter == _DONE and form.once:
                 return Done(left)
         return None
 
     def _enters(self, waiter: Waiter, form: Form, *, wait: bool) -> bool:
-        """Whether it enters at once: past those that wait, if it is in nobody's way."""
+        """Whether it enters at once; past the queue, if it blocks no other."""
         state = self._state
         completes = form.rule is Rule.GROUP and not wait and waiter not in state.waiting
         past = form.counts or completes or not state.queue
@@ -507,7 +507,7 @@ class Step:
         return Busy(until, self._holder(first))
 
     def _before(self, waiter: Waiter, form: Form) -> Before | None:
-        """Who stands directly before one that has just come, if it is of the same client."""
+        """The waiter or holder directly before a newcomer, if it is of the same client."""
         state = self._state
         if form.shared or state.open or state.queue[-1][1] != waiter:
             return None
@@ -518,7 +518,7 @@ class Step:
         return before if before.waiter.client == waiter.client else None
 
     def _enqueue(self, waiter: Waiter, form: Form, ticket: int, max_waiters: int) -> bool:
-        """Put it at its old place or behind the tail; False when as many wait as may."""
+        """Put it at its old place, or at the tail; False if ``max_waiters`` are there already."""
         state = self._state
         if waiter in state.waiting:
             return True
@@ -533,15 +533,15 @@ class Step:
         return True
 
     def _ticket(self, form: Form) -> int:
-        """Of a newcomer: behind the last of its priority, also where the clock was set back."""
+        """The ticket of a newcomer: behind its priority's last, even if the clock was set back."""
         ticket, queue = self._now + form.priority * PRIORITY, self._state.queue
         before = bisect_left(queue, ticket + PRIORITY // 2, key=lambda place: place[0]) - 1
         return max(ticket, queue[before][0] + 1) if before >= 0 else ticket
 
     def _advance(self, *, asking: Waiter | None = None, ttl: int = 0, counted: bool = False) -> int:
-        """Let those at the head of the queue in for as long as they fit; the fence of ``asking``.
+        """Grant the lock from the head of the queue while waiters fit; the fence of ``asking``.
 
-        Where something was ``counted``, those that wait for a higher count are passed over.
+        With ``counted``, waiters for a count that is still too low are passed over.
         """
         state, mine = self._state, 0
         over: list[tuple[int, Waiter, Form]] = []
@@ -563,7 +563,7 @@ class Step:
                 self.pushes.append(PushGranted(head, form, fence, form.claim, self._now))
             all_taken = form.permits and state.permits_taken >= (state.limit or 0)
             if not form.shared or all_taken:
-                break  # nobody fits beside it
+                break  # no other fits beside it
         for each in over:
             state.enqueue(*each)
         self._passing = 0
@@ -581,7 +581,7 @@ class Step:
         """Whether such a waiter, which is not in the queue now, may enter beside the holders."""
         state = self._state
         if not state.open or not (form.shared or not state.holders):
-            return False  # exclusive: alone
+            return False  # an exclusive waiter enters alone
         if form.rule is Rule.GROUP:
             return self._is_full(form.number - 1)
         if form.rule is Rule.COUNT:
@@ -591,7 +591,7 @@ class Step:
         return True
 
     def _is_full(self, others: int) -> bool:
-        """Whether the group is full: the others stand in the queue, or are passing already."""
+        """Whether ``others`` more of its group are in the queue, or the group is passing now."""
         if self._passing:
             self._passing -= 1
             return True
@@ -603,16 +603,16 @@ class Step:
         return True
 
     def _close(self, holder: Holder, *, lost: int | None = None) -> bool:
-        """Let nobody in for as long as the terms of a grant that has ended say; whether they do.
+        """Keep the lock closed for as long as the form of an ended grant demands; True if it does.
 
-        A grant that is nobody's keeps the others out, which ends like any other, and shares what
-        the one before it did.
+        A hold without an owner keeps others out. It ends like any other hold, and is shared if the
+        ended grant was.
         """
         form, fence = holder.form, holder.grant.fence
         if not form.closes:
             return False
         granted = min(fence, self._now) // 1000
-        # Lost unconfirmed it may have been entered, or not.
+        # A claim that was lost may have been entered, or not.
         unsure = lost is not None and holder.claim
         opens = form.opens(granted, lost, confirmed=not unsure)
         if opens <= self._ms:
@@ -633,12 +633,12 @@ class Step:
         return True
 
     def _end(self, holder: Holder) -> None:
-        """It was lost. Its client may have handed it on by itself since, under higher fences."""
+        """Its grant was lost. Its client may have handed it on since, under higher fences."""
         del self._state.holders[holder.grant]
         self.fence = max(self.fence, holder.grant.fence + RUN)
 
     def _give_up(self, waiter: Waiter, until: int) -> None:
-        """Remember that it was given up, for as long as copies of its questions may still come."""
+        """Remember that it gave up, for as long as copies of its questions may still come."""
         state = self._state
         alive = {each: end for each, end in state.given_up.items() if end > self._ms}
         state.given_up = alive | {waiter: until}
@@ -653,7 +653,7 @@ class Step:
         return client == self._asker or self._listens(client)
 
     def _permits(self, declared: int) -> int:
-        """How many there are; where that is forgotten, as many as are declared."""
+        """The number of permits; if it is not known, the declared one becomes it."""
         if self._state.limit is None:
             self._state.limit = declared
             self._state.keep(self._ms + A_MINUTE)
@@ -663,7 +663,7 @@ class Step:
         """Whether another number is known."""
         return self._permits(declared) != declared != self._state.declared
 
-    # What is seen of them
+    # What `status` shows
 
     def _holder(self, holder: Holder) -> Party:
         waiter, fence = holder.grant

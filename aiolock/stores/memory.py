@@ -32,15 +32,15 @@ from aiolock.stores.machine import NameState, Step
 Value = TypeVar("Value")
 
 _PAGE: Final = 200
-"""Names of which a snapshot tells at a time: everybody waits for so long."""
+"""Names on one page of a snapshot: all other clients wait while a page is read."""
 
 
 class MemoryServer:
     """The state of a lock store, and its operations, each of them one step.
 
-    ``connect(server)`` gives a client of it; clients of one server exclude each other as those of
-    one Redis do. ``clock`` gives the server's time in Unix seconds, so that tests can own it; by
-    default one that nobody can set back, or the event loop's where that has a time of its own.
+    ``connect(server)`` gives a client of it; clients of one server exclude each other like those of
+    one Redis. ``clock`` gives the server's time in Unix seconds, so that tests can control it. The
+    default is a clock that cannot be set back, or the event loop's if that has a time of its own.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -70,15 +70,15 @@ class MemoryServer:
         self._inboxes[client] = inbox
 
     def leave(self, client: str) -> None:
-        """The client listens no more, whether it said good-bye or died."""
+        """The client listens no more, whether it was closed or died."""
         self._inboxes.pop(client, None)
 
     def listens(self, client: str) -> bool:
-        """Whether there is anybody to tell."""
+        """Whether the client listens."""
         return client in self._inboxes
 
     def push(self, client: str, deliver: Callable[[Inbox], None]) -> None:
-        """Send to a client, if it listens."""
+        """Send a push to a client, if it listens."""
         inbox = self._inboxes.get(client)
         if inbox is not None:
             asyncio.get_running_loop().call_soon(deliver, inbox)
@@ -178,11 +178,11 @@ class MemoryServer:
         return Page(statuses, names[-1] if len(names) == _PAGE else "")
 
     def names(self) -> list[str]:
-        """Every name that somebody holds or waits for: none, once all is released."""
+        """Every name that is held or waited for; none once all is released."""
         return [name for name, state in self._states.items() if state.holders or state.queue]
 
     def _step(self, name: str, operation: Callable[[Step], Value], not_after: int) -> Value | Late:
-        """Carry out an operation, unless this is a copy of it that comes too late."""
+        """Carry out an operation, unless this copy of it comes too late."""
         if 0 < not_after < (now := self.now()):
             return Late(now)
         return self._sure(name, operation)
@@ -193,7 +193,7 @@ class MemoryServer:
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = NameState()
-        # One counter of fences for all names: it only grows, so an idle name leaves nothing behind.
+        # One counter of fences for all names: it only grows, so an idle name need not be kept.
         step = Step(state, self.now(), self.listens, self._fence, _says)
         answer = operation(step)
         self._done(name, state, step)
@@ -208,24 +208,24 @@ class MemoryServer:
             self._states.pop(name, None)
 
     def _sweep(self) -> None:
-        """Forget the names that nobody released or asked for since their lease ended."""
+        """Forget the names that were neither released nor asked for since their lease ended."""
         now = self.now()
         for name, state in list(self._states.items()):
             ended = all(holder.end <= now // 1000 for holder in state.holders.values())
             if state.until <= now // 1000 and ended:
                 step = Step(state, now, self.listens, self._fence, _says)
-                step.reap()  # it may be closed now, and its numbers are kept for that
+                step.reap()  # it may be closed from now on, and its numbers are kept for that
                 self._done(name, state, step)
         self._sweep_at = max(1024, 2 * len(self._states))
 
 
 def _says(_: str) -> tuple[str, int]:
-    """Whoever is a client of this server is in this process."""
+    """Every client of this server is in this process."""
     return socket.gethostname(), os.getpid()
 
 
 class MemoryStore:
-    """One client's link to a `MemoryServer`; answers come in the next turn of the event loop."""
+    """One client's link to a `MemoryServer`; answers come in the next loop iteration."""
 
     def __init__(self, server: MemoryServer) -> None:
         self.server = server
@@ -317,7 +317,7 @@ class MemoryStore:
         return future
 
     def _soon(self, answer: Value | Late) -> asyncio.Future[Value]:
-        # Never at once: a free lock is still a turn of the loop, so no task starves the others.
+        # Never at once: even a free lock takes an iteration, so no task starves the others.
         future: asyncio.Future[Value] = self._loop.create_future()
         self._loop.call_soon(_resolve, future, answer)
         return future
@@ -334,7 +334,7 @@ _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, MemoryServer]] 
 
 
 class _ByUrl(MemoryStore):
-    """The server that a ``memory://`` URL names: the event loop's own, found on opening."""
+    """The store of a ``memory://`` URL: its server is the event loop's own, found on opening."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -366,7 +366,7 @@ def from_url(url: str, prefix: str) -> MemoryStore:
 
 
 def server_finder(url: str, prefix: str) -> Callable[[], MemoryServer]:
-    """What finds the server of a URL, in the event loop that runs then."""
+    """A function that finds the server of a URL, in the event loop that runs then."""
     return partial(_server, _name_in(url, prefix))
 
 

@@ -7,9 +7,9 @@
     with client.lock("order:42", ttl=30, timeout=5) as lease:
         ...  # ours alone, in all processes; renewed while the thread works
 
-All that `aiolock` has, without ``await``: names, options, errors and guarantees are the same, and
-threads exclude tasks and other processes. What differs is what differs between a thread and a task:
-nothing can stop a thread whose lock was lost, so it is told (see `Lease.check`).
+It has all that `aiolock` has, without ``await``: names, options, errors and guarantees are the
+same, and threads exclude tasks and other processes. The one difference is that nothing can stop a
+thread whose lock was lost, so the thread is told (see `Lease.check`).
 """
 
 from aiolock.sync._client import LockClient, connect
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def _adopt() -> None:
-    """Let tracebacks and reprs call things what one imports, wherever they are written."""
+    """Let tracebacks and reprs name each object as users import it, wherever it is defined."""
     for name in __all__:
         globals()[name].__module__ = __name__
 

@@ -1,4 +1,4 @@
-"""The bodies of ``with`` that threads are in."""
+"""The bodies of ``with`` in which threads are."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Given_co = TypeVar("Given_co", covariant=True)
 
 
 class Body(Generic[T]):
-    """One body: entered by one thread, in its task, and left by the same, or by whoever may.
+    """One body: a thread enters it, in its task; as a rule, the same thread leaves it.
 
-    Ctrl-C may come between any two calls, also where one has just given what the next is to have.
-    So what was entered is known here, to the loop, and not by what `enter` gives. Whoever makes one
-    is to `close` it, whatever happens.
+    Ctrl-C may come between any two calls, even between a return and the next statement. So the loop
+    knows what was entered, not only the result of `enter`. The code that makes a body must `close`
+    it, whatever happens.
     """
 
     value: T
-    """What it gave; there once it is entered."""
+    """The value that it gave; set once it is entered."""
 
     def __init__(
         self, portal: Portal, describe: Callable[[], AbstractAsyncContextManager[T]]
     ) -> None:
-        """``describe`` is called in the loop, by the thread's task, which owns what it gives."""
+        """``describe`` is called in the loop, by the thread's task, which owns its result."""
         self._mine = caller(portal)
         self.agent = self._mine.agent
         self._portal = portal
         self._describe = describe
-        # The others are the loop's alone.
+        # The attributes below are used in the loop only.
         self._entered: AbstractAsyncContextManager[T] | None = None
         self._left = False
 
@@ -74,7 +74,7 @@ class Body(Generic[T]):
             process().drop(self)
 
     def close(self) -> None:
-        """Leave it without waiting, where it was not left: nothing is said to be done in it."""
+        """Leave it without waiting, if it was not left; it then counts as cancelled."""
         if not self._left:
             with contextlib.suppress(ClientClosed):
                 given_up = asyncio.CancelledError()
@@ -94,7 +94,7 @@ class Body(Generic[T]):
 
 
 def _relied_on(value: object) -> tuple[aiolock.Lease, ...]:
-    """The leases behind what an ``async with`` gave."""
+    """The leases behind the value of an ``async with``."""
     if isinstance(value, aiolock.Lease):
         return (value,)
     if isinstance(value, aiolock.MultiLease):
@@ -104,7 +104,7 @@ def _relied_on(value: object) -> tuple[aiolock.Lease, ...]:
 
 @asynccontextmanager
 async def framed(context: AbstractAsyncContextManager[T]) -> AsyncGenerator[T, None]:
-    """The same, in a frame of its own: by its frame the library tells bodies apart."""
+    """The context manager in a frame of its own: aiolock tells bodies apart by their frames."""
     async with context as value:
         yield value
 
@@ -122,10 +122,10 @@ async def held(lease: aiolock.Lease) -> AsyncGenerator[aiolock.Lease, None]:
 
 
 class Bodies:
-    """Who is in which body: as for tasks, what is entered holds nothing."""
+    """Which thread is in which body: as for tasks, descriptions have no state."""
 
     def __init__(self) -> None:
-        # What a thread does here, its garbage collector may ask for again: it closes generators.
+        # Reentrant: the garbage collector may run here and close a generator, which enters again.
         self._guard = threading.RLock()
         self._entered = Entered()
 
@@ -141,12 +141,12 @@ class Bodies:
 
 
 class Opened(Protocol):
-    """What makes descriptions: a client, as they see it."""
+    """The client, as its descriptions use it."""
 
     entered: Bodies
 
     def portal(self) -> Portal:
-        """The loop that it is open in; it is opened, if it never was."""
+        """The portal with the loop in which it is open; opens it, if it never was."""
         ...
 
     def call(
@@ -156,31 +156,31 @@ class Opened(Protocol):
         *,
         waits: bool = False,
     ) -> T:
-        """What comes of it: see `Caller.call`."""
+        """The result of the function, called in the loop: see `Caller.call`."""
         ...
 
     def rest(self, seconds: float) -> None:
-        """Wait so long, or until it is closed."""
+        """Wait this long, or until it is closed."""
         ...
 
     def leave(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Do it, if there is anything left to be done: see `Caller.leave`."""
+        """Call this in the loop, if the client is still open: see `Caller.leave`."""
         ...
 
 
 class Entrance(Generic[Given, Given_co]):
-    """What threads enter with ``with``, any number of them, and wait their turn for."""
+    """A description that any number of threads enter with ``with``."""
 
     __slots__ = ()
     _client: Opened
 
     @abstractmethod
     def _context(self) -> AbstractAsyncContextManager[Given]:
-        """What the thread's task enters."""
+        """The context manager that the thread's task enters."""
 
     @abstractmethod
     def _given(self, portal: Portal, value: Given) -> Given_co:
-        """What the thread has of what that gave."""
+        """The value that the thread gets for that of the context manager."""
 
     def __enter__(self) -> Given_co:
         portal = self._client.portal()
@@ -205,7 +205,7 @@ class Entrance(Generic[Given, Given_co]):
             self._client.entered.take(self, sys._getframe(1), taken)
             taken[0].leave(error)
         finally:
-            if not taken:  # interrupted
+            if not taken:  # `take` was interrupted
                 with contextlib.suppress(NotHeld):
                     self._client.entered.take(self, sys._getframe(1), taken)
             for body in taken:

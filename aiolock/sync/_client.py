@@ -84,28 +84,28 @@ def connect(
 class LockClient:
     """One process's link to a lock store, for threads; made by `aiolock.sync.connect`.
 
-    Share it between all threads of the process. It opens when it is first used, and when the
-    interpreter ends it gives back what is held, and closes. ``with`` opens and closes it as well,
-    and so do `open` and `close`; once closed it can be opened again.
+    Share it between all threads of the process. It opens when it is first used. When the
+    interpreter ends, it releases what is held, and closes. ``with`` opens and closes it as well,
+    and so do `open` and `close`; a closed client can be opened again.
 
     Its event loop runs in a thread of its own, one for all such clients of the process, which ends
-    when the last of them is closed. In a thread that runs an event loop itself every call that
-    waits is a `RuntimeError`, for the loop would stand still (but for a cell of a notebook). After
-    a fork, what was opened before it is a `ClientClosed`.
+    when the last of them is closed. In a thread that runs an event loop itself, every call that
+    waits raises `RuntimeError`, because that loop would stand still (except in a cell of a
+    notebook). After a fork, a client that was opened before raises `ClientClosed`.
     """
 
     KINDS: Final = aiolock.LockClient.KINDS
-    """What there is: see `aiolock.LockClient.KINDS`."""
+    """The kinds of primitives: see `aiolock.LockClient.KINDS`."""
 
     def __init__(self, client: aiolock.LockClient) -> None:
         self._client = client
         self._portal: Portal | None = None
         self._user: object = None
-        """What the portal is kept for, while this is open."""
+        """The user for which the portal is kept, while this is open."""
         self._ending = asyncio.Event()
-        """Set, in the loop, when it is being closed."""
+        """Set, in the loop, when the client begins to close."""
         self._closed = False
-        """Closed on purpose: it does not open by itself any more."""
+        """Whether it was closed on purpose: then it does not open by itself any more."""
         self.entered = Bodies()
 
     def __repr__(self) -> str:
@@ -113,12 +113,12 @@ class LockClient:
 
     @property
     def id(self) -> str:
-        """96 random bits that name this client in a lock's `status`; others after each opening."""
+        """96 random bits that name this client in a lock's `status`; each opening has new ones."""
         return self._client.id
 
     @property
     def protocols(self) -> tuple[int, ...]:
-        """The protocol that this version speaks with the store, and others that are spoken there.
+        """The protocol version that this client speaks, then others in use at the same store.
 
         See `aiolock.LockClient.protocols`.
         """
@@ -127,8 +127,8 @@ class LockClient:
     def open(self) -> None:
         """Connect; `StoreError`, with what to do about it, when the store cannot be used.
 
-        Does nothing where it is open already. `ClientClosed` where it was opened before a fork, or
-        is closed meanwhile. Interrupted (Ctrl-C), it is closed again.
+        Does nothing if it is open already. `ClientClosed` if it was opened before a fork, or is
+        closed meanwhile. If interrupted (Ctrl-C), it is closed again.
         """
         if self._portal is not None:
             self._portal.check_process()
@@ -156,7 +156,7 @@ class LockClient:
         await self._client.aclose()
 
     def _interrupted(self, user: object) -> None:
-        """Close what `open` has opened all the same."""
+        """Close what an interrupted `open` may have opened."""
         here = process()
         with here.guard:
             if self._portal is not None and self._user is not user:
@@ -170,12 +170,12 @@ class LockClient:
         here.drop(user)
 
     def close(self) -> None:
-        """Give back what is held, leave the queues, wait for that, and disconnect. Idempotent.
+        """Release what is held, leave the queues, wait for both, and disconnect. Idempotent.
 
-        Whoever waits gets `ClientClosed`. What threads hold in a ``with`` is lost, and they are
-        told; they are waited for until they have left it, or their leases have ended. A store that
-        does not answer is left alone after a few seconds. Interrupted (Ctrl-C), the closing goes on
-        all the same. `ClientClosed` in a fork.
+        Waiting threads get `ClientClosed`. What threads hold in a ``with`` is lost, and they are
+        told; the call waits until they have left it, or their leases have ended. If the store does
+        not answer, the client disconnects after a few seconds. An interruption (Ctrl-C) does not
+        stop the closing. `ClientClosed` in a fork.
         """
         self._closed = True
         portal = self._portal
@@ -194,7 +194,7 @@ class LockClient:
                 closing.result()
             self._forget(portal)
         except BaseException as error:
-            if not isinstance(error, Exception):  # once more, where it had not begun
+            if not isinstance(error, Exception):  # begin again, in case it had not begun
                 with contextlib.suppress(ClientClosed):
                     begin().add_done_callback(lambda _: self._forget(portal))
             raise
@@ -236,7 +236,7 @@ class LockClient:
         self.close()
 
     def portal(self) -> Portal:
-        """The loop that it is open in; it is opened, if it never was."""
+        """The portal with the loop in which it is open; opens it, if it never was."""
         check_thread(self._portal)
         if self._portal is None and not self._closed:
             self.open()
@@ -253,11 +253,11 @@ class LockClient:
         *,
         waits: bool = False,
     ) -> T:
-        """What comes of it: see `Caller.call`."""
+        """The result of the function, called in the loop: see `Caller.call`."""
         return caller(self.portal()).call(function, undo, waits=waits)
 
     def rest(self, seconds: float) -> None:
-        """Wait so long, or until it is closed."""
+        """Wait this long, or until it is closed."""
         ending = self._ending
 
         async def rest() -> None:
@@ -268,13 +268,13 @@ class LockClient:
         self.call(rest)
 
     def leave(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Do it, if there is anything left to be done: see `Caller.leave`."""
+        """Call this in the loop, if the client is still open: see `Caller.leave`."""
         if self._portal is not None:
             with contextlib.suppress(ClientClosed):
                 caller(self._portal).leave(function)
 
     def snapshot(self, pattern: str = "*", *, kind: str | None = None) -> list[Status]:
-        """All that somebody holds or waits for; as `aiolock.LockClient.snapshot`."""
+        """The status of all that is held or waited for; as `aiolock.LockClient.snapshot`."""
         return self.call(lambda: self._client.snapshot(pattern, kind=kind))
 
     def deadlocks(self) -> list[Deadlock]:
@@ -282,23 +282,23 @@ class LockClient:
         return self.call(self._client.deadlocks)
 
     def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
-        """The names of what somebody holds or waits for, in their order: see `snapshot`."""
+        """The sorted names of everything that is held or waited for: see `snapshot`."""
         return self.call(lambda: self._client.names(pattern, kind=kind))
 
     def status(self, name: str, *, kind: str = "lock") -> Status:
-        """That of whatever has this name, for who knows no more of it: see `Lock.status`."""
+        """The status of a name, for code that has no description of it: see `Lock.status`."""
         return self.call(lambda: self._client.status(name, kind=kind))
 
     def break_(self, name: str, *, kind: str = "lock", fence: int | None = None) -> bool:
-        """Take whatever has this name from all holders, or from one: see `Lock.break_`."""
+        """Take this name from all its holders, or from one: see `Lock.break_`."""
         return self.call(lambda: self._client.break_(name, kind=kind, fence=fence))
 
     def request_release(self, name: str, *, kind: str = "lock") -> bool:
-        """Ask the holders of whatever has this name to let go: see `Lock.request_release`."""
+        """Ask all holders of this name to release it: see `Lock.request_release`."""
         return self.call(lambda: self._client.request_release(name, kind=kind))
 
     def servers(self) -> list[ServerStatus]:
-        """Of a list of servers, what this client knows of each; as `aiolock.LockClient.servers`."""
+        """What this client knows of each server of a quorum; as `aiolock.LockClient.servers`."""
         portal = self._portal
         return self._client.servers() if portal is None else portal.read(self._client.servers)
 
@@ -306,8 +306,8 @@ class LockClient:
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
-        The parameters and errors are those of `aiolock.LockClient.lock`. What ``on_lost`` says of
-        the body is, for a thread, that of `Lock`.
+        The parameters and errors are those of `aiolock.LockClient.lock`; for what ``on_lost`` means
+        to a thread, see `Lock`.
         """
         return Lock(self, self._client.lock(name, **options))
 
@@ -335,7 +335,7 @@ class LockClient:
         timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Latch:
-        """Opens once it was counted down ``count`` times: as `aiolock.LockClient.latch`."""
+        """A latch, which opens after ``count`` counts: as `aiolock.LockClient.latch`."""
         return Latch(
             self,
             self._client.latch(
@@ -351,7 +351,7 @@ class LockClient:
         timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Event:
-        """Something that happens once: as `aiolock.LockClient.event`."""
+        """An event that happens once: as `aiolock.LockClient.event`."""
         return Event(
             self,
             self._client.event(name, remember=remember, timeout=timeout, max_waiters=max_waiters),
@@ -365,14 +365,14 @@ class LockClient:
         timeout: Seconds | None = None,
         max_waiters: int | None = None,
     ) -> Barrier:
-        """Lets ``parties`` through at once: as `aiolock.LockClient.barrier`."""
+        """A barrier, which lets ``parties`` through together: as `aiolock.LockClient.barrier`."""
         return Barrier(
             self, self._client.barrier(name, parties, timeout=timeout, max_waiters=max_waiters)
         )
 
     @spelled_out(aiolock.LockClient.lock, ElectionOptions)
     def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
-        """One leader among many: as `aiolock.LockClient.election`."""
+        """An election of one leader among many: as `aiolock.LockClient.election`."""
         return Election(self, self._client.election(name, **options))
 
     def periodic(
@@ -399,7 +399,7 @@ class LockClient:
         wait: bool = True,
         timeout: Seconds | None = None,
     ) -> Once:
-        """Something to be done once: as `aiolock.LockClient.once`."""
+        """A piece of work to be done once: as `aiolock.LockClient.once`."""
         named = functools.partial(self.once, remember=remember, ttl=ttl, wait=wait, timeout=timeout)
         once = self._client.once(name, remember=remember, ttl=ttl, wait=wait, timeout=timeout)
         return Once(self, once, named)

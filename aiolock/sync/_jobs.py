@@ -1,4 +1,4 @@
-"""Descriptions of what one thread of many does: once, once in each period, or as the leader."""
+"""Descriptions of work for one of many threads: once, once in each period, or as the leader."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ log = logging.getLogger("aiolock")
 
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
-"""Seconds between tries while the store cannot be reached."""
+"""Seconds between tries while the store cannot be reached: the first pause, and the longest."""
 
 
 class Once(Entrance[aiolock.Lease | None, Lease | None]):
-    """Something to be done once: as `aiolock.Once`, for threads.
+    """A piece of work to be done once: as `aiolock.Once`, for threads.
 
-    As a decorator of a function it gives the function's result, or None where it is done already.
+    As a decorator of a function it gives the function's result, or None if the work is done
+    already.
     """
 
     __slots__ = ("_client", "_named", "_once")
@@ -47,7 +48,7 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
 
     @property
     def name(self) -> str:
-        """What is to be done once."""
+        """The name of the work."""
         return self._once.name
 
     def _context(self) -> AbstractAsyncContextManager[aiolock.Lease | None]:
@@ -57,15 +58,15 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
         return None if value is None else Lease(portal, value)
 
     def status(self) -> Status:
-        """Who is doing it and who waits; ``closed`` is for how long it will be remembered."""
+        """The client that does it, and the waiters; ``closed`` is how long it is remembered."""
         return self._client.call(self._once.status)
 
     def break_(self, fence: int | None = None) -> bool:
-        """Take it from whoever is doing it, and let the next do it: as `Lock.break_`."""
+        """Take the work from the client that does it, for the next one: as `Lock.break_`."""
         return self._client.call(lambda: self._once.break_(fence))
 
     def outcome(self, work: Callable[[Lease], str]) -> aiolock.Outcome:
-        """Do it, and keep what it returns; or what it returned when it was done before.
+        """Do the work and keep its result; or return the result kept when it was done before.
 
         As `aiolock.Once.outcome`; ``work`` is a function, called in this thread.
         """
@@ -89,7 +90,7 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
             body.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
-        """Decorate a function: each call is one delivery; None where it is done already."""
+        """Decorate a function: each call asks for the work; None if it is done already."""
         name = naming(self.name, function, "once", plain=True)
 
         @functools.wraps(function)
@@ -114,7 +115,7 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the job."""
         return self._periodic.name
 
     @property
@@ -129,20 +130,21 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
         return Lease(portal, value)
 
     def status(self) -> Status:
-        """Who runs it, for how long it is closed, and who is next; see `Lock.status`."""
+        """The instance that runs, how long the job is closed, who is next; see `Lock.status`."""
         return self._client.call(self._periodic.status)
 
     def break_(self, fence: int | None = None) -> bool:
-        """Take it from the instance that runs it: as `Lock.break_`."""
+        """Take the job from the instance that runs it: as `Lock.break_`."""
         return self._client.call(lambda: self._periodic.break_(fence))
 
     def run(self, job: Callable[[], object]) -> NoReturn:
-        """Take part until interrupted: wait for our turn, run ``job``, go behind the others.
+        """Take part until interrupted: wait for our turn, run ``job``, queue again.
 
-        What ``job`` raises is logged, and so is a run whose lease was lost, or for which
-        ``max_hold`` was over: it goes on to its end, for nothing stops a thread. While the store
-        cannot be reached it is tried again, after a second, then less and less often. Raises what
-        else `Lock.acquire` raises, `ClientClosed` when the client is closed among them.
+        An exception of ``job`` is logged. So is a run whose lease was lost, or for which
+        ``max_hold`` had passed: that run goes on to its end, for nothing stops a thread. While the
+        store cannot be reached, the call tries again after a second, then less and less often.
+        Raises the other errors of `Lock.acquire`, including `ClientClosed` when the client is
+        closed.
         """
         pause = _FIRST_PAUSE
         while True:
@@ -160,7 +162,7 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
     def _once(self, job: Callable[[], object]) -> None:
         try:
             job()
-        except Exception:  # of another lock that the job uses, too: not to be taken for this one's
+        except Exception:  # also LeaseLost of another lock, which `run` would take for our own
             log.exception("aiolock: a run of %r failed", self.name)
 
 
@@ -185,7 +187,7 @@ class Election:
     def campaign(
         self, value: str = "", *, timeout: Seconds | Default | None = DEFAULT
     ) -> Generator[Term, None, None]:
-        """Wait to be the leader, and be it in the body of ``with``; leaving it is resigning.
+        """Wait to become the leader, and lead in the body of ``with``; leaving it resigns.
 
         ``value`` is what the others see of the leader: up to 10,000 characters. Errors, loss and
         interruption are those of ``with lock``.
@@ -204,13 +206,13 @@ class Election:
             body.close()
 
     def leader(self) -> aiolock.Leader | None:
-        """Who leads now, None for nobody; two round trips at once. `StoreError`: nobody knows."""
+        """The present leader, or None; two concurrent round trips. `StoreError` if unknown."""
         return self._client.call(self._election.leader)
 
     def observe(self) -> Generator[aiolock.Leader, None, None]:
         """Each leader, from the present one on, as soon as it leads; without end.
 
-        As `aiolock.Election.observe`. Ends by an error, by being closed, or interrupted.
+        As `aiolock.Election.observe`. Ends only by an error, or by being closed or interrupted.
         """
         leaders: AsyncGenerator[aiolock.Leader, None] = self._election.observe()
 
@@ -228,5 +230,5 @@ class Election:
         return self._client.call(self._election.request_resign)
 
     def break_(self, fence: int | None = None) -> bool:
-        """Depose the leader, and let the next one lead; whether there was one."""
+        """Depose the leader, and let the next one lead; True if there was one."""
         return self._client.call(lambda: self._election.break_(fence))

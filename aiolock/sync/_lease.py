@@ -1,4 +1,4 @@
-"""What a thread has of what it holds."""
+"""The leases and terms of threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Flag:
-    """Something that happens once, as `threading.Event` says it; any thread may ask."""
+    """Something that happens once, with the methods of `threading.Event`; for any thread."""
 
     __slots__ = ("_event", "_portal", "_waits")
 
@@ -38,9 +38,9 @@ class Flag:
         return self._event.is_set()
 
     def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until it has, for at most so many seconds; whether it has.
+        """Wait until it has happened, for at most this many seconds; True if it has.
 
-        `LeaseLost` where what the thread holds is lost meanwhile, and this is not about that.
+        `LeaseLost` when a lease of the thread is lost meanwhile, unless this flag is about a loss.
         """
         seconds = checked_timeout(timeout)
 
@@ -55,13 +55,13 @@ class Flag:
 
 
 class Lease:
-    """One hold of a lock by a thread: its proof, its deadline, and the way to give it back.
+    """One hold of a lock by a thread: its fence, its deadline, and the way to release it.
 
     As `aiolock.Lease`, for threads; any thread may use it. It is renewed by another thread while
-    this one works. No loss can stop a thread: a long piece of work looks, between its steps, with
-    `check`, or at `lost`, and stops by itself.
+    this one works. A loss cannot stop a thread: in a long piece of work, call `check` between the
+    steps, or look at `lost`, and stop.
 
-    Entered with ``with``, it is given back at the end, as by ``with lock``::
+    Entered with ``with``, it is released at the end, as by ``with lock``::
 
         if lease := lock.acquire(timeout=2):
             with lease:
@@ -85,10 +85,10 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: higher than that of any grant of this name before.
+        """The fencing token: higher than that of any earlier grant of this name.
 
-        Send it along with what you write, and let the storage refuse a lower one than it has
-        seen. That is what stops a thread that works on without the lock.
+        Send it along with what you write, and let the storage refuse a lower one than it has seen.
+        Only that stops a thread that works on without the lock.
         """
         return self._lease.fence
 
@@ -110,21 +110,20 @@ class Lease:
     def check(self) -> None:
         """`LeaseLost` if the lock is not ours any more, lost or released; no I/O, and no waiting.
 
-        To be called between the steps of what a thread does under the lock, as a task would be
-        cancelled there.
+        Call it between the steps of the work under the lock: a task would be cancelled there.
         """
         self._portal.check_process()
         if not self._lease._is_surely_ours():
             self._portal.read(self._lease._still_ours)
 
     def remaining(self) -> float:
-        """For how many seconds it is certainly ours if nobody renews it; 0.0 once it has ended."""
+        """Seconds for which it is certainly ours if nobody renews it; 0.0 once it has ended."""
         return self._portal.read(self._lease.remaining)
 
     def release(self) -> bool:
-        """Give the lock back; says whether it was still ours. As `aiolock.Lease.release`.
+        """Release the lock; True if it was still ours. As `aiolock.Lease.release`.
 
-        Idempotent, and interrupted (Ctrl-C) it goes on all the same.
+        Idempotent. An interruption (Ctrl-C) does not stop it.
         """
         try:
             if self._portal.read(lambda: self._lease.state) not in ALIVE and self._portal.ended:
@@ -144,7 +143,7 @@ class Lease:
         return self._call(self._lease.verify)
 
     def downgrade(self) -> None:
-        """Go on as a reader, with a lease of `RWLock.write`; as `aiolock.Lease.downgrade`."""
+        """Turn a lease of `RWLock.write` into a reader's; as `aiolock.Lease.downgrade`."""
         self._call(self._lease.downgrade)
 
     def _call(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -160,7 +159,7 @@ class Lease:
         except BaseException as error:
             if body is not None:
                 body.close()
-            if not isinstance(error, Exception):  # interrupted: nobody else will give it back
+            if not isinstance(error, Exception):  # interrupted: nothing else will release it
                 self._give_back()
             raise
 
@@ -183,7 +182,7 @@ class Lease:
 
 
 class MultiLease:
-    """One hold of several locks by a thread; made by `MultiLock`. Lost when any of them is."""
+    """One hold of several locks by a thread; made by `MultiLock`. Lost when any lease is lost."""
 
     __slots__ = ("_leases", "_multi", "_portal")
 
@@ -197,30 +196,30 @@ class MultiLease:
 
     @property
     def leases(self) -> Mapping[str, Lease]:
-        """The lease of each lock, by its name: each has a fence of its own."""
+        """The lease of each lock, by the lock's name; each has its own fence."""
         return MappingProxyType(self._leases)
 
     @property
     def state(self) -> LeaseState:
-        """`lost` when any of them is; else `at_risk` when any is; `released` once all are."""
+        """`lost` if any lease is lost; else `released`, then `at_risk`, if any is; else `held`."""
         return self._portal.read(lambda: self._multi.state)
 
     @property
     def lost(self) -> Flag:
-        """Set when any of them is lost; never set by a release."""
+        """Set when any lease is lost; never set by a release."""
         return Flag(self._portal, self._multi.lost, waits=False)
 
     def check(self) -> None:
-        """`LeaseLost` if any of them is not ours any more; as `Lease.check`."""
+        """`LeaseLost` if any lease is not ours any more; as `Lease.check`."""
         for lease in self._leases.values():
             lease.check()
 
     def remaining(self) -> float:
-        """For how many seconds all of them are certainly ours; 0.0 once one has ended."""
+        """Seconds for which all leases are certainly ours; 0.0 once one has ended."""
         return self._portal.read(self._multi.remaining)
 
     def release(self) -> bool:
-        """Give all of them back; whether all were still ours. As `Lease.release`."""
+        """Release all leases; True if all were still ours. As `Lease.release`."""
         try:
             return caller(self._portal).call(self._multi.release)
         except BaseException as error:
@@ -230,16 +229,16 @@ class MultiLease:
             raise
 
     def extend(self, ttl: Seconds) -> None:
-        """Let each of them end ``ttl`` seconds from now; as `Lease.extend`."""
+        """Let each lease end ``ttl`` seconds from now; as `Lease.extend`."""
         caller(self._portal).call(lambda: self._multi.extend(ttl))
 
     def verify(self) -> bool:
-        """Ask the store whether all of them are still ours; as `Lease.verify`."""
+        """Ask the store whether all leases are still ours; as `Lease.verify`."""
         return caller(self._portal).call(self._multi.verify)
 
 
 class Term:
-    """The time for which a thread leads; made by `Election.campaign`."""
+    """One term of a leader, as its thread has it; made by `Election.campaign`."""
 
     __slots__ = ("_lease", "_term")
 
@@ -252,12 +251,12 @@ class Term:
 
     @property
     def lease(self) -> Lease:
-        """Its leadership, as any lock's lease."""
+        """The lease of the lock that leadership is."""
         return self._lease
 
     @property
     def value(self) -> str:
-        """What it campaigned with."""
+        """The value that this leader campaigned with."""
         return self._term.value
 
     @property
@@ -267,7 +266,7 @@ class Term:
 
     @property
     def state(self) -> LeaseState:
-        """That of its lease."""
+        """The state of its lease."""
         return self._lease.state
 
     @property
@@ -277,20 +276,20 @@ class Term:
 
     @property
     def requested(self) -> Flag:
-        """Set when somebody asks the leader to resign, with `Election.request_resign`."""
+        """Set when a client calls `Election.request_resign`."""
         return self._lease.requested
 
     def check(self) -> None:
-        """`LeaseLost` if it leads no more; as `Lease.check`."""
+        """`LeaseLost` if it does not lead any more; as `Lease.check`."""
         self._lease.check()
 
     def resign(self) -> bool:
-        """Lead no more, though the body goes on; as `Lease.release`."""
+        """Stop leading, while the body goes on; as `Lease.release`."""
         return self._lease.release()
 
 
 def give_up(lease: Lease | MultiLease) -> None:
-    """Release what came too late for whoever had asked for it. Called in the loop."""
+    """Release a lease that came too late for its thread. Called in the loop."""
     if isinstance(lease, Lease):
         give_back(lease._lease)
     else:

@@ -1,4 +1,4 @@
-"""Descriptions of what threads take and give back: locks, of one name or of several, permits."""
+"""Descriptions of what threads acquire and release: locks, of one name or of several, permits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Taken = TypeVar("Taken", Lease, MultiLease)
 
 
 class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
-    """What a thread acquires, and releases by its lease."""
+    """A description that a thread acquires, and releases by its lease."""
 
     __slots__ = ()
 
     @abstractmethod
     def _acquirer(self) -> Callable[..., Awaitable[Given | None]]:
-        """What is called in the thread's task, for whoever calls it owns what it gives."""
+        """The acquisition; called in the thread's task, because the calling task owns the lease."""
 
     @overload
     def acquire(
@@ -66,12 +66,12 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
     ) -> Taken | None:
         """Take it, or wait for it in its queue, and return its lease.
 
-        It waits for at most the lock's own ``timeout``, and then raises `AcquireTimeout`; with
-        ``timeout=None`` for as long as it takes. With a ``timeout`` in seconds, or
-        ``blocking=False`` to take it only if it is free at once, the result is None instead when
-        that was not enough. Other errors are those of ``with lock``. Interrupted (Ctrl-C), it
-        leaves the queue, or gives back what was handed to it at that moment. ``label`` is as in
-        `aiolock.Lock.acquire`; it is the name of the thread, if None.
+        It waits at most for the lock's own ``timeout``, and then raises `AcquireTimeout`; with
+        ``timeout=None`` as long as it takes. With a ``timeout`` in seconds, or ``blocking=False``
+        to take it only if it is free at once, the result is None instead if it could not be had.
+        Other errors are those of ``with lock``. Interrupted (Ctrl-C), it leaves the queue, or
+        releases what was granted at that moment. ``label`` is as in `aiolock.Lock.acquire`; it is
+        the name of the thread, if None.
         """
         options = {"timeout": timeout, "blocking": blocking, "label": label}
         return self._take(sys._getframe(1), options)
@@ -80,7 +80,7 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
         portal = self._client.portal()
         where = line(frame) if sys.flags.dev_mode else ""
 
-        taken = list[Taken]()  # known to the loop too, whatever interrupts the way back
+        taken = list[Taken]()  # shared with the loop, because the way back may be interrupted
 
         async def take() -> None:
             acquisition = self._acquirer()(**options)
@@ -108,19 +108,20 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
 class Lock(_Acquirable[aiolock.Lease, Lease]):
     """A description of one lock: as `aiolock.Lock`, for threads. Holds nothing and does no I/O.
 
-    Made by `LockClient.lock`. Any number of threads may share one, and each of them is an owner of
-    its own. ``with lock as lease`` waits its turn, at most the lock's ``timeout``, and gives a
+    Made by `LockClient.lock`. Any number of threads may share one; each thread is an owner of its
+    own. ``with lock as lease`` waits its turn, at most for the lock's ``timeout``, and gives a
     `Lease`:
 
-    * `AcquireTimeout` when the time has passed, `QueueFull` when ``max_waiters`` wait already,
-      `WouldDeadlock` when this thread holds it already, `StoreError` when nobody knows, and
-      `ClientClosed` when the client is closed. After each of them nothing is left behind.
-    * Interrupted while it waits (Ctrl-C), it leaves the queue, or gives back the lock that was
-      handed to it at that moment.
-    * When the lease is lost, nothing stops the thread: `Lease.lost` and `Lease.check` say so at
-      once, whatever the thread waits for in aiolock is ended by `LeaseLost`, and so is the exit;
-      if the body raises an exception of its own, that one is raised, with a note. With
-      ``on_lost="signal"`` only `Lease.lost` does.
+    * It raises `AcquireTimeout` when the time has passed, `QueueFull` when ``max_waiters`` wait
+      already, `WouldDeadlock` when this thread holds it already, `StoreError` when the store does
+      not answer, and `ClientClosed` when the client is closed. After each of them nothing is left
+      behind.
+    * Interrupted while it waits (Ctrl-C), it leaves the queue, or releases the lock if it was
+      granted at that moment.
+    * When the lease is lost, nothing stops the thread, but `Lease.lost` is set and `Lease.check`
+      raises at once. Any waiting of the thread in aiolock ends with `LeaseLost`, and so does the
+      exit; if the body raises an exception of its own, that one is raised, with a note. With
+      ``on_lost="signal"`` only `Lease.lost` is set.
     """
 
     __slots__ = ("_client", "_lock")
@@ -139,7 +140,7 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
 
     @property
     def ttl(self) -> float:
-        """For how many seconds the store keeps a lease that nobody renews."""
+        """Seconds for which the store keeps a lease that nobody renews."""
         return self._lock.ttl
 
     def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
@@ -152,14 +153,14 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
         return self._lock.acquire
 
     def release(self) -> bool:
-        """End the lease that this thread holds; says whether it was still ours.
+        """End the lease that this thread holds; True if it was still ours.
 
         `NotHeld` when this thread holds none of this name, though another may.
         """
         return self._client.call(self._lock.release)
 
     def locked(self) -> bool:
-        """Whether it is held, or closed, now: one round trip. `StoreError`: nobody knows."""
+        """Whether the lock is held or closed now: one round trip. `StoreError` if unknown."""
         return self._client.call(self._lock.locked)
 
     def held(self) -> bool:
@@ -171,15 +172,15 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
         return self._client.call(held)
 
     def status(self) -> Status:
-        """Who holds it and who waits for it, in order; as `aiolock.Lock.status`."""
+        """The holders and waiters of the lock, in order; as `aiolock.Lock.status`."""
         return self._client.call(self._lock.status)
 
     def request_release(self) -> bool:
-        """Ask whoever holds it to let go, when it can; as `aiolock.Lock.request_release`."""
+        """Ask the holders to release it when they can; as `aiolock.Lock.request_release`."""
         return self._client.call(self._lock.request_release)
 
     def break_(self, fence: int | None = None) -> bool:
-        """Take it from whoever holds it, and hand it to the next; as `aiolock.Lock.break_`."""
+        """Take it from its holders, and grant it to the next; as `aiolock.Lock.break_`."""
         return self._client.call(lambda: self._lock.break_(fence))
 
 
@@ -211,11 +212,11 @@ class RWLock:
         return self._writing
 
     def status(self) -> Status:
-        """Who reads or writes, and who waits; as `Lock.status`."""
+        """The readers or the writer, and the waiters; as `Lock.status`."""
         return self._client.call(self._lock.status)
 
     def break_(self, fence: int | None = None) -> bool:
-        """Take it from all readers, or from the writer; or from one of them: as `Lock.break_`."""
+        """Take it from all readers or from the writer, or from one holder: as `Lock.break_`."""
         return self._client.call(lambda: self._lock.break_(fence))
 
 
@@ -241,7 +242,7 @@ class Semaphore(Entrance[aiolock.Lease, Lease]):
 
     @property
     def limit(self) -> int:
-        """The number of permits that is declared here; `status` says how many there are."""
+        """The number of permits declared here; `status` tells how many there really are."""
         return self._semaphore.limit
 
     def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
@@ -288,25 +289,25 @@ class Semaphore(Entrance[aiolock.Lease, Lease]):
         blocking: bool = True,
         label: str | None = None,
     ) -> Lease | None:
-        """Take so many permits at once, all or none; otherwise as `Lock.acquire`."""
+        """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`."""
         options = {"timeout": timeout, "blocking": blocking, "label": label}
         return _Permits(self, permits)._take(sys._getframe(1), options)
 
     def resize(self, limit: int) -> None:
-        """Let there be ``limit`` permits, for everybody; as `aiolock.Semaphore.resize`."""
+        """Set the number of permits, for all clients; as `aiolock.Semaphore.resize`."""
         self._client.call(lambda: self._semaphore.resize(limit))
 
     def break_(self, fence: int | None = None) -> bool:
-        """Take the permits from all who hold some, or from one holder: as `Lock.break_`."""
+        """Take the permits from all holders, or from one: as `Lock.break_`."""
         return self._client.call(lambda: self._semaphore.break_(fence))
 
     def status(self) -> Status:
-        """Who holds how many permits, who waits for how many; as `aiolock.Semaphore.status`."""
+        """The holders and waiters with their permits; as `aiolock.Semaphore.status`."""
         return self._client.call(self._semaphore.status)
 
 
 class _Permits(_Acquirable[aiolock.Lease, Lease]):
-    """So many of a semaphore's permits."""
+    """A number of a semaphore's permits."""
 
     __slots__ = ("_client", "_permits", "_semaphore")
 
@@ -340,7 +341,7 @@ class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in the order in which they are locked."""
+        """The names, in the order in which the locks are taken."""
         return self._multi.names
 
     def _context(self) -> AbstractAsyncContextManager[aiolock.MultiLease]:
@@ -354,6 +355,6 @@ class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
 
 
 def _comes_from(acquisition: object, where: str) -> None:
-    """Note the line of the program that asks, and not ours."""
+    """Note the line of the calling program, not one of aiolock's."""
     if isinstance(acquisition, Acquisition):
         acquisition._where = where

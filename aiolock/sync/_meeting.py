@@ -1,4 +1,4 @@
-"""Descriptions of what threads wait for and then go on, without holding anything."""
+"""Descriptions of what threads wait for without holding anything: events, latches, barriers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiolock.sync._body import Opened
 
 
 class Event:
-    """Something that happens once, in whichever process: as `aiolock.Event`, for threads."""
+    """Something that happens once, in any process: as `aiolock.Event`, for threads."""
 
     __slots__ = ("_client", "_event")
 
@@ -27,11 +27,11 @@ class Event:
         return self._event.name
 
     def set(self) -> None:
-        """Let all go on that wait for it; as `aiolock.Event.set`."""
+        """Set the event: all that wait for it go on; as `aiolock.Event.set`."""
         self._client.call(self._event.set)
 
     def is_set(self) -> bool:
-        """Whether it has happened, as far as is remembered: one round trip."""
+        """Whether it has happened and the store still remembers it: one round trip."""
         return self._client.call(self._event.is_set)
 
     def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
@@ -42,7 +42,7 @@ class Event:
         self._client.call(lambda: self._event.wait(timeout), waits=True)
 
     def status(self) -> Status:
-        """Who waits for it; as `Lock.status`."""
+        """The waiters of the event; as `Lock.status`."""
         return self._client.call(self._event.status)
 
 
@@ -65,15 +65,15 @@ class Latch:
 
     @property
     def count(self) -> int:
-        """How often it is to be counted down."""
+        """How many counts open the latch."""
         return self._latch.count
 
     def count_down(self, token: str | None = None) -> int:
-        """Count one; how many are missing still. As `aiolock.Latch.count_down`."""
+        """Count once; returns how many are missing still. As `aiolock.Latch.count_down`."""
         return self._client.call(lambda: self._latch.count_down(token))
 
     def missing(self) -> int:
-        """How many are missing still: one round trip; `StoreError` when nobody knows."""
+        """How many counts are missing still: one round trip; `StoreError` if unknown."""
         return self._client.call(self._latch.missing)
 
     def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
@@ -84,12 +84,12 @@ class Latch:
         self._client.call(lambda: self._latch.wait(timeout), waits=True)
 
     def status(self) -> Status:
-        """Who waits for it; as `Lock.status`."""
+        """The waiters of the latch; as `Lock.status`."""
         return self._client.call(self._latch.status)
 
 
 class Barrier:
-    """Lets so many parties through at once, again and again: as `aiolock.Barrier`, for threads."""
+    """Lets a number of parties go on together, again and again: as `aiolock.Barrier`."""
 
     __slots__ = ("_barrier", "_client")
 
@@ -107,17 +107,17 @@ class Barrier:
 
     @property
     def parties(self) -> int:
-        """How many go on together."""
+        """The number of parties that go on together."""
         return self._barrier.parties
 
     def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
-        """Wait for the others; `AcquireTimeout` when they were not here in ``timeout`` seconds.
+        """Wait for the others; `AcquireTimeout` when they did not come in ``timeout`` seconds.
 
         Other errors are those of `Lock.acquire`; also `LimitMismatch`. Interrupted (Ctrl-C), this
-        party is not here any more, though the others may just have gone on with it.
+        party has left, though the others may just have gone on with it.
         """
         self._client.call(lambda: self._barrier.wait(timeout), waits=True)
 
     def status(self) -> Status:
-        """Who is here and waits for the others; as `Lock.status`."""
+        """The parties that wait for the others; as `Lock.status`."""
         return self._client.call(self._barrier.status)

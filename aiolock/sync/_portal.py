@@ -1,4 +1,4 @@
-"""The event loop of a process's synchronous clients: one, in a thread of its own."""
+"""The portal: the event loop of a process's synchronous clients, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from aiolock.errors import ClientClosed
 T = TypeVar("T")
 
 AT_EXIT: Final = 3.0
-"""Seconds for which the interpreter's exit waits until all is given back."""
+"""Seconds for which the interpreter's exit waits until all is released."""
 
 
 class Resident(Protocol):
-    """What lives in the loop, and is to end before it."""
+    """Something that lives in the loop, and must end before it."""
 
     def end(self) -> None:
-        """Do what is left to do, and end. Called in the loop."""
+        """Do the work that is left, and end. Called in the loop."""
         ...
 
 
 class Portal:
-    """A loop that runs in a thread, until it is ended; other threads hand it what is to be run."""
+    """A loop that runs in a thread until it is ended; other threads submit work to it."""
 
     def __init__(self) -> None:
         self._running = start_blocking_portal("asyncio")
@@ -40,7 +40,7 @@ class Portal:
         self.loop: asyncio.AbstractEventLoop = self._portal.call(asyncio.get_running_loop)
         self._thread = self._portal.call(threading.current_thread)
         self._thread.name = "aiolock"
-        # What one thread does here, its garbage collector or a signal may ask for again.
+        # Reentrant: the garbage collector or a signal handler may run here and come back.
         self._guard = threading.RLock()
         self._tasks = set[asyncio.Task[Any]]()
         self._residents = set[Resident]()
@@ -49,11 +49,11 @@ class Portal:
 
     @property
     def is_this_thread(self) -> bool:
-        """Whether the loop runs in the thread that asks."""
+        """Whether the current thread is the loop's."""
         return threading.current_thread() is self._thread
 
     def check_process(self) -> None:
-        """`ClientClosed` in a fork of the process that it was started in: its thread stayed."""
+        """`ClientClosed` in a fork of the process that started it: its thread is not there."""
         if self._pid != os.getpid():
             raise ClientClosed(
                 f"this client was opened in another process, of which this one ({os.getpid()}) is a"
@@ -61,7 +61,7 @@ class Portal:
             )
 
     def soon(self, function: Callable[..., object], *args: object) -> None:
-        """Have the loop call it. `ClientClosed` once the loop has ended: nothing is lost in it."""
+        """Have the loop call it; `ClientClosed` once the loop has ended, so no call gets lost."""
         self.check_process()
         with self._guard:
             if self.ended:
@@ -69,7 +69,7 @@ class Portal:
             self.loop.call_soon_threadsafe(function, *args)
 
     def read(self, function: Callable[[], T]) -> T:
-        """What a function says that takes no time, where nothing else runs meanwhile."""
+        """The result of a quick function, called while nothing else runs in the loop."""
         self.check_process()
         if self.is_this_thread:
             return function()
@@ -78,7 +78,7 @@ class Portal:
         def ask() -> None:
             try:
                 answer.set_result(function())
-            except BaseException as error:  # noqa: BLE001  # it is the caller's
+            except BaseException as error:  # noqa: BLE001  # raised in the caller
                 answer.set_exception(error)
 
         try:
@@ -93,7 +93,7 @@ class Portal:
         name: str,
         resident: Resident | None = None,
     ) -> Future[T]:
-        """Run it in a task of this name, and not in the context of whoever asks for it first.
+        """Run it in a task of this name, and in a context of its own, not the caller's.
 
         A resident is ended before the loop is. `ClientClosed` once that has ended.
         """
@@ -116,12 +116,12 @@ class Portal:
             else:
                 answer.set_exception(error)
 
-        # Never waiting for the loop with the guard: the loop may be about to take it.
+        # This must not wait for the loop while it holds the guard: the loop may want that.
         self.soon(begin)
         return answer
 
     def stop(self) -> None:
-        """Take nothing more in, and end when all that was taken in is done."""
+        """Accept nothing more, and end when all accepted work is done."""
         with self._guard:
             if not self.ended:
                 self.soon(self._end_residents)
@@ -140,7 +140,7 @@ class Portal:
         await self._portal.stop()
 
     def end(self) -> None:
-        """`stop`, and wait for the end; in the loop's own thread, which cannot, not."""
+        """`stop`, and wait for the end; in the loop's own thread, without waiting."""
         self.stop()
         if self.is_this_thread:  # the garbage collector has left the last body
             self._ending = self.loop.create_task(self._end())
@@ -157,7 +157,7 @@ class Portal:
 
 
 class Closing(Protocol):
-    """What is to be closed at the interpreter's exit."""
+    """A client that is to be closed at the interpreter's exit."""
 
     def begin_close(self, portal: Portal) -> Future[None]:
         """Begin to close it."""
@@ -165,13 +165,13 @@ class Closing(Protocol):
 
 
 class Process:
-    """What this process has: one portal for all its clients, while any of them is open."""
+    """The state of this process: one portal for all its clients, while any of them is open."""
 
     def __init__(self) -> None:
         self.guard = threading.RLock()
         self.clients = set[Closing]()
         self._portal: Portal | None = None
-        # Who, and not how many: what is interrupted (Ctrl-C) is done once more.
+        # A set, not a count: an interrupted (Ctrl-C) step is repeated.
         self._users = set[object]()
 
     @property
@@ -180,7 +180,7 @@ class Process:
         return self._portal
 
     def take(self, user: object) -> Portal:
-        """The portal, which is started for the first who asks; `drop` the user after use."""
+        """The portal, which is started for the first user; `drop` the user after use."""
         with self.guard:
             self._users.add(user)
             if self._portal is None:
@@ -188,16 +188,16 @@ class Process:
             return self._portal
 
     def keep(self, portal: Portal, user: object) -> None:
-        """One user more, of one that runs; to be dropped as well."""
+        """Add a user of a portal that runs; to be dropped as well."""
         with self.guard:
             if portal is self._portal:
                 self._users.add(user)
 
     def drop(self, user: object) -> None:
-        """One user less, if it is one; the last one ends the portal."""
+        """Remove a user, if it is one; with the last one the portal ends."""
         with self.guard:
             if user not in self._users:
-                return  # dropped already, or of the process that this one is a fork of
+                return  # dropped already, or a user in the parent of this fork
             self._users.discard(user)
             if self._users:
                 return
@@ -206,15 +206,15 @@ class Process:
             portal.end()
 
     def at_exit(self) -> None:
-        """Give back what is held. What a thread is still at is left to its lease.
+        """Release what is held; what a running thread still holds is left to its lease.
 
-        Only daemon threads are: the others have ended.
+        Only daemon threads still run: the others have ended.
         """
         portal, until = self._portal, time.monotonic() + AT_EXIT
         if portal is None:
             return
         closing = list[Future[None]]()
-        # Neither a failure nor a silent store may keep the process.
+        # Neither a failure nor a silent store may keep the process from ending.
         for client in list(self.clients):
             with contextlib.suppress(Exception):
                 closing.append(client.begin_close(portal))
@@ -229,14 +229,14 @@ _left_behind = list[Process]()
 
 
 def process() -> Process:
-    """That of this process, and of no fork."""
+    """The state of this process; a fork has its own."""
     return _process
 
 
 def _forked() -> None:
-    # The parent's loop must not be collected here: closing it would take its sockets out of the
+    # The parent's loop must not be collected here: closing it would remove its sockets from the
     # selector that it shares with the parent's.
-    global _process  # noqa: PLW0603  # the hook has nobody else to tell
+    global _process  # noqa: PLW0603  # the hook takes no arguments
     _left_behind.append(_process)
     _process = Process()
 

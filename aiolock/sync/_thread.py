@@ -1,8 +1,8 @@
-"""A thread as a task: what owns, waits and is told of a loss in the loop, for one thread.
+"""A thread as a task: its agent in the loop owns, waits, and is told of losses for it.
 
 A lock belongs to the task that asked for it. So each thread has a task of its own in the portal's
-loop, which does what the thread asks for, one thing after the other, while the thread waits. That
-makes of ownership, re-entrancy, deadlocks and labels for threads what they are for tasks.
+loop, which carries out the thread's commands, one after the other, while the thread waits. So
+ownership, re-entrancy, deadlocks and labels work for threads as for tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Command(Generic[T]):
-    """Something that a thread asks for, and waits for."""
+    """A function that a thread wants called in its task, and waits for."""
 
     def __init__(
         self,
@@ -39,23 +39,23 @@ class _Command(Generic[T]):
     ) -> None:
         self.function = function
         self.undo = undo
-        """What to do with what came of it where the thread waits no more."""
+        """Called with the result if the thread waits no more."""
         self.waits = waits
-        """Whether it waits for others, so that a loss of what the thread holds ends it."""
+        """Whether it waits for others, so that the loss of a lease of the thread ends it."""
         self.cancels = cancels
-        """Whether to end it where the thread waits no more."""
+        """Whether to cancel it if the thread waits no more."""
         self.future = Future[T]()
         self.abandoned = False
         self.cancelled = False
 
 
 class _Task(asyncio.Task[None]):
-    """An agent's, which a loss does not simply cancel."""
+    """The task of an agent; a loss does not simply cancel it."""
 
     agent: Agent
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """By a loss, which says what was lost: the body is to end. Otherwise as any task's."""
+        """With a message it is a loss: the body must end. Otherwise as any task's."""
         return self.cancel_wait() if msg is None else self.agent.strike(msg)
 
     def cancel_wait(self, msg: Any | None = None) -> bool:
@@ -64,7 +64,7 @@ class _Task(asyncio.Task[None]):
 
 
 class Agent:
-    """The task of one thread. All of it happens in the loop."""
+    """The task of one thread. All its methods are called in the loop."""
 
     def __init__(self, portal: Portal) -> None:
         self.task: _Task | None = None
@@ -74,13 +74,13 @@ class Agent:
         self._now: _Command[Any] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._struck = False
-        """A loss has cancelled it while the thread was at its work."""
+        """Whether a loss came while no command was waiting for others."""
         self._ends = False
         self.inside: dict[object, tuple[Lease, ...]] = {}
-        """The bodies that the thread is in, from the outermost on, and what they rely on."""
+        """The bodies that the thread is in, from the outermost, and the leases of each."""
 
     async def run(self, name: str) -> None:
-        """Do what the thread asks for, until the thread has ended, or the loop is to end."""
+        """Carry out commands until the thread has ended, or the loop is to end."""
         self.task = task = _Task(self._run(), loop=self._portal.loop, name=name)
         task.agent = self
         await task
@@ -98,9 +98,9 @@ class Agent:
         return bool(self._commands) or not self._ends
 
     def submit(self, command: _Command[Any]) -> None:
-        """Do this next."""
+        """Carry this out next."""
         if self.task is not None and self.task.done():
-            # Of a thread that has ended, what the garbage collector leaves.
+            # The thread has ended; the garbage collector leaves bodies of it.
             self._late = [task for task in self._late if not task.done()]
             self._late.append(asyncio.create_task(self._carry_out(command)))
             return
@@ -108,7 +108,7 @@ class Agent:
         self._awake()
 
     def end(self) -> None:
-        """Do what was asked for, and end."""
+        """Carry out the commands there are, and end."""
         self._ends = True
         self._awake()
 
@@ -117,7 +117,7 @@ class Agent:
             self._wake.set_result(None)
 
     def strike(self, msg: Any | None) -> bool:
-        """A loss: what waits for others waits no more, and anything else has its answer first."""
+        """A lease is lost: end a command that waits for others; let any other one finish."""
         if self.task is not None and self._now is not None and self._now.waits:
             return self.task.cancel_wait(msg)
         self._struck = True
@@ -126,7 +126,7 @@ class Agent:
     def abandon(self, command: _Command[Any]) -> None:
         """The thread waits no more, as after Ctrl-C: leave nothing behind."""
         if not command.cancels:
-            return  # it is to be done whoever waits, also where it has not begun
+            return  # it must be done in any case, even if it has not begun
         command.abandoned = True
         if command is self._now and self.task is not None:
             command.cancelled = self.task.cancel_wait()
@@ -135,7 +135,7 @@ class Agent:
         if command.abandoned:
             return
         if command.waits and self._struck:
-            # As a task that was cancelled while it did not wait: at the next wait, once.
+            # As for a task that was cancelled while it did not wait: raised at its next wait, once.
             self._struck = False
             if (loss := self._loss()) is not None:
                 command.future.set_exception(loss)
@@ -145,7 +145,7 @@ class Agent:
             value = await command.function()
         except asyncio.CancelledError as error:
             command.future.set_exception(self._loss() or error)
-        except BaseException as error:  # noqa: BLE001  # it is the thread's
+        except BaseException as error:  # noqa: BLE001  # raised in the thread
             command.future.set_exception(error)
         else:
             await self._deliver(command, value)
@@ -161,14 +161,14 @@ class Agent:
                 await command.undo(value)
 
     async def _take_back(self) -> None:
-        """Undo our cancellation, also where it came too late to strike."""
+        """Undo our own cancellation, also if it came too late to have an effect."""
         assert self.task is not None
         self.task.uncancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
 
     def _loss(self) -> LeaseLost | None:
-        """That of the outermost body whose lease is lost, and that wants to be ended by it."""
+        """The loss of the outermost body whose lease is lost and whose lock is to cancel it."""
         for leases in self.inside.values():
             for lease in leases:
                 if lease.state is LeaseState.LOST and lease._hold.policy.on_lost == "cancel":
@@ -183,12 +183,12 @@ class Caller:
         self.portal = portal
         self.agent = Agent(portal)
         self._busy = False
-        # Not of this object, which is to go when the thread does.
+        # The agent must not refer to this object, which is collected when the thread ends.
         name = threading.current_thread().name
         portal.start(partial(self.agent.run, name), "aiolock thread", self.agent)
 
     def __del__(self) -> None:
-        # The thread has ended, and what was its own with it.
+        # The thread has ended, and its thread-local data with it.
         if agent := getattr(self, "agent", None):
             with contextlib.suppress(ClientClosed):
                 self.portal.soon(agent.end)
@@ -200,10 +200,11 @@ class Caller:
         *,
         waits: bool = False,
     ) -> T:
-        """What comes of it, in the thread's task.
+        """The result of the function, called in the thread's task.
 
-        Where the thread is interrupted meanwhile (Ctrl-C), it is cancelled there, and if it comes
-        to something all the same, that is undone. What it had come to before, the caller undoes.
+        If the thread is interrupted meanwhile (Ctrl-C), the call is cancelled, and if it has a
+        result all the same, ``undo`` gets that. A result that has been delivered before the
+        interruption is for the caller to undo.
         """
         check_thread(self.portal)
         if self._busy:
@@ -214,7 +215,7 @@ class Caller:
         return self._call(_Command(function, undo, waits=waits, cancels=True))
 
     def leave(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Do it, whatever interrupts the thread; a thread that waits already does not wait."""
+        """Call it, whatever interrupts the thread; a thread that waits already does not wait."""
         command = _Command(function, None, waits=False, cancels=False)
         if self._busy:  # the garbage collector leaves a generator
             self.portal.soon(self.agent.submit, command)
@@ -238,7 +239,7 @@ class Caller:
                 self._busy = False
             raise error
         finally:
-            del future, command  # or the error would be in a circle with this frame
+            del future, command  # otherwise the error and this frame would refer to each other
 
 
 class _Here(threading.local):
@@ -249,7 +250,7 @@ _here = _Here()
 
 
 def caller(portal: Portal) -> Caller:
-    """That of the thread that asks."""
+    """The caller of the current thread."""
     portal.check_process()
     mine = _here.caller
     if mine is None or mine.portal is not portal:
@@ -258,7 +259,7 @@ def caller(portal: Portal) -> Caller:
 
 
 def leave(portal: Portal, agent: Agent, function: Callable[[], Awaitable[None]]) -> None:
-    """Leave what an agent has entered, in whatever thread; the loop's own does not wait."""
+    """Leave what an agent has entered, from any thread; the loop's own thread does not wait."""
     if portal.is_this_thread:
         agent.submit(_Command(function, None, waits=False, cancels=False))
     else:
@@ -266,19 +267,19 @@ def leave(portal: Portal, agent: Agent, function: Callable[[], Awaitable[None]])
 
 
 def abandon(agent: Agent, function: Callable[[], Awaitable[None]]) -> None:
-    """Leave what an agent has entered, or is just entering, and nobody waits for. In the loop."""
+    """Leave what an agent has entered, or is entering, and nothing waits for. In the loop."""
     agent.submit(_Command(function, None, waits=False, cancels=False))
 
 
 def current_task() -> asyncio.Task[Any] | None:
-    """The task of the thread that asks, if it has any."""
+    """The task of the current thread, if it has any."""
     return None if _here.caller is None else _here.caller.agent.task
 
 
 def check_thread(portal: Portal | None) -> None:
-    """`RuntimeError` in the thread of an event loop, which would stand still meanwhile.
+    """`RuntimeError` in a thread that runs an event loop, which would stand still meanwhile.
 
-    A cell of a notebook is in one, and may: the kernel waits for it in any case.
+    A cell of a notebook runs in one, but may block it: the kernel waits for the cell in any case.
     """
     loop = asyncio._get_running_loop()
     if loop is None and not in_trio():

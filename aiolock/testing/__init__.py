@@ -2,7 +2,7 @@
 
 **Testing code that uses aiolock.** No server is needed: ``aiolock.connect("memory://")`` keeps the
 locks in the event loop that opened it. Clients of one `~aiolock.stores.memory.MemoryServer`
-exclude each other as those of one Redis do, so two of them stand for two processes::
+exclude each other like those of one Redis, so two of them stand for two processes::
 
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -10,15 +10,16 @@ exclude each other as those of one Redis do, so two of them stand for two proces
             assert await handle_order(ours, 42) == "somebody else is at it"
 
 ``MemoryServer(clock=...)`` has a clock of your own, in Unix seconds: set it forward, and leases end
-for the server, as they do for a holder that is cut off. What the library itself waits for (a
-timeout, the next renewal) runs on the event loop's clock, and by default the server's does too; so
-on a loop whose time you control, hours of locking pass in no time.
+at the server, as they do for a holder that is cut off. Waits of the library itself (a timeout, the
+next renewal) run on the event loop's clock, and by default the server does so, too. So on a loop
+whose time you control, hours of locking pass in no time.
 
 **Testing what your code does when the store fails.** Wrap a store in a `FaultyStore`.
 
 **Writing a store.** Have a test class inherit from `StoreContract`. It needs pytest with
-`pytest-asyncio <https://pytest-asyncio.readthedocs.io>`_, or any other way to run async tests. A
-store that answers with `~aiolock.store.Queued.before` passes `RunsContract`, too.
+`pytest-asyncio <https://pytest-asyncio.readthedocs.io>`_, in whichever mode, or any other way to
+run async tests. A store that answers with `~aiolock.store.Queued.before` passes `RunsContract`,
+too.
 """
 
 from aiolock.testing._board import BoardContract

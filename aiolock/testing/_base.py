@@ -1,13 +1,15 @@
-"""What all parts of the suite have in common: the store that is tested, and its clients."""
+"""What all parts of the suite share: the store under test, and its clients."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from aiolock.store import Busy, Form, Granted, Queued, Store
 from aiolock.testing._peer import LONG, PATIENCE, PLAIN, Grant, Peer
@@ -17,16 +19,32 @@ class Contract(ABC):
     """See `StoreContract`."""
 
     counts_who_listens: ClassVar[bool] = True
-    """Whether the store can count who listens. Where it cannot, it is to take nobody for dead."""
+    """Whether the store can count listeners. A store that cannot must take no client for dead."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have its tests run in whichever mode pytest-asyncio is, where that is what runs them.
+
+        Those of a store's author are the author's affair, as are fixtures.
+        """
+        super().__init_subclass__(**options)
+        # Whoever wants nothing but the store that fails needs no pytest.
+        if "pytest_asyncio" in sys.modules and not _is_ours(cls):
+            import pytest
+
+            for base in filter(_is_ours, cls.__mro__):
+                for name, test in vars(base).items():
+                    if name.startswith("test_") and not hasattr(test, "pytestmark"):
+                        assert inspect.iscoroutinefunction(test)
+                        pytest.mark.asyncio(test)
 
     @abstractmethod
     def store(self) -> Store:
         """Another unopened store, of the same server each time."""
 
-    async def left_behind(self, name: str) -> object:  # noqa: ARG002  # for those who override it
-        """What the server keeps for ``name`` that would not end by itself within minutes.
+    async def left_behind(self, name: str) -> object:  # noqa: ARG002  # for subclasses
+        """What the server keeps for ``name`` and would not forget by itself within minutes.
 
-        For stores that can look into their server; whatever is true here fails a test.
+        For stores that can look into their server; any true value fails a test.
         """
         return None
 
@@ -40,14 +58,15 @@ class Contract(ABC):
             ]
 
     async def expire(self, peer: Peer, name: str, grant: Grant) -> None:
-        """Let this lease end at the server as if nobody had renewed it.
+        """Let this lease end at the server as if nothing had renewed it.
 
-        It is renewed for a millisecond. For stores whose renewals do not make a lease shorter.
+        By default it is renewed for a millisecond. Override this for a store whose renewals cannot
+        make a lease shorter.
         """
         await peer.renew_for_a_moment(name, grant)
 
     async def _closed(self, name: str, peer: Peer, *, most: int) -> None:
-        """Nobody holds it, nobody enters, and whoever asks is told when it opens."""
+        """Check that there is no holder, no waiter enters, and a try is told when it opens."""
         answer = await peer.ask(name, wait=False)
         assert isinstance(answer, Busy), answer
         assert 0 < answer.until <= most
@@ -58,11 +77,11 @@ class Contract(ABC):
 
     @staticmethod
     async def _count_up(peer: Peer, name: str, count: int) -> int:
-        """Let the count be so high, at least."""
+        """Raise the count to at least this number."""
         return await peer.store.post(name, count, token="", declared=0, value="", keep=10 * LONG)
 
     async def _opened(self, name: str, peer: Peer, form: Form = PLAIN) -> Grant:
-        """Wait in the queue until it opens: ask when it does, or be granted it by a push."""
+        """Wait in the queue until it opens: ask then, or be granted it by a push."""
         waiter, ticket, fence = peer.waiter(form), 0, 0
         while not fence:
             answer = await peer.ask(name, waiter, ticket=ticket)
@@ -79,3 +98,7 @@ class Contract(ABC):
                     fence = (await peer.confirm(name, await peer.handed())).fence
         assert (await peer.store.status(name)).closed == 0
         return Grant(waiter, fence)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith(f"{__package__}.")

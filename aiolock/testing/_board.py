@@ -1,4 +1,4 @@
-"""The part of the suite about what is put up, which a store on several servers passes as well."""
+"""The part of the suite about posted values, which a store on several servers also passes."""
 
 # ruff: noqa: PLR2004  # a number in an assertion explains itself
 
@@ -16,10 +16,10 @@ _KEPT: Final = LONG
 
 
 class BoardContract(Contract):
-    """See `StoreContract`: of stores that offer elections."""
+    """See `StoreContract`: for stores that offer elections."""
 
     async def test_observers_of_different_speed(self) -> None:
-        """Of two that watch a count, the slow one is not held up by the one that is ahead."""
+        """If two watch a count, the slow one is not held up by the one that is ahead."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
             assert await self._count_up(ann, name, 1) == 1
@@ -44,7 +44,7 @@ class BoardContract(Contract):
             assert await ann.store.read(name) == Posted(0, "")
 
     async def test_value(self) -> None:
-        """What is put up stands there until something is put up with a count as high."""
+        """A posted value stays until one is posted with at least the same count."""
         async with self.peers(2) as (ann, bob):
             name, text = fresh_name(), "é\n{} %s \x00"
             assert await bob.store.read(name) == Posted(0, "")

@@ -1,4 +1,4 @@
-"""The suite that every store passes that is one server."""
+"""The suite that every store on one server passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiolock.testing._shared import SharedContract
 
 
 class StoreContract(LockContract, OnceContract, BoardContract, ServerContract, SharedContract):
-    """What every store does: one test each, for a store's author to inherit.
+    """What every store must do: one test for each requirement, for a store's author to inherit.
 
     ::
 
@@ -20,6 +20,6 @@ class StoreContract(LockContract, OnceContract, BoardContract, ServerContract, S
 
     Each call of `store` makes another unopened link to one and the same server. pytest makes an
     object of the class for each test, so a fixture of the class may set up what `store` needs. The
-    tests use names that nobody else uses. Of a store that cannot count who listens, the class says
-    ``counts_who_listens = False``.
+    tests use names that nothing else uses. For a store that cannot count listeners, set
+    ``counts_who_listens = False`` in the class.
     """

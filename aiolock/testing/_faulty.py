@@ -14,7 +14,7 @@ from aiolock.store import Operation as _Called
 Value = TypeVar("Value")
 
 Operation = _Called | Literal["open", "push"]
-"""What can go wrong: each operation of a `Store`, and what it pushes to its client."""
+"""What can go wrong: each operation of a `Store`, and its pushes to the client."""
 
 _HELD: Final[tuple[Operation, ...]] = (*get_args(_Called), "push")
 
@@ -23,10 +23,10 @@ GIVES_UP: Final = 9.5
 
 
 class FaultyStore(Relay):
-    """A store that fails on purpose, round one that works: ``connect(FaultyStore(store))``.
+    """A store that fails on purpose, around one that works: ``connect(FaultyStore(store))``.
 
-    Until told otherwise it does what the other does, and counts. It is one client's link, so what
-    it does to one client it does to no other::
+    Until told otherwise it does what the other store does, and counts. It is one client's link, so
+    its faults concern that client only::
 
         faulty = FaultyStore(MemoryStore(server))
         async with aiolock.connect(faulty) as client:
@@ -48,10 +48,10 @@ class FaultyStore(Relay):
     def __repr__(self) -> str:
         return f"<FaultyStore round {self._store!r}>"
 
-    # What goes wrong
+    # The faults
 
     def refuse(self, operation: Operation, times: float = 1) -> None:
-        """The next so many calls (`math.inf`: all) fail with `StoreError` and are not carried out.
+        """Make the next ``times`` calls (`math.inf`: all) fail with `StoreError`, not carried out.
 
         The error says so: its ``refused`` is true.
         A push cannot be refused; `lose` it.
@@ -59,7 +59,7 @@ class FaultyStore(Relay):
         self._refused[operation] = times
 
     def lose(self, operation: Operation, times: float = 1) -> None:
-        """The next so many calls are carried out, but their answers are lost: `StoreError`.
+        """Let the next ``times`` calls be carried out, but lose their answers: `StoreError`.
 
         A lost push is simply not delivered.
         """
@@ -68,13 +68,13 @@ class FaultyStore(Relay):
     def hold(self, *operations: Operation) -> None:
         """Hold back every answer of these operations (of all, if none is named) until `resume`.
 
-        They are carried out. An answer that is held back for 9.5 seconds becomes a `StoreError`,
-        as with a store that hangs.
+        They are carried out. An answer that is held back for 9.5 seconds becomes a `StoreError`, as
+        with a store that hangs.
         """
         self._held.update(operations or _HELD)
 
     def resume(self) -> None:
-        """Deliver what was held back, in order, and do no more wrong."""
+        """Deliver what was held back, in order, and cause no more faults."""
         self._refused.clear()
         self._lost.clear()
         self._held.clear()
@@ -130,7 +130,7 @@ class FaultyStore(Relay):
 
 
 class _FaultyInbox:
-    """The inbox that the store behind a `FaultyStore` sees."""
+    """The inbox of the store behind a `FaultyStore`."""
 
     def __init__(self, faulty: FaultyStore, inbox: Inbox) -> None:
         self._push = faulty._push

@@ -1,4 +1,4 @@
-"""The part of the suite about locks that one holds alone: what every store of them does."""
+"""The part of the suite about exclusive locks: what every store of them does."""
 
 # ruff: noqa: PLR2004  # a number in an assertion explains itself
 
@@ -44,10 +44,10 @@ _ONCE: Final = Form(CLAIM, once=True)
 
 
 class LockContract(Contract):
-    """What every store of locks does, whether it is one server or several: one test each.
+    """What every store of locks does, on one server or several: one test for each requirement.
 
-    For a store that offers nothing but locks that one holds alone (see `Limited`); others inherit
-    from `StoreContract`, which says how.
+    For a store that offers only exclusive locks (see `Limited`); for others, inherit from
+    `StoreContract`, which says how.
     """
 
     # acquire
@@ -86,7 +86,7 @@ class LockContract(Contract):
             ] * len(odd)
 
     async def test_taken_lock_queues(self) -> None:
-        """Who asks for a taken lock is queued behind those before, and told when to look again."""
+        """A waiter for a taken lock is queued at the tail, and told when to look again."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
             first = await bob.ask(name)
@@ -99,7 +99,7 @@ class LockContract(Contract):
             assert 0 < second.until <= LONG
 
     async def test_holder_asks_again(self) -> None:
-        """A holder that asks again gets its grant again, and what is left of its lease."""
+        """A holder that asks again gets its grant again, and the rest of its lease."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             again = await ann.ask(name, grant.waiter, ttl=2 * LONG)
@@ -134,7 +134,7 @@ class LockContract(Contract):
             assert len((await ann.store.status(name)).waiters) == 2
 
     async def test_not_waiting(self) -> None:
-        """Who does not wait gets a free lock, and of a taken one learns how long it is taken."""
+        """A waiter that does not wait gets a free lock, or learns how long it is taken."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             assert isinstance(await ann.ask(name, wait=False), Granted)
@@ -144,7 +144,7 @@ class LockContract(Contract):
             assert not (await bob.store.status(name)).waiters
 
     async def test_not_waiting_is_told_who_holds_it(self) -> None:
-        """Who does not wait for a taken lock learns whose it is, with the same answer."""
+        """A waiter that does not wait learns who has the lock, in the same answer."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name(), ann.waiter(Form(CLAIM, after_grant=LONG)))
             busy = await bob.ask(name, wait=False)
@@ -159,7 +159,7 @@ class LockContract(Contract):
             assert closed.holder is None
 
     async def test_not_waiting_does_not_overtake(self) -> None:
-        """Who does not wait gets nothing while others do, even when no lease holds any more."""
+        """A waiter that does not wait gets nothing while others wait, even without a holder."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
@@ -170,7 +170,7 @@ class LockContract(Contract):
             assert (await bob.handed()).waiter == place.waiter
 
     async def test_max_waiters(self) -> None:
-        """As many may wait as were allowed; who stands in the queue already is not refused."""
+        """As many may wait as allowed; a waiter that is in the queue already is not refused."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             assert isinstance(await ann.ask(name, max_waiters=1), Granted)
@@ -187,10 +187,10 @@ class LockContract(Contract):
             assert isinstance(await bob.ask(name, wait=False, max_waiters=1), Busy)
 
     async def test_max_waiters_of_the_living(self) -> None:
-        """Waiters whose client has gone do not count, and leave a full queue."""
+        """Waiters whose client is gone do not count, and leave a full queue."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             await ann.take(name := fresh_name())
             await bob.queue(name)
             place = await ann.queue(name)
@@ -216,7 +216,7 @@ class LockContract(Contract):
             assert (await bob.take(name)).fence > grant.fence
 
     async def test_release_of_whatever_it_is(self) -> None:
-        """Without a fence a waiter is released from wherever it stands."""
+        """A release without a fence releases a waiter whether it holds or waits."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             first, second = await bob.queue(name), await bob.queue(name)
@@ -230,7 +230,7 @@ class LockContract(Contract):
             assert (await bob.store.status(name)) == Status(name, (), ())
 
     async def test_release_of_nobody(self) -> None:
-        """Who is neither a holder nor queued was absent, and disturbs nobody."""
+        """A waiter that neither holds nor waits was absent, and disturbs no other."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             assert await bob.leave(name, bob.waiter()) == WAS_ABSENT
@@ -240,7 +240,7 @@ class LockContract(Contract):
             assert await ann.holds(name, grant)
 
     async def test_release_of_one_grant(self) -> None:
-        """With a fence it speaks of that grant alone: not of another one, nor of a place."""
+        """A release with a fence is about that grant alone: no other grant, and no place."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
@@ -251,14 +251,14 @@ class LockContract(Contract):
             assert await bob.queue(name, place.waiter) == place
 
     async def test_release_goes_through_unheard(self) -> None:
-        """A release is carried out even when nobody waits for its answer."""
+        """A release is carried out even if its answer is not awaited."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             ann.release(name, grant).cancel()
             assert not await ann.holds(name, grant)
 
     async def test_release_goes_through_before_the_end(self) -> None:
-        """A store that is closed first carries out what is under way."""
+        """A store that is closed first carries out the commands under way."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
@@ -269,7 +269,7 @@ class LockContract(Contract):
     # Handing on
 
     async def test_many_at_once(self) -> None:
-        """Several clients ask at the same time: one has it, and each of the others has a place."""
+        """Several clients ask at once: one has the lock, and each of the others has a place."""
         async with self.peers(8) as peers:
             name = fresh_name()
             answers = await asyncio.gather(*(peer.ask(name) for peer in peers for _ in range(3)))
@@ -278,13 +278,13 @@ class LockContract(Contract):
             assert kinds.count(Granted) + kinds.count(Queued) == 24
             status = await peers[0].store.status(name)
             while len(status.holders) != 1 or len(status.waiters) != 23:
-                # Several servers may each have let in another at first.
+                # On a quorum, different servers may each have let in another one at first.
                 status = await peers[0].store.status(name)
             everybody = (*status.holders, *status.waiters)
             assert len({(party.client, party.seq) for party in everybody}) == 24
 
     async def test_hand_on(self) -> None:
-        """A released lock is handed to the next by a push, for the claim that its form names."""
+        """A released lock is granted to the next by a push, for the claim in its form."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
             waiter = bob.waiter(form := Form(2500, after_loss=7))
@@ -318,7 +318,7 @@ class LockContract(Contract):
             await ann.take(name)
 
     async def test_hand_on_by_priority(self) -> None:
-        """Lower numbers first, then by arrival; a place is kept by whoever asks again."""
+        """Lower numbers first, then by arrival; a waiter that asks again keeps its place."""
         async with self.peers(2) as peers:
             holder = peers[0]
             grant = await holder.take(name := fresh_name())
@@ -343,10 +343,10 @@ class LockContract(Contract):
             assert await holder.release(name, grant) == WAS_HOLDER
 
     async def test_hand_on_past_the_dead(self) -> None:
-        """Waiters whose client has gone are skipped in the call that would have granted to them."""
+        """Waiters whose client is gone are skipped in the call that would have granted to them."""
         async with self.peers(4) as (ann, bob, cat, dan):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             grant = await ann.take(name := fresh_name())
             await bob.queue(name)
             await cat.queue(name)
@@ -361,10 +361,10 @@ class LockContract(Contract):
             assert not status.waiters
 
     async def test_hand_on_to_nobody(self) -> None:
-        """Where every waiter's client has gone, the lock is free."""
+        """If the clients of all waiters are gone, the lock is free."""
         async with self.peers(2) as (ann, bob):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             grant = await ann.take(name := fresh_name())
             await bob.queue(name)
             await ann.sees_end_of(bob)
@@ -373,7 +373,7 @@ class LockContract(Contract):
             assert not await self.left_behind(name)
 
     async def test_hand_on_where_nobody_is_counted(self) -> None:
-        """Where it cannot be counted who listens, nobody is taken for dead."""
+        """If listeners cannot be counted, no client is taken for dead."""
         async with self.peers(2) as (ann, bob):
             if self.counts_who_listens:
                 return  # then see `test_hand_on_past_the_dead`
@@ -384,10 +384,10 @@ class LockContract(Contract):
             (holder,) = (await ann.store.status(name)).holders
             assert holder.client == bob.client
 
-    # Everything that there is
+    # All names at the store
 
     async def test_snapshot(self) -> None:
-        """Whatever is held or waited for is on a page, as its status, whatever it is called."""
+        """Every name that is held or waited for is on a page, with its status."""
         async with self.peers(2) as (ann, bob):
             stem = fresh_name()
             odd = ["", ":queue", "{", "}", "%7B", " ", "\n", "é", "🔒", "*", "x" * 400]
@@ -402,7 +402,7 @@ class LockContract(Contract):
                 assert _who(found[name]) == _who(await bob.store.status(name))
 
     async def test_snapshot_of_many(self) -> None:
-        """Page by page, however many there are; nobody holds what was released."""
+        """Page by page, however many there are; released names have no holders."""
         async with self.peers(1) as (ann,):
             stem = fresh_name()
             names = [f"{stem}{number}" for number in range(300)]
@@ -418,7 +418,7 @@ class LockContract(Contract):
     # Leases
 
     async def test_renew(self) -> None:
-        """A renewal moves the end of a lease to so long from now."""
+        """A renewal moves the end of a lease to a new ttl from now."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             for ttl in (2 * LONG, 10 * LONG):
@@ -461,7 +461,7 @@ class LockContract(Contract):
             assert await ann.store.renew([ann.renewal(fresh_name(), grant, LONG)]) == [False]
 
     async def test_lease_ends(self) -> None:
-        """A lease that has ended stands in nobody's way, and its client is told."""
+        """A lease that has ended blocks no waiter, and its client is told."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             await ann.expire(name, grant)
@@ -474,7 +474,7 @@ class LockContract(Contract):
             assert await bob.holds(name, theirs)
 
     async def test_lease_ends_for_a_waiter(self) -> None:
-        """The waiter that is next takes the lock over, by asking, when the lease has ended."""
+        """The next waiter takes the lock over, by asking, when the lease has ended."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
@@ -482,7 +482,7 @@ class LockContract(Contract):
             assert (await self._takes_over(bob, name, place)).fence > grant.fence
 
     async def test_lease_ends_for_a_newcomer(self) -> None:
-        """A newcomer who finds that a lease has ended wakes the next, and queues behind."""
+        """A newcomer that finds that a lease has ended wakes the next, and queues behind."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
@@ -507,7 +507,7 @@ class LockContract(Contract):
     # Closed for a while
 
     async def test_closed_from_the_grant(self) -> None:
-        """With `after_grant`, nobody enters for so long after a grant, whenever it was released."""
+        """With `after_grant`, the lock is closed for a time after a grant, whenever it ends."""
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_grant=LONG)
             grant = await ann.take(name := fresh_name(), ann.waiter(form))
@@ -555,7 +555,7 @@ class LockContract(Contract):
                 assert isinstance(await ann.ask(name, wait=False), Busy)
 
     async def test_closed_after_a_loss(self) -> None:
-        """With `after_loss`, nobody enters for so long after a lease that nobody renewed."""
+        """With `after_loss`, the lock is closed for a time after a lease that was not renewed."""
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_loss=LONG)
             grant = await ann.take(name := fresh_name(), ann.waiter(form))
@@ -584,7 +584,7 @@ class LockContract(Contract):
             await bob.release(name, await self._opened(name, bob))
 
     async def test_closed_to_the_end_of_the_period(self) -> None:
-        """With a `period`, nobody enters in that of the grant, however that has ended."""
+        """With `period`, the lock is closed to the end of the grant's period, however it ends."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             for end in (ann.release, ann.expire, ann.release):
@@ -595,7 +595,7 @@ class LockContract(Contract):
                     busy = await bob.ask(name, waiter := bob.waiter(), wait=False)
                     if isinstance(busy, Busy):
                         break
-                    # Slow as we were, that period was over; it was closed until then.
+                    # The test was slow, so that period was over; it was closed until then.
                     assert isinstance(busy, Granted), busy
                     assert await _granted_at(bob, name) // 100_000 > before // 100_000
                     await bob.release(name, Grant(waiter, busy.fence))
@@ -607,7 +607,7 @@ class LockContract(Contract):
     # request, break_ and status
 
     async def test_request(self) -> None:
-        """Whoever holds the lock hears that somebody asks for it; nothing else changes."""
+        """The holders hear that their release is asked for; nothing else changes."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             assert await bob.store.request(name) == 0
@@ -619,7 +619,7 @@ class LockContract(Contract):
             assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
 
     async def test_break(self) -> None:
-        """A broken lock is taken from its holder, who is told, and handed to the next."""
+        """A broken lock is taken from its holder, who is told, and granted to the next."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
             place, own = await bob.queue(name), await ann.queue(name)
@@ -633,7 +633,7 @@ class LockContract(Contract):
             assert await ann.queue(name, own.waiter) == own
 
     async def test_break_of_these_grants(self) -> None:
-        """Only the grants that are named are broken, so that a second time breaks nobody else's."""
+        """Only the named grants are broken, so a second call breaks no other."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             assert await ann.store.break_(name, [1]) == 0
@@ -648,7 +648,7 @@ class LockContract(Contract):
             assert await bob.holds(name, Grant(handed.waiter, handed.fence))
 
     async def test_status(self) -> None:
-        """A status shows who holds and who waits, in order, and where they run."""
+        """A status shows the holders and waiters, in order, and where they run."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
             assert await cat.store.status(name) == Status(name, (), ())
@@ -684,7 +684,7 @@ class LockContract(Contract):
         assert party.pid in (os.getpid(), 0)
 
     async def test_status_of_the_holders_alone(self) -> None:
-        """Who only wants to know who holds it does not have the whole queue read."""
+        """A status of the holders alone does not read the whole queue."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             await bob.queue(name)
@@ -738,7 +738,7 @@ class LockContract(Contract):
             assert fences == sorted(set(fences))
 
     async def test_given_up_before_the_answer(self) -> None:
-        """An acquire that was cancelled and released leaves nothing, whether it was sent or not."""
+        """An acquire that was cancelled and released leaves nothing, whether sent or not."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             for _ in range(2):
@@ -751,7 +751,7 @@ class LockContract(Contract):
                     await bob.take(name)
 
     async def test_nothing_is_left(self) -> None:
-        """After a lock was used in every way, and given back, the server has forgotten it."""
+        """After a lock was used in every way, and released, the server has forgotten it."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
             grant = await ann.take(name)
@@ -796,7 +796,7 @@ class LockContract(Contract):
 
 
 async def _snapshot(peer: Peer, stem: str) -> dict[str, Status]:
-    """What a store has of the names that begin like that."""
+    """The names of a store that begin like that, with their statuses."""
     found = dict[str, Status]()
     start = ""
     while True:
@@ -808,7 +808,7 @@ async def _snapshot(peer: Peer, stem: str) -> dict[str, Status]:
 
 
 async def _granted_at(peer: Peer, name: str) -> int:
-    """When the one who holds it was granted it, by the store's clock, in µs."""
+    """When the present holder was granted the lock, by the store's clock, in µs."""
     (holder,) = (await peer.store.status(name)).holders
     return round(holder.since * 1e6)
 

@@ -1,4 +1,4 @@
-"""The part of the suite about what is done once, which several servers pass as well."""
+"""The part of the suite about work to be done once, which quorums also pass."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ONCE: Final = Form(CLAIM, once=True, remember=LONG)
 
 
 class OnceContract(Contract):
-    """See `StoreContract`: of stores that offer ``once``."""
+    """See `StoreContract`: for stores that offer ``once``."""
 
     async def test_finish(self) -> None:
-        """What is finished is remembered: those who wait leave and are told, later ones as well."""
+        """Finished work is remembered: its waiters leave and are told, and so are later ones."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_ONCE))
@@ -38,7 +38,7 @@ class OnceContract(Contract):
             assert 0 < status.closed <= LONG / 1000
 
     async def test_finish_is_forgotten(self) -> None:
-        """When what is finished is forgotten, it can be done once more."""
+        """When finished work is forgotten, it can be done once more."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_ONCE))
@@ -52,7 +52,7 @@ class OnceContract(Contract):
             assert await bob.release(name, Grant(waiter, again.fence)) == WAS_HOLDER
 
     async def test_finish_of_what_is_lost(self) -> None:
-        """Only the holder finishes; what it lost is somebody else's."""
+        """Only the holder finishes; a grant that it lost finishes nothing."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_ONCE))
@@ -65,7 +65,7 @@ class OnceContract(Contract):
             await ann.release(name, await ann.take(name, ann.waiter(_ONCE)))
 
     async def test_finish_is_nothing_to_others(self) -> None:
-        """Whoever wants the lock for something else waits, as while it is closed."""
+        """A waiter that wants the lock for something else waits, as while it is closed."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_ONCE))

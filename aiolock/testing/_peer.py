@@ -1,4 +1,4 @@
-"""One client of a store, as the contract plays it."""
+"""One client of a store, as the suite uses it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ LONG: Final = 60_000
 CLAIM: Final = 30_000
 """A claim, in ms, that does not end while a test runs on a busy machine."""
 PATIENCE: Final = 20.0
-"""Seconds after which a test of the contract hangs."""
+"""Seconds after which a test of the suite counts as hanging."""
 A_MOMENT: Final = 0.01
 """Seconds in which a lease of 1 ms has certainly ended."""
 
 PLAIN: Final = Form(CLAIM)
-"""Of a waiter that wants the lock for itself."""
+"""The form of a waiter that wants the lock alone."""
 READER: Final = Form(CLAIM, shared=True)
-"""Of one that shares it with all who share it."""
+"""The form of a waiter that shares the lock with all others that share it."""
 
 
 def permits(number: int, declared: int) -> Form:
-    """Of one that wants so many of the declared permits."""
+    """The form of a waiter that wants this many of the declared permits."""
     return Form(CLAIM, shared=True, rule=Rule.PERMITS, number=number, declared=declared)
 
 
 def group_of(number: int) -> Form:
-    """Of one that enters with others, so many in all."""
+    """The form of a waiter that enters with others, this many in all."""
     return Form(CLAIM, shared=True, rule=Rule.GROUP, number=number, declared=number)
 
 
 def count_of(number: int, declared: int = 0) -> Form:
-    """Of one that waits until the count is as high."""
+    """The form of a waiter for a count of at least ``number``."""
     return Form(CLAIM, shared=True, rule=Rule.COUNT, number=number, declared=declared)
 
 
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 class Peer:
-    """One client of a store, as the contract plays it: its waiters, and an inbox that remembers."""
+    """One client of a store, as the suite uses it: its waiters, and an inbox that remembers."""
 
     def __init__(
         self, store: Store, expire: Callable[[Peer, str, Grant], Awaitable[None]] | None = None
@@ -119,7 +119,7 @@ class Peer:
         max_waiters: int = 0,
         ttl: int = LONG,
     ) -> asyncio.Future[Answer]:
-        """Start an acquire, of a new waiter if none is given."""
+        """Start an acquire, for a new waiter if none is given."""
         waiter = waiter or self.waiter()
         return self.store.acquire(
             name,
@@ -151,16 +151,16 @@ class Peer:
         return self.store.release(name, waiter, self.form(waiter), fence, entered=entered)
 
     def leave(self, name: str, waiter: Waiter, *, entered: bool = True) -> asyncio.Future[int]:
-        """Release a waiter from wherever it stands."""
+        """Release a waiter, whether it holds or waits."""
         return self.release(name, Grant(waiter, 0), entered=entered)
 
     def passed(self, name: str, grant: Grant, *through: Waiter) -> Pass:
-        """That this grant was passed on, from one to the next, to the last of these."""
+        """The report that this grant was passed on, from one to the next, to the last of these."""
         fence, form = grant.fence + len(through), self.form(grant.waiter)
         return Pass(name, form, grant.waiter, grant.fence, through[-1], fence, through)
 
     def finish(self, name: str, grant: Grant, keep: int) -> asyncio.Future[int]:
-        """End this grant: what it was for is done."""
+        """End this grant: its work is done."""
         waiter, fence = grant
         return self.store.finish(name, waiter, self.form(waiter), fence, keep)
 
@@ -170,12 +170,12 @@ class Peer:
         return self.store.downgrade(name, waiter, self.form(waiter), fence)
 
     def renewal(self, name: str, grant: Grant, ttl: int) -> Renewal:
-        """One line of a `Store.renew`."""
+        """One grant for `Store.renew`."""
         waiter, fence = grant
         return Renewal(name, waiter, self.form(waiter), fence, ttl)
 
     async def holds(self, name: str, grant: Grant) -> bool:
-        """Whether it is a holder still."""
+        """Whether it is still a holder."""
         (held,) = await self.store.renew([self.renewal(name, grant, 0)])
         assert held is not None, "enough of its servers answer"
         return held
@@ -187,14 +187,14 @@ class Peer:
         return grant
 
     async def expire(self, name: str, grant: Grant) -> None:
-        """Let a lease end as if nobody had renewed it."""
+        """Let a lease end as if nothing had renewed it."""
         if self._expire is None:
             await self.renew_for_a_moment(name, grant)
         else:
             await self._expire(self, name, grant)
 
     async def renew_for_a_moment(self, name: str, grant: Grant) -> None:
-        """Let a lease end in a moment, where a renewal can make it shorter."""
+        """Let a lease end in a moment, if a renewal can make it shorter."""
         assert await self.store.renew([self.renewal(name, grant, 1)]) == [True]
         await asyncio.sleep(A_MOMENT)
 
@@ -218,15 +218,15 @@ class Peer:
         return await self._lost.get()
 
     async def requested_of(self) -> Grant:
-        """The next grant of ours that somebody asked for."""
+        """The next grant of ours whose release was asked for."""
         return await self._requested.get()
 
     async def told_void(self) -> Waiter:
-        """The next waiter of ours before which somebody else came to stand."""
+        """The next waiter of ours that another one has come directly before."""
         return await self._void.get()
 
     async def told_done(self) -> str:
-        """The next name of which we heard that it is done."""
+        """The next name of a `done` push."""
         return await self._done.get()
 
     # Inbox
@@ -254,20 +254,20 @@ class Peer:
         self._void.put_nowait(waiter)
 
     def beat(self) -> None:
-        """It asks only what it is told to ask."""
+        """Ignored: a peer asks only what a test tells it to ask."""
 
     def link(self, error: Exception | None) -> None:
-        """It does not observe."""
+        """Ignored: a peer does not observe."""
 
     def unconfirmed(
         self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
     ) -> None:
-        """Nothing that the contract does keeps replicas from following."""
+        """Never called: no test of the suite stops replicas from following."""
 
     def reconnected(self) -> None:
-        """Nothing that the contract does makes a connection break."""
+        """Never called: no test of the suite breaks a connection."""
 
 
 def fresh_name() -> str:
-    """The name of a lock that nobody else uses."""
+    """A name of a lock that nothing else uses."""
     return f"contract {secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""The part of the suite about readers and writers, which several servers pass as well."""
+"""The part of the suite about readers and writers, which quorums also pass."""
 
 # ruff: noqa: PLR2004  # a number in an assertion explains itself
 
@@ -13,7 +13,7 @@ from aiolock.testing._peer import A_MOMENT, LONG, PLAIN, READER, Grant, Lost, Pe
 
 
 class ReadersContract(Contract):
-    """See `StoreContract`: of stores that offer ``rwlock``."""
+    """See `StoreContract`: for stores that offer ``rwlock``."""
 
     async def test_readers_share(self) -> None:
         """Readers hold it side by side, each with its fence; a writer waits until all are gone."""
@@ -34,7 +34,7 @@ class ReadersContract(Contract):
             assert not await self.left_behind(name)
 
     async def test_readers_do_not_starve_a_writer(self) -> None:
-        """A writer that waits holds back the readers behind it, and those who do not wait."""
+        """A waiting writer holds back the readers behind it, and those that do not wait."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             reading = await self._read(ann, name)
@@ -82,13 +82,13 @@ class ReadersContract(Contract):
         await self._past_a_dead_writer(max_waiters=0)
 
     async def test_a_dead_writer_in_a_full_queue_holds_nobody_back(self) -> None:
-        """Who makes room in a full queue, by removing the dead, lets in those behind them."""
+        """A waiter that makes room in a full queue, by removing the dead, lets in others."""
         await self._past_a_dead_writer(max_waiters=2)
 
     async def _past_a_dead_writer(self, max_waiters: int) -> None:
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             name = fresh_name()
             await self._read(ann, name)
             await bob.queue(name)
@@ -128,7 +128,7 @@ class ReadersContract(Contract):
             assert (await cat.handed()).waiter == writer.waiter
 
     async def test_a_short_lease_does_not_shorten_a_long_one(self) -> None:
-        """What is kept of the holders lives as long as the longest of them."""
+        """The record of the holders lives as long as the longest of them."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             long = ann.waiter(READER)
@@ -146,7 +146,7 @@ class ReadersContract(Contract):
             assert again.lease > 98 * LONG
 
     async def test_break_of_readers(self) -> None:
-        """Of readers, those that are named are broken, and told."""
+        """Only the readers that are named are broken, and told."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             one, two = await self._read(ann, name), await self._read(bob, name)
@@ -158,7 +158,7 @@ class ReadersContract(Contract):
             assert (await ann.handed()).waiter == place.waiter
 
     async def test_closed_to_writers(self) -> None:
-        """After a reader that says so nobody writes for a while, but others read."""
+        """After a reader with `after_grant` no writer enters for a while, but readers do."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(replace(READER, after_grant=LONG)))
@@ -174,7 +174,7 @@ class ReadersContract(Contract):
 
     @staticmethod
     async def _in_time(name: str, peer: Peer, form: Form = PLAIN) -> None:
-        """Ask until it opens, and give it back."""
+        """Ask until it opens, and release it."""
         waiter, answer = peer.waiter(form), None
         while not isinstance(answer, Granted):
             answer = await peer.ask(name, waiter, wait=False)

@@ -1,4 +1,4 @@
-"""What a store does that lets its clients hand locks on by themselves (see `Store.pass_on`)."""
+"""The part of the suite about hand-offs by the clients themselves (see `Store.pass_on`)."""
 
 # a number in an assertion explains itself
 
@@ -21,7 +21,7 @@ from aiolock.testing._shared import SharedContract
 
 
 async def _before(peer: Peer, name: str, form: Form | None = None) -> tuple[Grant, Before | None]:
-    """Another waiter of this client, as it would be released, and who stands before it."""
+    """Queue another waiter of this client: its grant for a release, and `Queued.before`."""
     waiter = peer.waiter() if form is None else peer.waiter(form)
     answer = await peer.ask(name, waiter)
     assert isinstance(answer, Queued)
@@ -29,10 +29,10 @@ async def _before(peer: Peer, name: str, form: Form | None = None) -> tuple[Gran
 
 
 class RunsContract(SharedContract):
-    """For a store that says who stands before a newcomer: inherit from this one too."""
+    """For a store that answers with `Queued.before`: inherit from this class, too."""
 
     async def test_who_stands_before(self) -> None:
-        """A newcomer hears who stands directly before it, where that is one of its own client."""
+        """A newcomer hears who is directly before it, if that is of its own client."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             first, before_first = await _before(ann, name)
@@ -46,13 +46,13 @@ class RunsContract(SharedContract):
             assert again.before is None, "only a newcomer hears it"
 
     async def test_who_stands_before_a_reader(self) -> None:
-        """Who shares a lock does not hear it: others may enter with it."""
+        """A waiter that shares a lock does not hear it: others may enter with it."""
         async with self.peers(1) as (ann,):
             await ann.take(name := fresh_name())
             assert (await _before(ann, name, READER))[1] is None
 
     async def test_pass_on(self) -> None:
-        """The taker holds it for its claim; who had it before has left, and others wait on."""
+        """The taker holds it for its claim; earlier holders have left, and others still wait."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             first, _ = await _before(ann, name)
@@ -72,7 +72,7 @@ class RunsContract(SharedContract):
             assert handed.fence > now.fence
 
     async def test_pass_on_twice(self) -> None:
-        """A second copy of the report changes nothing, also when the run has gone on."""
+        """A second copy of the report changes nothing, even when the run has gone on."""
         async with self.peers(1) as (ann,):
             held = await ann.take(name := fresh_name())
             first, _ = await _before(ann, name)
@@ -86,7 +86,7 @@ class RunsContract(SharedContract):
             assert await ann.holds(name, Grant(second.waiter, two.fence))
 
     async def test_pass_on_of_what_has_ended(self) -> None:
-        """Who holds it no more cannot pass it on, and those it would have gone to still wait."""
+        """A grant that has ended cannot be passed on, and its takers still wait."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             other = await bob.queue(name)
@@ -100,7 +100,7 @@ class RunsContract(SharedContract):
             assert await ann.leave(name, waiting.waiter) == WAS_QUEUED
 
     async def test_what_was_passed_on_is_a_claim(self) -> None:
-        """Whoever has it confirms that, or loses it with the claim."""
+        """The taker confirms its grant, or loses it with the claim."""
         short = Form(claim=1)
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name(), ann.waiter(short))
@@ -126,7 +126,7 @@ class RunsContract(SharedContract):
             assert handed.fence > after.fence + RUN
 
     async def test_who_comes_back_between_two_is_told_of(self) -> None:
-        """Who comes back to an old place may stand before another client, which hears it."""
+        """A waiter back at an old place may come before another client's, which is told."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
             old = await bob.queue(name)
@@ -140,7 +140,7 @@ class RunsContract(SharedContract):
             assert await ann.told_void() == first.waiter
 
     async def test_who_is_more_urgent_is_told_of(self) -> None:
-        """As is one of a higher priority."""
+        """So may one of a higher priority."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             first, before_first = await _before(ann, name)

@@ -1,4 +1,4 @@
-"""The part of the suite about stores of one server, with one clock and one queue for each name."""
+"""The part of the suite about stores on one server, with one clock and one queue for each name."""
 
 # ruff: noqa: PLR2004  # a number in an assertion explains itself
 
@@ -35,7 +35,7 @@ _FIXED: Final = Form(CLAIM, fixed=True)
 
 
 class ServerContract(Contract):
-    """See `StoreContract`: what a store that consists of one server does besides."""
+    """See `StoreContract`: what a store on one server does in addition."""
 
     # acquire
 
@@ -58,10 +58,10 @@ class ServerContract(Contract):
             assert order == [first.waiter.seq, second.waiter.seq, newcomer.seq]
 
     async def test_not_waiting_past_the_dead(self) -> None:
-        """What nobody holds, and nobody alive waits for, is never busy."""
+        """A lock without a holder and without living waiters is never busy."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             name = fresh_name()
             grant = await ann.take(name)
             for form in (PLAIN, READER, PLAIN):
@@ -72,7 +72,7 @@ class ServerContract(Contract):
             assert not (await cat.store.status(name)).waiters
 
     async def test_one_that_stands_in_the_queue_does_not_wait_any_more(self) -> None:
-        """It is let in once, where nobody else stands there: not again because it may share."""
+        """A queued waiter that is alone there and no longer waits enters once, not twice."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             reader = bob.waiter(READER)
@@ -82,7 +82,7 @@ class ServerContract(Contract):
             assert len((await bob.store.status(name)).holders) == 1
 
     async def test_told_when_to_look_again(self) -> None:
-        """Who is queued learns when the first lease ends, by a clock that all have in common."""
+        """A queued waiter learns when the first lease ends, by a clock that all share."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
             first = await bob.ask(name)
@@ -98,7 +98,7 @@ class ServerContract(Contract):
             assert second.now <= third.now
 
     async def test_no_two_have_one_place(self) -> None:
-        """Each that asks has a ticket of its own, of however many clients at the same time."""
+        """Each waiter has a ticket of its own, whatever clients ask at the same time."""
         async with self.peers(4) as peers:
             name = fresh_name()
             answers = await asyncio.gather(*(peer.ask(name) for peer in peers for _ in range(3)))
@@ -108,7 +108,7 @@ class ServerContract(Contract):
     # Handing on
 
     async def test_hand_on_says_the_form(self) -> None:
-        """The push says all of a waiter's form, as it was given."""
+        """The push carries the whole form of a waiter, as it was given."""
         async with self.peers(2) as (ann, bob):
             closing = Form(1001, after_loss=11, after_grant=12, period=13)
             for form in (
@@ -125,7 +125,7 @@ class ServerContract(Contract):
                 assert (await bob.handed())[:3] == (name, waiter, form)
 
     async def test_hand_on_for_the_claim(self) -> None:
-        """The first lease of a pushed grant is the claim that its waiter's form names."""
+        """The first lease of a pushed grant is the claim in its waiter's form."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             await bob.queue(name, bob.waiter(Form(2500)))
@@ -135,7 +135,7 @@ class ServerContract(Contract):
     # Leases
 
     async def test_renew_for_less(self) -> None:
-        """A renewal moves the end of a lease to so long from now, also where that is sooner."""
+        """A renewal moves the end of a lease to a new ttl from now, even if that is sooner."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             assert await ann.store.renew([ann.renewal(name, grant, 5000)]) == [True]
@@ -143,7 +143,7 @@ class ServerContract(Contract):
             assert 0 < holder.remaining <= 5
 
     async def test_claim_ends(self) -> None:
-        """Who does not confirm a grant loses it with its claim, and to the next in the queue."""
+        """A waiter that does not confirm a grant loses it with its claim, to the next."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
             await bob.queue(name, bob.waiter(Form(claim=1)))
@@ -157,7 +157,7 @@ class ServerContract(Contract):
             assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
 
     async def test_a_claim_that_ends_costs_one_claim(self) -> None:
-        """Who does not confirm a grant is stuck, also where the lease is not to be renewed."""
+        """A client that does not confirm a grant is stuck, even if its lease is not renewed."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
             for claim in (1, CLAIM, CLAIM):
@@ -172,7 +172,7 @@ class ServerContract(Contract):
             assert not (await cat.store.status(name)).waiters
 
     async def test_a_claim_that_is_asked_for(self) -> None:
-        """Who asks again learns whether the grant that it has is a claim still: of any mode."""
+        """A waiter that asks again learns whether its grant is still a claim, in any mode."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             for form in (PLAIN, READER):
@@ -193,7 +193,7 @@ class ServerContract(Contract):
                 await bob.release(name, grant)
 
     async def test_lease_ends_and_the_answer_says_so(self) -> None:
-        """Who asks when a lease has ended is granted the lock in the answer, for the whole ttl."""
+        """A waiter that asks after the end of a lease is granted the lock, for the whole ttl."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
@@ -205,7 +205,7 @@ class ServerContract(Contract):
             assert not again.displaced
 
     async def test_stuck_client_leaves_the_queue(self) -> None:
-        """With a lease that ended the waiters of its client go too: one is stuck, all are."""
+        """The end of a lease also removes its client's waiters: the whole client is stuck."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
             own = [await ann.queue(name)]
@@ -216,7 +216,7 @@ class ServerContract(Contract):
             assert (await bob.handed()).waiter == place.waiter
             status = await bob.store.status(name)
             assert [waiter.client for waiter in status.waiters] == [cat.client]
-            # It was only slow: told of it, its waiters come back to where they stood.
+            # It was only slow: when it is told, its waiters come back to where they stood.
             assert (await ann.told()).reason == "expired"
             assert [await ann.queue(name, w, ticket=ticket) for w, ticket in own] == own
             status = await bob.store.status(name)
@@ -224,7 +224,7 @@ class ServerContract(Contract):
             assert clients == [ann.client, ann.client, cat.client]
 
     async def test_stuck_client_comes_back_itself(self) -> None:
-        """A client that was only slow, and asks itself, loses the lease but not its place."""
+        """A client that was only slow, and asks by itself, loses the lease but not its place."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             place = await ann.queue(name)
@@ -236,7 +236,7 @@ class ServerContract(Contract):
             assert again.displaced
 
     async def test_fixed_lease_ends(self) -> None:
-        """The end of a lease that nobody was to renew says nothing about its client."""
+        """The end of a lease that was not to be renewed says nothing about its client."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name(), ann.waiter(_FIXED))
             place = await ann.queue(name)
@@ -269,7 +269,7 @@ class ServerContract(Contract):
                     await ann.take(name)
 
     async def test_closing_is_told(self) -> None:
-        """Whoever is first in the queue hears that it stays closed, and is told for how long."""
+        """The first waiter in the queue hears that it stays closed, and is told for how long."""
         async with self.peers(2) as (ann, bob):
             for end in (ann.release, ann.expire):
                 form = Form(CLAIM, after_loss=LONG, after_grant=LONG)
@@ -284,7 +284,7 @@ class ServerContract(Contract):
     # Throughout
 
     async def test_status_by_one_clock(self) -> None:
-        """Who came before another has held, or waited, for longer: all by the server's clock."""
+        """An earlier party has held, or waited, for longer: all by the server's clock."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
             for peer in (bob, ann, bob):
@@ -294,7 +294,7 @@ class ServerContract(Contract):
             assert since == sorted(since)
 
     async def test_status_of_the_dead(self) -> None:
-        """A status tells whose client does not listen any more, where that can be counted."""
+        """A status tells which clients do not listen any more, if that can be counted."""
         async with self.peers(3) as (ann, bob, cat):
             await bob.take(name := fresh_name())
             await ann.queue(name)
@@ -310,7 +310,7 @@ class ServerContract(Contract):
             assert str(status).count("dead") == alive.count(False)
 
     async def test_twice_is_once(self) -> None:
-        """What is carried out twice, as after a lost reply, leaves what it leaves once."""
+        """A command carried out twice, as after a lost reply, has the effect of one."""
         async with self.peers(3) as (ann, bob, cat):
             name, ours, theirs = fresh_name(), ann.waiter(), bob.waiter()
             one, two = await asyncio.gather(ann.ask(name, ours), ann.ask(name, ours))
@@ -338,7 +338,7 @@ class ServerContract(Contract):
         """Commands about one waiter are carried out in the order in which they were called."""
         async with self.peers(2) as (ann, bob):
             name, waiter = fresh_name(), ann.waiter()
-            await ann.store.status(name)  # wherever that is, it is connected to now
+            await ann.store.status(name)  # now it is connected to the server of this name
             asked = ann.ask(name, waiter)
             released = ann.leave(name, waiter)
             assert isinstance(await asked, Granted)

@@ -42,7 +42,7 @@ class SharedContract(ReadersContract):
     """See `StoreContract`."""
 
     async def test_who_asks_again_lets_others_in(self) -> None:
-        """A holder that asks once more finds another lease ended: who fits now enters."""
+        """A holder that asks again finds another lease ended: a waiter that now fits enters."""
         async with self.peers(3) as (ann, bob, cat):
             two = permits(1, 2)
             held = await ann.take(name := fresh_name(), ann.waiter(two))
@@ -55,7 +55,7 @@ class SharedContract(ReadersContract):
     # Downgrading
 
     async def test_downgrade(self) -> None:
-        """A writer that reads from now on keeps its grant, and lets the readers behind it in."""
+        """A writer that becomes a reader keeps its grant, and the readers behind it enter."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_DOWNGRADES))
@@ -80,7 +80,7 @@ class SharedContract(ReadersContract):
             assert (await cat.handed()).waiter == writer.waiter
 
     async def test_downgraded_and_released_as_whatever_it_is(self) -> None:
-        """A release without a fence finds what was downgraded."""
+        """A release without a fence finds a downgraded grant."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_DOWNGRADES))
@@ -91,7 +91,7 @@ class SharedContract(ReadersContract):
             assert not await self.left_behind(name)
 
     async def test_a_late_question_of_one_that_was_downgraded(self) -> None:
-        """Whoever holds it is told so, and does not stand in the queue besides."""
+        """A holder that asks again gets its grant, and does not stand in the queue as well."""
         async with self.peers(1) as (ann,):
             waiter = ann.waiter(_DOWNGRADES)
             grant = await ann.take(name := fresh_name(), waiter)
@@ -105,7 +105,7 @@ class SharedContract(ReadersContract):
             assert (status.holders, status.waiters) == ((), ())
 
     async def test_downgrade_of_what_is_lost(self) -> None:
-        """Only a holder is downgraded, and what was downgraded is lost under its own name."""
+        """Only a holder is downgraded, and a downgraded grant is lost under its own name."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_DOWNGRADES))
@@ -122,7 +122,7 @@ class SharedContract(ReadersContract):
     # Permits
 
     async def test_permits(self) -> None:
-        """So many permits are given, all that are wanted or none, in the order of asking."""
+        """Permits are granted all or none, in the order of the queue."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             one, two = await self._permits(ann, name, 1), await self._permits(bob, name, 2)
@@ -150,7 +150,7 @@ class SharedContract(ReadersContract):
             assert isinstance(last, Granted)
 
     async def test_permits_come_back(self) -> None:
-        """The permits of one whose lease has ended are given to the next."""
+        """The permits of a lease that has ended are granted to the next."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             gone = await self._permits(ann, name, 2)
@@ -161,7 +161,7 @@ class SharedContract(ReadersContract):
             assert isinstance(await ann.ask(name, ann.waiter(permits(1, 3)), wait=False), Busy)
 
     async def test_permits_of_one_who_left_the_queue(self) -> None:
-        """When one that wants many gives up, those behind it that fit enter."""
+        """When a waiter for many gives up, those behind it that fit enter."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             await self._permits(ann, name, 2)
@@ -171,7 +171,7 @@ class SharedContract(ReadersContract):
             assert (await ann.handed()).waiter == single.waiter
 
     async def test_resize(self) -> None:
-        """More permits let in who waits; fewer take none away, but nobody enters meanwhile."""
+        """More permits let waiters in; fewer take none away, but none are granted meanwhile."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             held = [await self._permits(ann, name, 1) for _ in range(3)]
@@ -190,7 +190,7 @@ class SharedContract(ReadersContract):
             assert (await bob.handed()).waiter == places[1].waiter
 
     async def test_no_permits_at_all(self) -> None:
-        """Where there are none any more nobody enters, until there are again."""
+        """With no permits no waiter enters, until there are some again."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
             assert await ann.store.resize(name, 2, 0, _KEPT) == 2
@@ -199,7 +199,7 @@ class SharedContract(ReadersContract):
             assert (await ann.handed()).waiter == place.waiter
 
     async def test_other_limits(self) -> None:
-        """Whoever declares another limit is told; after a resize both numbers are right."""
+        """A waiter that declares another limit is told; after a resize both numbers are valid."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             await self._permits(ann, name, 1)
@@ -211,7 +211,7 @@ class SharedContract(ReadersContract):
             assert await bob.ask(name, bob.waiter(permits(1, 4))) == Differs(5)
 
     async def test_permits_that_stay_closed(self) -> None:
-        """A permit that is closed for a while after its holder is given to nobody."""
+        """A permit that stays closed for a while after its holder is granted to no waiter."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(replace(permits(2, 3), after_grant=LONG)))
@@ -226,7 +226,7 @@ class SharedContract(ReadersContract):
     # Groups
 
     async def test_group(self) -> None:
-        """So many enter together as soon as they are there; who comes next waits for others."""
+        """A group enters together as soon as it is complete; later waiters wait for others."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             for _ in range(2):
@@ -245,10 +245,10 @@ class SharedContract(ReadersContract):
                 name = fresh_name()
 
     async def test_group_of_the_living(self) -> None:
-        """Who has left, or whose client has gone, does not count."""
+        """A waiter that has left, or whose client is gone, does not count."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             name = fresh_name()
             places = [await ann.queue(name, ann.waiter(group_of(3)))]
             await bob.queue(name, bob.waiter(group_of(3)))
@@ -261,7 +261,7 @@ class SharedContract(ReadersContract):
             assert await cat.ask(name, cat.waiter(group_of(2))) == Differs(3)
 
     async def test_group_that_is_completed_by_one_who_does_not_wait(self) -> None:
-        """Who completes a group enters with it, also where it would not wait for the others."""
+        """A waiter that completes a group enters with it, even if it would not wait."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
             one = await ann.queue(name, ann.waiter(group_of(3)))
@@ -278,10 +278,10 @@ class SharedContract(ReadersContract):
             assert (len(status.holders), status.waiters) == (3, ())
 
     async def test_permits_past_the_dead(self) -> None:
-        """Permits for which nobody alive waits are given to one who does not wait."""
+        """Permits without living waiters are granted to one that does not wait."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             name = fresh_name()
             gone = await self._permits(ann, name, 3)
             await bob.queue(name, bob.waiter(permits(2, 3)))
@@ -295,10 +295,10 @@ class SharedContract(ReadersContract):
     # Counts
 
     async def test_the_dead_in_a_queue_that_stays_full(self) -> None:
-        """Also who may not join lets in those who stood behind the dead that it removes."""
+        """A waiter that may not join also lets in those behind the dead that it removes."""
         async with self.peers(4) as (ann, bob, cat, dan):
             if not self.counts_who_listens:
-                return  # then nobody is taken for dead
+                return  # then no client is taken for dead
             name = fresh_name()
             assert isinstance(await ann.ask(name, ann.waiter(permits(1, 2))), Granted)
             await bob.queue(name, bob.waiter(permits(2, 2)))
@@ -309,7 +309,7 @@ class SharedContract(ReadersContract):
             assert (await cat.handed()).waiter == first.waiter
 
     async def test_counts_are_in_nobodys_way(self) -> None:
-        """Who waits for less enters past one who waits for more, and does not have to wait."""
+        """A waiter for less enters past a waiter for more, and does not have to wait."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
             high = await bob.queue(name, bob.waiter(count_of(9)))
@@ -333,7 +333,7 @@ class SharedContract(ReadersContract):
             assert (await bob.handed()).waiter == high.waiter
 
     async def test_count(self) -> None:
-        """Who waits for a count enters when it is reached, as does who comes later."""
+        """A waiter for a count enters when it is reached, and so does a later one."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             places = [await bob.queue(name, bob.waiter(count_of(2, 2))) for _ in range(2)]

@@ -70,6 +70,19 @@ a lease that a majority cannot be reached for may be lost, and a body's period c
 all of its votes are of the same one. Who waits stands at every server that it can reach. In the end
 all of them vote.
 
+**Readers, where several servers vote.** Two readers may have one fence, so each word about a grant
+names its attempt. Fences tell the order of every two of which one writes. Of two readers the order
+is told at each server, by when that gave them their first votes. A break of a fence takes the lock
+from all that have it. And a waiter is overtaken by nobody, even if it gives up before its turn; but
+a reader by readers.
+
+**What is done once, where several servers vote.** A majority knows before anybody is told, and
+nobody begins after that, while one of those that knew then has not lost its memory. It is known
+which have a mark: they have said so. Nobody knows whether it is done only where too few can say so.
+
+**Elections, where several servers vote.** Of all who ask, in whatever process, the later is not
+told of an earlier leader, unless servers have lost their memory and no majority knows.
+
 **No ghosts.** Who has ended does not stand at the server. A grant is younger than the release of
 its waiter only where it is given back at once; a place in the queue, never for long. What was held
 is gone by a ttl and a claim after its attempt has ended, whoever was to give it back. And a refusal
@@ -85,8 +98,8 @@ lay idle, all attempts are gone through.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Final
@@ -97,11 +110,11 @@ from tests.chaos.history import Event
 from tests.chaos.run import (
     AT_ONCE,
     CLAIM,
+    CLOSE,
     COMMAND,
     LAG,
     LATE,
     NS,
-    ROUND_TRIP,
     STEP,
     TICK,
     WHO_HOLDS,
@@ -110,6 +123,15 @@ from tests.chaos.run import (
     Run,
     Violation,
     at_once,
+)
+from tests.chaos.several import (
+    done,
+    everywhere,
+    looks,
+    readers_in_order,
+    starvation,
+    tickets,
+    unknowns,
 )
 
 Rule = Callable[[Run], Iterator[Violation]]
@@ -159,15 +181,26 @@ def _lower(one: Attempt, other: Attempt) -> Attempt:
     return one if one.fence < other.fence else other
 
 
+def _entered_at(attempt: Attempt) -> int:
+    assert attempt.entered is not None
+    return attempt.entered.t
+
+
 def fences(run: Run) -> Iterator[Violation]:
     """Fences grow."""
     for name, entries in run.entries.items():
         seen: dict[int, Attempt] = {}
         last: dict[bool, Attempt] = {}  # the highest of those who were alone, and of the others
-        highest = list(accumulate(entries, _higher))
-        times = [attempt.entered.t for attempt in entries if attempt.entered]
+        alone = [attempt for attempt in entries if not attempt.shared]
+        highest = {
+            True: list(accumulate(alone, _higher)),
+            False: list(accumulate(entries, _higher)),
+        }
+        times = {True: [*map(_entered_at, alone)], False: [*map(_entered_at, entries)]}
         for attempt in entries:
-            if attempt.fence in seen:
+            # Readers have different ones, too, where one server gives them.
+            among = bool(run.servers and attempt.shared)
+            if attempt.fence in seen and not (among and seen[attempt.fence].shared):
                 text = f"{name!r} was granted twice under the fence {attempt.fence}"
                 yield run.violation("fences", text, seen[attempt.fence], attempt)
             seen[attempt.fence] = attempt
@@ -180,9 +213,9 @@ def fences(run: Run) -> Iterator[Violation]:
                         text = f"{attempt.id} entered {name!r} after {other.id}, with a lower fence"
                         yield run.violation("fences", text, other, attempt)
                 last[attempt.shared] = _higher(last.get(attempt.shared, attempt), attempt)
-            before = bisect_left(times, attempt.asked.t)
-            if before and highest[before - 1].fence > attempt.fence:
-                earlier = highest[before - 1]
+            before = bisect_left(times[among], attempt.asked.t)
+            if before and highest[among][before - 1].fence > attempt.fence:
+                earlier = highest[among][before - 1]
                 text = f"{attempt.id} asked for {name!r} after {earlier.id} entered: lower fence"
                 yield run.violation("fences", text, earlier, attempt)
 
@@ -190,61 +223,36 @@ def fences(run: Run) -> Iterator[Violation]:
 def order(run: Run) -> Iterator[Violation]:
     """First come, first served."""
     for name, entries in run.entries.items():
-        by_asked = sorted(entries, key=lambda attempt: attempt.asked.t)
-        times = [attempt.asked.t for attempt in by_asked]
-        # Of all that asked at or after each of them, the one that was granted first.
-        granted_first = accumulate(reversed(by_asked), _lower)
-        first = list(granted_first)[::-1]
-        for attempt in entries:
-            assert attempt.entered is not None
-            stood = run.stood_since(attempt, attempt.entered.t)
-            if stood is None:
-                continue
-            after = bisect_right(times, stood)
-            if after < len(first) and first[after].fence < attempt.fence:
-                later = [a for a in by_asked[after:] if a.ticket >= attempt.ticket]
-                other = min(later, key=lambda a: a.fence, default=attempt)
-                if other.fence >= attempt.fence:
-                    continue  # by a ticket that says otherwise: see `tickets`
-                text = (
-                    f"{other.id} asked for {name!r} after {attempt.id} was queued, and overtook it"
-                )
-                yield run.violation("order", text, attempt, other)
+        of_readers = [a for a in entries if a.shared and run.servers]
+        others = [a for a in entries if not (a.shared and run.servers)]
+        yield from _in_order(run, name, others, entries)
+        # Among these the fences say nothing where several servers give them.
+        alone = [attempt for attempt in entries if not attempt.shared]
+        yield from _in_order(run, name, of_readers, alone)
+    yield from readers_in_order(run)
 
 
-def tickets(run: Run) -> Iterator[Violation]:
-    """Where all servers go by tickets, who asks later has the higher one."""
-    highest: dict[str, Attempt] = {}
-    waiting: deque[Attempt] = deque()
-    given = [attempt for attempt in run.attempts.values() if attempt.ticket]
-    for attempt in sorted(given, key=lambda attempt: attempt.sent):
-        while waiting and waiting[0].sent < attempt.asked.t - ROUND_TRIP:
-            earlier = waiting.popleft()
-            before = highest.setdefault(earlier.name, earlier)
-            if earlier.ticket > before.ticket:
-                highest[earlier.name] = earlier
-        other = highest.get(attempt.name)
-        if other is not None and other.ticket > attempt.ticket:
-            asked = attempt.asked.t
-            if not run.disturbed(attempt.who, asked - NS, asked + ROUND_TRIP):
-                text = f"{attempt.id} asked for {attempt.name!r} after {other.id}: a lower ticket"
-                yield run.violation("tickets", text, other, attempt)
-        waiting.append(attempt)
-
-
-def everywhere(run: Run) -> Iterator[Violation]:
-    """Where several servers vote, who waits stands at each that it can reach."""
-    for attempt in run.attempts.values():
-        until = attempt.waited_until
-        asked = attempt.asked.t
-        if until is None or until <= asked + LAG or not attempt.ticket:
+def _in_order(
+    run: Run, name: str, attempts: Iterable[Attempt], others: Iterable[Attempt]
+) -> Iterator[Violation]:
+    """None of the others was granted before one of these that stood in the queue."""
+    by_asked = sorted(others, key=lambda attempt: attempt.asked.t)
+    times = [attempt.asked.t for attempt in by_asked]
+    # Of all that asked at or after each of them, the one that was granted first.
+    granted_first = accumulate(reversed(by_asked), _lower)
+    first = list(granted_first)[::-1]
+    for attempt in attempts:
+        stood = run.stood_since(attempt, _entered_at(attempt))
+        if stood is None:
             continue
-        for server in range(run.servers):
-            stands = attempt.stands.get(server)
-            if stands or run.disturbed_at(attempt.who, server, asked, asked + LAG):
-                continue
-            text = f"{attempt.id} waited for {(until - asked) / NS:.3f} s, and not at {server}"
-            yield run.violation("everywhere", text, attempt)
+        after = bisect_right(times, stood)
+        if after < len(first) and first[after].fence < attempt.fence:
+            later = [a for a in by_asked[after:] if a.ticket >= attempt.ticket]
+            other = min(later, key=lambda a: a.fence, default=attempt)
+            if other.fence >= attempt.fence:
+                continue  # by a ticket that says otherwise: see `tickets`
+            text = f"{other.id} asked for {name!r} after {attempt.id} was queued, and overtook it"
+            yield run.violation("order", text, attempt, other)
 
 
 def endings(run: Run) -> Iterator[Violation]:
@@ -307,12 +315,29 @@ def tellings(run: Run) -> Iterator[Violation]:
                 text = f"{attempt.id} was in its body for {late:.3f} s after its deadline, untold"
                 yield run.violation("tellings", text, attempt)
             broken = run.broken(attempt)
-            if broken is None or broken[1] is None:
-                continue
-            told_by = broken[1].t + LAG
-            if min(known) > told_by and not run.disturbed(attempt.who, broken[0].t, told_by):
-                text = f"the lock was taken from {attempt.id}, and nobody told it"
-                yield run.violation("tellings", text, attempt)
+            taken = [broken] if broken is not None else []
+            if run.servers:
+                taken += [
+                    each for each in run.broken_by_fence(attempt) if _reaches(run, attempt, *each)
+                ]
+            for began, over in taken:
+                if over is None or min(known) <= over.t + LAG:
+                    continue
+                if not run.disturbed(attempt.who, began.t, over.t + LAG):
+                    text = f"the lock was taken from {attempt.id}, and nobody told it"
+                    yield run.violation("tellings", text, attempt)
+                    break
+
+
+def _reaches(run: Run, attempt: Attempt, began: Event, over: Event) -> bool:
+    """Whether who breaks a lock, and whose it is, reach the same majority of several servers."""
+    both = [
+        server
+        for server in range(run.servers)
+        if not run.disturbed_at(began.who, server, began.t - LAG, over.t)
+        and not run.disturbed_at(attempt.who, server, began.t, over.t + LAG)
+    ]
+    return len(both) >= run.most
 
 
 def exits(run: Run) -> Iterator[Violation]:
@@ -361,6 +386,7 @@ def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
         or any(failover["since"] <= lost for failover in run.failed_over(attempt))
         or (broken is not None and broken[0].t <= lost)
         or run.forgotten(attempt.who, begin, lost)
+        or run.bare(attempt, begin, lost)
     ):
         return True
     max_hold = attempt.asked["max_hold"]
@@ -448,7 +474,8 @@ def _free_at(run: Run, attempt: Attempt) -> int:
 
 def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
     # Each process that was in trouble may have been given one claim, and let it pass. Who was dead
-    # by then costs nothing.
+    # by then costs nothing, but for what it had been given before.
+    begin = max(begin, _held_by_the_dead(run, name, begin, end))
     if end - begin <= LAG + CLAIM * run.in_trouble(begin, end):
         return
     for attempt in run.attempts.values():
@@ -462,6 +489,22 @@ def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
             )
             yield run.violation("idleness", text, attempt)
             return
+
+
+def _held_by_the_dead(run: Run, name: str, begin: int, end: int) -> int:
+    """Until when it was seen that somebody has a grant who was killed before it entered."""
+    seen = begin
+    for event in run.standing:
+        if not begin <= event["since"] <= end:
+            continue
+        for member in (member for members in event["holders"].values() for member in members):
+            waiter, _ = _waiter(member, held=True)
+            attempt = run.attempts.get(run.waiters.get(waiter, ""))
+            if attempt is None or attempt.name != name or attempt.entered is not None:
+                continue
+            if attempt.who in run.killed and event.t <= run.gone(attempt.who) + CLAIM:
+                seen = event.t
+    return seen
 
 
 def forgotten(run: Run) -> Iterator[Violation]:
@@ -632,11 +675,18 @@ def messages(run: Run) -> Iterator[Violation]:
         if before is not None:
             began_before = event.kind == "handling" and event["fence"] < fences[before["a"]]
             others = before["a"] != event["a"] and not began_before
-            if others and not run.wiped_between(before.t - COMMAND, event.t):
+            if others and not _forgotten_between(run, before, event):
                 text = f"{event['a']} handled what {before['a']} had handled"
                 yield Violation("messages", text, (before, event))
         if event.kind == "handled":
             handled[event["message"]] = event
+
+
+def _forgotten_between(run: Run, before: Event, event: Event) -> bool:
+    """Whether it may not be known any more that a message was handled."""
+    if run.servers:
+        return not run.still_done(f"once:message {event['message']}", before.t, event.t)
+    return run.wiped_between(before.t - COMMAND, event.t)
 
 
 def ghosts(run: Run) -> Iterator[Violation]:
@@ -678,6 +728,8 @@ def _haunts(  # noqa: PLR0917  # who was seen, and where
     if who is None:
         return ""  # a client that the history does not know: as of what is done
     where = "was among the holders" if fence else "stood in the queue"
+    if fence:
+        waiter = run.bearer(waiter)
     over = run.over.get(waiter)
     if over is not None and not run.wiped_between(over - COMMAND, seen):
         assert run.ahead is not None
@@ -696,6 +748,10 @@ def _haunts(  # noqa: PLR0917  # who was seen, and where
     # Of the dead nothing is heard, and what they sent may come late; but no lease outlasts that.
     undisturbed = attempt.ended is not None and not run.disturbed_at(who, server, ended, seen)
     due = ended + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
+    closing = run.closing(who, ended, seen) if server is not None else None
+    if closing is not None and run.disturbed_at(who, server, closing, closing + CLOSE):
+        # Until then it may have sent again what a server had not answered, and not what followed.
+        due = max(due, closing + attempt.ttl + LATE + LAG)
     if seen > due and (fence or undisturbed):
         return f"{where} {(seen - ended) / NS:.3f} s after it had ended,"
     return ""
@@ -807,6 +863,7 @@ RULES: Final[tuple[Rule, ...]] = (
     order,
     tickets,
     everywhere,
+    starvation,
     endings,
     timeouts,
     cancellations,
@@ -824,9 +881,12 @@ RULES: Final[tuple[Rule, ...]] = (
     meetings,
     latches,
     messages,
+    done,
+    unknowns,
     accounts,
     elections,
     observers,
+    looks,
     ghosts,
     refusals,
     books,

@@ -24,10 +24,11 @@ EVERYTHING: Final = frozenset(
     {
         *("lock", "rw", "permits", "campaign", "periodic"),  # see `Kind`
         *("meet", "count", "wait", "once", "both"),  # see `Meeting`
+        "downgrade",  # see `Step`
     }
 )
 """All that is used of a store."""
-OF_A_QUORUM: Final = frozenset({"lock", "periodic", "both"})
+OF_A_QUORUM: Final = frozenset({"lock", "rw", "campaign", "periodic", "once", "both"})
 """What is used of several servers that vote, which is what these offer."""
 PERMITS: Final = 4
 EVERY: Final = 2.0
@@ -48,6 +49,8 @@ def called(name: str) -> str:
 
 PARTIES: Final = 3
 """At the barrier, and to open a latch."""
+MESSAGES: Final = 60
+"""At a time; and latches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ def draw(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Choice:
     ends = not options["renew"] or options.get("max_hold") is not None
     outlast = ends and rng.random() < 0.015
     steps = _steps(rng, ttl, outlast=outlast, reentrant=reentrant, alone=kind in {"lock", "rw"})
-    if kind == "rw" and not shared and not reentrant and rng.random() < 0.4:
+    writes = kind == "rw" and not shared and not reentrant
+    if writes and rng.random() < 0.4 and "downgrade" in offers:
         steps += [Step("downgrade"), _hold(rng, ttl, outlast=False)]
     rng.shuffle(steps)
     return Choice(
@@ -234,7 +238,7 @@ def draw_meeting(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Mee
     what: Any = rng.choices(tuple(_MEETINGS), weights)[0]
     return Meeting(
         what=what,
-        number=rng.randrange(60),
+        number=rng.randrange(MESSAGES),
         seconds=rng.uniform(0.0, 0.02) if what in {"once", "both"} else rng.uniform(0.2, 3.0),
         fails=rng.random() < 0.2,
         pause=rng.expovariate(8.0),

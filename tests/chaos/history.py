@@ -15,11 +15,11 @@ queued      a, n, since, ticket, place: the store, asked at ``since``, has answe
             in the queue
 entered     a, n, fence, deadline, pushed, heard: the first thing after the lease was returned; the
             store's last answer or push about it had come at ``heard``
-deadline    n, fence, deadline: until when the lease is ours by its own clock, when that changed
+deadline    a, n, fence, deadline: until when the lease is ours by its own clock, when that changed
 told        a: in the body, the first thing after aiolock said that the lease is lost
 downgrading a: in the body, just before it is to become a reader's
 left        a: the last thing in the body, before anything is released
-given_back  n, fence, since, was: the store has answered a release that was called at ``since``
+given_back  a, n, fence, since, was: the store has answered a release that was called at ``since``
 cancelling  a: just before the attempt's task is cancelled
 ended       a, outcome: it will not enter any more
 done        a, outcome: it had entered, and the exit or the release is over
@@ -35,22 +35,33 @@ arrives     a, parties: just before it waits at the barrier
 passes      a: it has passed
 counts      latch, token: just before a latch is counted down
 opens       a, latch, parties: the latch was open
+wants       a, message: just before it asks whether a message is handled
+begins      a, message, fence, deadline: it is not, and the body begins that is to handle it
+stops       a: that body is over, in whatever way
 handling    a, message, fence: a message's body has ended in peace
 handled     a, message: and that was confirmed
+knows       a, message: it was told that it is handled
 has, had    a, names: a body that has these locks begins, and ends
-apart       a: none of these, for an error or a timeout
+apart       a, outcome: none of these, for an error or a timeout
 waits       a, w: the attempt's waiter, as the server has it
 over        w: the store has answered the release after which this waiter is no more
 stands      w, server, since, ticket: one of several servers, asked at ``since``, has answered that
             the waiter has a place there, or its vote
 voted       w, server, granted: it has a vote, which was given then (µs of the server's clock; 0
             where that was not said)
+handed      w, of: its client lets it have the lock by the votes of another
 taking      n, w, server: just before one of them is asked to take its vote from this waiter
+marked      n, server, fence, since: one of them, asked at ``since``, has answered that this is
+            done, under that fence
+kept        n, server, count, since: one of them, asked at ``since``, has answered that this count,
+            at least, is put up there
+enrols      server: one of them is told that it is new, so that it has forgotten nothing
 servers     states: what is known of each of several servers, at the very end
 watches     o: it begins to observe the election (``o`` is this watch)
 saw         o, fence, value: and this is who leads
 looks       o: it has done with that leader, and waits for the next
 watched     o: it observes no more
+looked      since, fence, value, outcome: who leads, as was asked at ``since``; fence 0 for nobody
 crash       text: an error that nobody caught
 ==========  ====================================================================================
 

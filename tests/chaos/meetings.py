@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 import aiolock
-from tests.chaos.choices import PARTIES, Meeting
+from tests.chaos.choices import MESSAGES, PARTIES, Meeting
 from tests.chaos.history import History
 
 MEETING: Final = 4
 """Tasks of each process that meet others."""
+_NEW_AFTER: Final = 40
+"""After so many attempts of a task there are other messages."""
 
 
 async def meet(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
@@ -24,8 +27,13 @@ async def meet(client: aiolock.LockClient, history: History, task: str, choice: 
     }
     try:
         await steps[choice.what](client, history, task, choice)
-    except (aiolock.StoreError, aiolock.ClientClosed, aiolock.AcquireTimeout, aiolock.LeaseLost):
-        history.note("apart", a=task)
+    except (
+        aiolock.StoreError,
+        aiolock.ClientClosed,
+        aiolock.AcquireTimeout,
+        aiolock.LeaseLost,
+    ) as error:
+        history.note("apart", a=task, outcome=type(error).__name__)
 
 
 async def _barrier(
@@ -51,16 +59,26 @@ async def _latch(client: aiolock.LockClient, history: History, task: str, choice
 async def _message(
     client: aiolock.LockClient, history: History, task: str, choice: Meeting
 ) -> None:
+    # There are new ones all the time; of the old ones, the tasks of a new process ask again.
+    message = choice.number + MESSAGES * (int(task.partition("/")[0]) // _NEW_AFTER)
     done = False
-    async with client.once(f"message {choice.number}", remember=3600, ttl=1.0) as lease:
-        if lease is not None:
-            await asyncio.sleep(choice.seconds)
-            if choice.fails:
-                raise aiolock.LeaseLost("it fails")
-            done = True
-            history.note("handling", a=task, message=choice.number, fence=lease.fence)
+    history.note("wants", a=task, message=message)
+    async with client.once(f"message {message}", remember=3600, ttl=1.0) as lease:
+        if lease is None:
+            history.note("knows", a=task, message=message)
+        else:
+            deadline = time.monotonic_ns() + int(lease.remaining() * 1e9)
+            history.note("begins", a=task, message=message, fence=lease.fence, deadline=deadline)
+            try:
+                await asyncio.sleep(choice.seconds)
+                if choice.fails:
+                    raise aiolock.LeaseLost("it fails")
+                done = True
+                history.note("handling", a=task, message=message, fence=lease.fence)
+            finally:
+                history.note("stops", a=task)
     if done:
-        history.note("handled", a=task, message=choice.number)
+        history.note("handled", a=task, message=message)
 
 
 async def _both(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 
 import aiolock
 from aiolock.store import Answer, Form, Inbox, Queued, Relay, Renewal, Store, Waiter
+from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.redis._codec import encode
 from tests.chaos.history import History
 
@@ -37,7 +38,8 @@ class Recorder(Relay):
         self._over: set[Waiter] = set()  # waiters whose end is written down
         self._pushed: set[tuple[str, int]] = set()  # attempt, fence
         self._heard: dict[str, int] = {}
-        self._leases: dict[tuple[str, int], tuple[aiolock.Lease, int]] = {}
+        self._leases: dict[Waiter, tuple[str, aiolock.Lease, int]] = {}
+        """By waiter, for readers may share a fence: its attempt, its lease, and until when."""
         self._breaks = 0
 
     def deadline(self, lease: aiolock.Lease) -> int:
@@ -56,23 +58,26 @@ class Recorder(Relay):
             pushed=(attempt, lease.fence) in self._pushed,
             heard=self._heard.get(attempt),
         )
-        self._leases[key(lease), lease.fence] = lease, deadline
+        self._leases[lease._hold.waiter] = attempt, lease, deadline
 
     def left(self, lease: aiolock.Lease) -> None:
         """A body is over."""
-        del self._leases[key(lease), lease.fence]
+        del self._leases[lease._hold.waiter]
 
     def _look(self, renewals: Sequence[Renewal]) -> None:
         for renewal in renewals:
-            grant = (renewal.name, renewal.fence)
-            if grant in self._leases:
-                lease, before = self._leases[grant]
+            if renewal.waiter in self._leases:
+                attempt, lease, before = self._leases[renewal.waiter]
                 deadline = self.deadline(lease)
                 # A microsecond more or less is how it was reckoned.
                 if abs(deadline - before) > 100_000 and lease.state in ("held", "at_risk"):
-                    self._leases[grant] = lease, deadline
+                    self._leases[renewal.waiter] = attempt, lease, deadline
                     self._history.note(
-                        "deadline", n=key(lease), fence=lease.fence, deadline=deadline
+                        *("deadline",),
+                        a=attempt,
+                        n=key(lease),
+                        fence=lease.fence,
+                        deadline=deadline,
                     )
 
     def _look_soon(self, renewals: Sequence[Renewal], _: object = None) -> None:
@@ -129,7 +134,8 @@ class Recorder(Relay):
     ) -> asyncio.Future[int]:
         since = time.monotonic_ns()
         released = self._store.release(name, waiter, form, fence, entered=entered)
-        released.add_done_callback(partial(self._given_back, name, fence, since))
+        attempt = self._attempts.get(waiter, "")
+        released.add_done_callback(partial(self._given_back, attempt, name, fence, since))
         if entered or not fence:  # else it asks again
             released.add_done_callback(partial(self._is_over, waiter, form))
         return released
@@ -140,11 +146,12 @@ class Recorder(Relay):
             self._over.add(waiter)
             self._history.note("over", w=_text(waiter, form))
 
-    def _given_back(self, name: str, fence: int, since: int, released: asyncio.Future[int]) -> None:
+    def _given_back(
+        self, attempt: str, name: str, fence: int, since: int, released: asyncio.Future[int]
+    ) -> None:
         if fence and not released.cancelled() and released.exception() is None:
-            self._history.note(
-                "given_back", n=name, fence=fence, since=since, was=released.result()
-            )
+            was = released.result()
+            self._history.note("given_back", a=attempt, n=name, fence=fence, since=since, was=was)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         renewed = self._store.renew(renewals)
@@ -172,6 +179,11 @@ class Recorder(Relay):
         attempt = self._attempts[waiter]
         self._heard[attempt] = time.monotonic_ns()
         self._pushed.add((attempt, fence))
+        if isinstance(self._store, QuorumStore):
+            handed = self._store._candidates._runs.get(waiter)
+            if handed is not None and handed.stand.waiter != waiter:
+                votes_of = _text(handed.stand.waiter, form)
+                self._history.note("handed", w=_text(waiter, form), of=votes_of)
         self._inbox.granted(name, waiter, form, fence, lease, now)
 
     def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:

@@ -53,6 +53,12 @@ STALLED: Final = NS // 2
 """How long a process that ran again needs to take back its places in the queues."""
 
 
+_OF_PROCESSES: Final = (
+    *("arrives", "has", "watches", "looked", "wants", "begins", "breaking", "closing"),
+)
+"""What only a process writes down, beside its attempts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A promise that was not kept, and what was written down about it."""
@@ -152,6 +158,17 @@ class Attempt:
     """By server: when it was asked for a place, and when it had said that it has one, each time."""
     votes: list[int] = field(default_factory=list[int])
     """When its server gave each vote that it has heard of (µs); 0 where that is not known."""
+    in_line: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
+    """By server: when it was asked that has answered then that it waits, or has a vote by now."""
+    voters: set[int] = field(default_factory=set[int])
+    """The servers of which it has ever had a vote."""
+    votes_after: list[int] = field(default_factory=list[int])
+    """The time before which each of the votes was certainly not given, where that is not known."""
+    first_votes: dict[int, int] = field(default_factory=dict[int, int])
+    """By server: the same of the first one that it gave, in ms, where that is known.
+
+    A vote that is as long as it was asked for may have been given in the same ms, by a push.
+    """
     takings: list[tuple[Event, Event | None]] = field(
         default_factory=list[tuple[Event, Event | None]]
     )
@@ -235,6 +252,22 @@ class Several:
     """A process -> when it could not reach a majority of them."""
     forgetting: list[Event] = field(default_factory=list[Event])
     """When some of them lost their votes."""
+    forgot: dict[int, list[Event]] = field(
+        default_factory=lambda: defaultdict[int, list[Event]](list)
+    )
+    """A server -> the same of this one."""
+    marked: dict[str, list[Event]] = field(
+        default_factory=lambda: defaultdict[str, list[Event]](list)
+    )
+    """What is done once -> when one of them has said that it is."""
+    kept: dict[str, list[Event]] = field(
+        default_factory=lambda: defaultdict[str, list[Event]](list)
+    )
+    """What is put up -> when one of them has said that it is."""
+    new: list[Event] = field(default_factory=list[Event])
+    """When one of them was told that it has forgotten nothing."""
+    bearers: dict[Waiter, Waiter] = field(default_factory=dict[Waiter, Waiter])
+    """Whose votes they are -> who has the lock by them, or had it last."""
     restored: dict[int, int] = field(default_factory=dict[int, int])
     """A server -> when it had last been restarted with what it had saved."""
     takings: dict[tuple[str, str], list[Attempt]] = field(
@@ -263,7 +296,6 @@ class Run:
         self._passing: dict[str, int] = defaultdict(int)
         """Until when a process that was killed passes for alive: the server was started."""
         self.stalls: dict[str, Windows] = {}
-        self._grants: dict[tuple[str, int], Attempt] = {}
         self._closings: dict[str, list[int]] = defaultdict(list)
         self._reconnected: dict[str, list[int]] = defaultdict(list)
         self.wipes: list[Event] = []
@@ -282,6 +314,8 @@ class Run:
         """A process and a name -> when its waiters for it may have left the queue."""
         self._breaks: dict[tuple[str, str, int], tuple[Event, Event | None]] = {}
         self._broken: dict[tuple[str, int], tuple[Event, Event | None]] = {}
+        self._breaks_of: dict[tuple[str, int], list[tuple[Event, Event]]] = defaultdict(list)
+        """A name and a fence -> each time that it was broken, and the answer."""
         self._stalls: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._faults: dict[str, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
         self._blind = list[tuple[int, int]]()
@@ -315,9 +349,11 @@ class Run:
         return attempt
 
     def _of_grant(self, event: Event) -> Attempt | None:
-        attempt = self._grants.get((event["n"], event["fence"]))
-        if attempt is not None:
-            attempt.events.append(event)
+        """Whose grant it is that a body has entered with; readers may share a fence."""
+        attempt = self.attempts.get(event["a"])
+        if attempt is None or attempt.entered is None or attempt.fence != event["fence"]:
+            return None
+        attempt.events.append(event)
         return attempt
 
     def _note_queued(self, event: Event) -> None:
@@ -329,7 +365,6 @@ class Run:
         attempt = self._of(event)
         attempt.entered = event
         attempt.deadline = event["deadline"]
-        self._grants[event["n"], event["fence"]] = attempt
 
     def _note_deadline(self, event: Event) -> None:
         attempt = self._of_grant(event)
@@ -410,6 +445,7 @@ class Run:
                 self._several.faults[event["target"], server].append(span)
                 if event["kind"] in FORGETS:
                     self._several.forgetting.append(event)
+                    self._several.forgot[server].append(event)
                 if event["kind"] in RESTORES:
                     self._several.restored[server] = event.t
             return
@@ -423,6 +459,11 @@ class Run:
         """How many servers vote; 0 where none does."""
         return self._several.number
 
+    @property
+    def most(self) -> int:
+        """A majority of them."""
+        return self._several.most
+
     def _of_waiter(self, event: Event) -> Attempt | None:
         attempt = self.attempts.get(self.waiters.get(waiter_of(event["w"]), ""))
         if attempt is not None:
@@ -434,19 +475,60 @@ class Run:
         if attempt is not None and event["ticket"] >= attempt.ticket:
             if event["ticket"] > attempt.ticket:  # it has given up the others, and asked anew
                 attempt.stands.clear()
+                attempt.first_votes.clear()
             attempt.ticket = event["ticket"]
             attempt.stands[event["server"]].append((event["since"], event.t))
+            attempt.in_line[event["server"]].append(event["since"])
 
     def _note_voted(self, event: Event) -> None:
         attempt = self._of_waiter(event)
+        if attempt is not None:
+            attempt.voters.add(event["server"])
         if attempt is not None and attempt.entered is None:
+            server, granted = event["server"], event["granted"] // 1000
+            line = attempt.in_line[server]
+            if not granted and line:
+                line.pop()  # by the answer that tells of this vote, which it had already
             attempt.votes.append(event["granted"])
+            attempt.votes_after.append(line[-1] if line else 0)
+            if granted:
+                before = attempt.first_votes.get(server, granted)
+                attempt.first_votes[server] = min(before, granted)
+
+    def _note_marked(self, event: Event) -> None:
+        self._several.marked[event["n"]].append(event)
+
+    def _note_kept(self, event: Event) -> None:
+        self._several.kept[event["n"]].append(event)
+
+    def _note_enrols(self, event: Event) -> None:
+        self._several.new.append(event)
 
     def _note_taking(self, event: Event) -> None:
         attempt = self._of_waiter(event)
-        if attempt is not None:
-            attempt.takings.append((event, None))
-            self._several.takings[event.who, event["n"]].append(attempt)
+        bearer = self.attempts.get(self.waiters.get(self.bearer(waiter_of(event["w"])), ""))
+        for each in {attempt, bearer} - {None}:
+            assert each is not None
+            each.takings.append((event, None))
+            self._several.takings[event.who, event["n"]].append(each)
+
+    def _note_handed(self, event: Event) -> None:
+        votes, taker = waiter_of(event["of"]), waiter_of(event["w"])
+        before = self.attempts.get(self.waiters.get(self.bearer(votes), ""))
+        attempt = self._of_waiter(event)
+        self._several.bearers[votes] = taker
+        if attempt is None or before is None:
+            return
+        # They may be taken away by now, and its client has not heard of that.
+        for began, over in before.takings:
+            if over is None or event.t < over.t + LAG:
+                attempt.takings.append((began, over))
+                if over is None:
+                    self._several.takings[began.who, began["n"]].append(attempt)
+
+    def bearer(self, waiter: Waiter) -> Waiter:
+        """Who has the lock by the votes of a waiter: perhaps another of its client."""
+        return self._several.bearers.get(waiter, waiter)
 
     def _note_waits(self, event: Event) -> None:
         self.waiters[waiter_of(event["w"])] = event["a"]
@@ -504,7 +586,7 @@ class Run:
                 self._regard(ATTACKS[began["store"]])
         self._extend()
         processes = {attempt.who for attempt in self.attempts.values()}
-        processes |= {event.who for event in self.of("arrives", "has", "watches", "closing")}
+        processes |= {event.who for event in self.of(*_OF_PROCESSES)}
         for who in processes:
             stalls = self._stalls[who]
             self.stalls[who] = Windows(stalls)
@@ -533,6 +615,9 @@ class Run:
         for (_, name, _), (began, over) in self._breaks.items():
             # Without an answer it may be carried out as long as the store tries to.
             breaks[name].append((began.t, over.t + LAG if over else began.t + COMMAND))
+            if over is not None:
+                for fence in began["fences"]:
+                    self._breaks_of[name, fence].append((began, over))
         self._broken_names = {name: Windows(spans) for name, spans in breaks.items()}
         self.entries: dict[str, list[Attempt]] = defaultdict(list)
         entered = [a for a in self.attempts.values() if a.entered is not None]
@@ -618,7 +703,7 @@ class Run:
         for server, those in attempt.stands.items():
             there = max(clear, self._several.disturbed[attempt.who, server].clear_since(t))
             since += [said for asked, said in those if asked >= there][:1]
-        most = self._several.most
+        most = self.most
         return sorted(since)[most - 1] if len(since) >= most else None
 
     def disturbed(self, who: str, begin: int, end: int) -> bool:
@@ -636,6 +721,83 @@ class Run:
             and self._several.without[who].touch(event["since"], end)
             for event in self._several.forgetting
         )
+
+    def clear_at(self, attempt: Attempt, server: int, t: int) -> int:
+        """Since when nothing has kept an attempt from its place at one of several servers."""
+        there = self._several.disturbed[attempt.who, server]
+        return max(self.clear_since(attempt, t), there.clear_since(t))
+
+    def forgets(self, said: Event, until: int) -> bool:
+        """Whether a server may have lost by then what it has said that it knows.
+
+        Not one that is back with what it had saved, where it had said so before that.
+        """
+        return any(
+            event["since"] <= until
+            and said["since"] <= event.t
+            and not (event["kind"] in RESTORES and said.t <= event["since"])
+            for event in self._several.forgot[said["server"]]
+        )
+
+    def still_done(self, name: str, told: int, until: int) -> set[int]:
+        """The servers that know ``until`` then that something is done, of which one was ``told``.
+
+        Nobody has to where a majority was emptied at once, which is a new quorum.
+        """
+        marked = self._several.marked[name]
+        done = {event["fence"] for event in marked if event.t <= told}
+        new = {event["server"] for event in self._several.new if told <= event.t <= until}
+        if len(new) >= self.most:
+            return set()
+        return {
+            event["server"]
+            for event in marked
+            if event.t <= until and event["fence"] in done and not self.forgets(event, until)
+        }
+
+    def kept_by(self, name: str, count: int, since: int, until: int) -> tuple[set[int], set[int]]:
+        """The servers that had a count by some time, and those of them that do ``until`` then."""
+        those = [e for e in self._several.kept[name] if e["count"] >= count and e.t <= since]
+        had = {event["server"] for event in those}
+        return had, {event["server"] for event in those if not self.forgets(event, until)}
+
+    def unsure(self, who: str, begin: int, end: int) -> bool:
+        """Whether so few servers could tell a process that something is not done, that none knew.
+
+        Those tell that have never lost their memory: a majority of all, or all where they are less.
+        """
+        for t in (begin, end):
+            lost = {
+                server
+                for server, events in self._several.forgot.items()
+                if any(event["since"] <= t for event in events)
+            }
+            left = {*range(self.servers)} - lost
+            heard = [each for each in left if not self.disturbed_at(who, each, begin, end)]
+            if len(heard) < min(self.most, len(left)):
+                return True
+        return False
+
+    def bare(self, attempt: Attempt, begin: int, end: int) -> bool:
+        """Whether it may have lost a bare majority, by what a minority has forgotten.
+
+        It had no vote of the others, and somebody could not reach these: so that a vote of somebody
+        else may not have been given back there yet.
+        """
+        forgot = {
+            server
+            for server, events in self._several.forgot.items()
+            if any(event["since"] <= end and begin <= event.t for event in events)
+        }
+        missing = {*range(self.servers)} - attempt.voters
+        away = {
+            server
+            for server in missing
+            for who in self._disturbed
+            if self.disturbed_at(who, server, begin - LAG, end)
+        }
+        left = len(attempt.voters - forgot)
+        return bool(forgot and attempt.voters) and away == missing and left < self.most
 
     def disturbed_at(self, who: str, server: int | None, begin: int, end: int) -> bool:
         """The same, on its way to one of several servers, if there are several."""
@@ -762,9 +924,18 @@ class Run:
         for began, over in attempt.takings:
             assert self.ahead is not None
             ahead = self.ahead
-            if sum(granted * 1000 - ahead > began.t for granted in attempt.votes) < most:
+            votes = zip(attempt.votes, attempt.votes_after, strict=True)
+            given = [granted * 1000 - ahead if granted else after for granted, after in votes]
+            if sum(t > began.t for t in given) < most:
                 return began, over
         return None
+
+    def broken_by_fence(self, attempt: Attempt) -> Iterator[tuple[Event, Event]]:
+        """Each time that somebody broke its fence while it was inside, and the answer."""
+        assert attempt.entered is not None
+        for began, over in self._breaks_of.get((attempt.name, attempt.fence), ()):
+            if attempt.entered.t < began.t:
+                yield began, over
 
     def late(self, attempt: Attempt, due: int, t: int) -> bool:
         """Whether something came too late, reckoned in time in which its process ran."""

@@ -11,7 +11,11 @@ from aiolock.stores._member import (
     Charter,
     Heard,
     InLine,
+    Kept,
+    Marked,
     MemberInbox,
+    Memory,
+    Recalled,
     Stand,
     Voted,
 )
@@ -78,6 +82,8 @@ class Witness(RedisMember):
                 self._history.note(
                     "stands", w=waiter, server=self._number, since=since, ticket=stand.ticket
                 )
+            if isinstance(answer, Marked):
+                self._note_marked(stand.name, answer.number, since)
             if isinstance(answer, Voted):
                 # One with less left was given earlier.
                 self._voted(waiter, answer.now if answer.lease == lease else 0)
@@ -102,6 +108,61 @@ class Witness(RedisMember):
     def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
         hears = self._hears(stand, self._history.now(), stand.form.claim, heard)
         super().give_way(stand, number, hears)
+
+    # What is done once
+
+    def _note_marked(self, name: str, fence: int, since: float) -> None:
+        self._history.note("marked", n=name, server=self._number, fence=fence, since=since)
+
+    def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
+        since = self._history.now()
+
+        def hear(known: int | None, error: Exception | None) -> None:
+            if known:
+                self._note_marked(stand.name, fence, since)
+            heard(known, error)
+
+        super().finish(stand, fence, keep, until, hear)
+
+    def recall(self, name: str, heard: Heard) -> None:
+        since = self._history.now()
+
+        def hear(answer: Recalled | None, error: Exception | None) -> None:
+            if answer is not None and answer.number:
+                self._note_marked(name, answer.number, since)
+            heard(answer, error)
+
+        super().recall(name, hear)
+
+    def enrol(self, memory: Memory) -> None:
+        if memory is Memory.NEW:
+            self._history.note("enrols", server=self._number)
+        super().enrol(memory)
+
+    # What is put up
+
+    def _note_kept(self, name: str, count: int, since: float) -> None:
+        self._history.note("kept", n=name, server=self._number, count=count, since=since)
+
+    def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
+        since = self._history.now()
+
+        def hear(known: int | None, error: Exception | None) -> None:
+            if known is not None:
+                self._note_kept(name, known, since)
+            heard(known, error)
+
+        super().post(name, count, value, keep, hear)
+
+    def read(self, name: str, heard: Heard) -> None:
+        since = self._history.now()
+
+        def hear(answer: Kept | None, error: Exception | None) -> None:
+            if answer is not None:
+                self._note_kept(name, answer.count, since)
+            heard(answer, error)
+
+        super().read(name, hear)
 
     def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
         text = encode(waiter, Form(claim=0), blind=False)

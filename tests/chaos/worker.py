@@ -174,6 +174,22 @@ class Process:
             await self._attempt(f"{number}/job/{self._who}", choice, until_quiet=True)
             await self.rest(choice.pause)
 
+    async def look(self) -> None:
+        """Ask now and then who leads, of several servers."""
+        if not self._attack.servers:
+            return
+        rng = random.Random(f"{self._seed} {self._who} looks")
+        while await self.rest(rng.expovariate(5.0)):
+            ATTEMPT.set("")
+            since, fence, value, outcome = time.monotonic_ns(), 0, "", "ok"
+            try:
+                leader = await self.client.election("primary").leader()
+            except (aiolock.StoreError, aiolock.ClientClosed) as error:
+                outcome = type(error).__name__
+            else:
+                fence, value = (leader.fence, leader.value) if leader else (0, "")
+            self.history.note("looked", since=since, fence=fence, value=value, outcome=outcome)
+
     async def observed(self) -> None:
         """Watch the election no more."""
         self._over.set_result(None)
@@ -227,6 +243,10 @@ class Process:
         match choice.kind:
             case "lock":
                 await client.lock(name).break_()
+            case "rw" if choice.shared:  # all that have the fence of one of them
+                holders = (await client.rwlock(name).status()).holders
+                if holders:
+                    await client.rwlock(name).break_(holders[-1].fence)
             case "rw":
                 await client.rwlock(name).break_()
             case "permits":
@@ -535,6 +555,7 @@ async def main(*arguments: str) -> None:
             for task in range(MEETING):
                 group.create_task(process.meet(task))
             group.create_task(process.job())
+            group.create_task(process.look())
             group.create_task(process.reopen())
             await _order(orders, "quiet")
             process.quiet()

@@ -8,14 +8,15 @@ worst case. A client's ticket is its number, so tickets and arrivals differ in e
 In every state: at most one is inside, fences grow in the order of entering, and nothing ends before
 all have been inside. Some of the clients may be readers: they may be inside together, and then the
 fence of each is higher than that of any before it who was no reader. ``python -m
-tests.quorum.exhaustive [CLIENTS] [TIMES] [READERS] [SERVERS] [hands-on]`` goes through more than
-the tests do; the first clients are the readers. Two servers decide together: that is a quorum, too,
-and a smaller world.
+tests.quorum.exhaustive --help`` goes through more than the tests do; the first clients are the
+readers. Two servers decide together: that is a quorum, too, and a smaller world.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import gc
+import math
 import time
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
@@ -121,14 +122,19 @@ class Search:
         tells: bool = True,
         beside: bool = False,
         hands_on: bool = False,
+        at_once: bool = False,
     ) -> None:
         """``readers``: which of the clients are.
+
+        ``at_once``: an answer is read as soon as the command is carried out, which leaves orders of
+        events out. Pushes stay on their way.
 
         What may be left out: servers inquire at so many of those that are in the way, at most.
         ``tells``: releases tell the highest number. ``beside``: readers do not mind who writes.
         ``hands_on``: the first client may let its next acquisition have it that it has entered
         with; the others acquire it once.
         """
+        self._at_once = at_once
         self._servers = servers
         self._none: Links = ((),) * servers
         self._readers = frozenset(readers)
@@ -139,10 +145,16 @@ class Search:
         self._ballot = ballot
         self._inquires = inquires
         self._tells = tells
-        self.states = 0
+        self.states = self.depth = 0
+        self.complete = False
 
-    def run(self) -> int:
-        """Go through it; how many states there were. Raises `Wrong`."""
+    def run(self, seconds: float = math.inf) -> int:
+        """Go through it; how many states there were. Raises `Wrong`.
+
+        After so many seconds of the processor it ends, when all states are known that are as many
+        steps from the first: then it is not ``complete``.
+        """
+        end = time.process_time() + seconds
         first = State(
             tuple(Server((), (), 2 * server) for server in range(self._servers)),
             tuple(
@@ -152,7 +164,7 @@ class Search:
             *(0, 0),
         )
         seen, front = {first}, [first]
-        while front:
+        while front and time.process_time() < end:
             reached: list[State] = []
             for state in front:
                 nexts = list(self._steps(state))
@@ -164,6 +176,8 @@ class Search:
                         reached.append(following)
             front = reached
             self.states = len(seen)
+            self.depth += bool(front)
+        self.complete = not front
         return self.states
 
     def _times_of(self, who: int) -> int:
@@ -250,10 +264,10 @@ class Search:
         command = client.commands[server][0]
         after, answer, pushes = self._execute(state.servers[server], command)
         mine = client.votes is not None and command.who == client.who
-        answers = client.answers
-        if answer is not None and mine:
-            answers = _more(answers, server, answer)
-        client = client._replace(commands=_less(client.commands, server), answers=answers)
+        client = client._replace(commands=_less(client.commands, server))
+        heard = answer if mine else None
+        if heard is not None and not self._at_once:
+            client = client._replace(answers=_more(client.answers, server, heard))
         state = self._with(state, index, client)
         servers = (*state.servers[:server], after, *state.servers[server + 1 :])
         state = state._replace(servers=servers)
@@ -263,6 +277,8 @@ class Search:
             if other.votes is not None and other.who == push.who:
                 other = other._replace(pushes=_more(other.pushes, server, push))
                 state = self._with(state, to, other)
+        if heard is not None and self._at_once:
+            state = self._heard(state, index, state.clients[index], server, heard)
         return state
 
     def _execute(
@@ -381,16 +397,27 @@ class Search:
 
 def main() -> None:
     """The command."""
-    hands_on = "hands-on" in sys.argv
-    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
-    clients, times, readers, servers = (*numbers, *(2, 1, 0, 3)[len(numbers) :])
-    began = time.monotonic()
-    search = Search(clients, times, servers=servers, readers=range(readers), hands_on=hands_on)
-    states = search.run()
-    seconds = time.monotonic() - began
+    parser = argparse.ArgumentParser(prog="python -m tests.quorum.exhaustive")
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--times", type=int, default=1, help="how often each acquires it")
+    parser.add_argument("--readers", type=int, default=0, help="so many of them")
+    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--hands-on", action="store_true", help="the first one may")
+    parser.add_argument("--at-once", action="store_true", help="answers are read when given")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of the processor, at most")
+    options = parser.parse_args()
+    gc.disable()  # states are in no cycle, and to look at millions of them takes time
+    search = Search(
+        *(options.clients, options.times),
+        servers=options.servers,
+        readers=range(options.readers),
+        hands_on=options.hands_on,
+        at_once=options.at_once,
+    )
+    states = search.run(options.seconds)
+    whole = "all" if search.complete else "not all"
     print(  # noqa: T201
-        f"{clients} clients, of which {readers} read, {times} times each, {servers} servers:"
-        f" {states:,} states, {seconds:.0f} s"
+        f"{states:,} states, {search.depth} deep, {whole} there are; {time.process_time():.0f} s"
     )
 
 

@@ -35,8 +35,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hold the sales, and say what came of them; the exit code."""
-    # Here: it needs redis-py, which takes longer to import than all that other commands need.
+    """Hold the sales, and print the results; returns the exit code."""
+    # Imported only here: redis-py takes longer to import than all that other commands need.
     from aiolock.cli.demo.sale import hold, impossible
 
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The worker processes, as the demo sees them: started, told what to do, listened to, killed."""
+"""The worker processes, as the demo sees them: started, given orders, listened to, killed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Worker:
         self.at_once = 0
         self.dismissed = self.killed = False
         self.idle = asyncio.Event()
-        """Set when it has done what it was told to, or is gone."""
+        """Set when it has carried out its order, or is gone."""
         self.reported = asyncio.Event()
 
     def tell(self, **message: object) -> None:
-        """Tell it something; it may be gone already."""
+        """Send it a message; it may be gone already."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
@@ -44,7 +44,7 @@ class Worker:
         self.tell(**asdict(order))
 
     async def report(self) -> None:
-        """Let it tell of the visits that it has not told of yet."""
+        """Have it report the visits that it has not reported yet."""
         self.tell(report=True)
         await self.reported.wait()
 
@@ -53,10 +53,10 @@ class Worker:
         self.tell(go_on=True)
 
     async def kill(self) -> int:
-        """SIGKILL, and wait until it is dead; when it was sent (``time.monotonic_ns``)."""
+        """SIGKILL, and wait until it is dead; returns when it was sent (``time.monotonic_ns``)."""
         at = monotonic_ns()
         if not self.killed and self.process.returncode is None:
-            # Once only: a second one may find it dead before asyncio does, which then complains.
+            # Once only: asyncio complains about a second one to a process that is dead already.
             self.killed = self.dismissed = True
             self.process.kill()
         await self.process.wait()
@@ -73,7 +73,7 @@ class Worker:
 
 
 class Crew:
-    """All the workers, and what they have told."""
+    """All the workers, and what they have reported."""
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
@@ -87,7 +87,7 @@ class Crew:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 24,  # the longest line
-            start_new_session=True,  # Ctrl-C is for us: we end them
+            start_new_session=True,  # Ctrl-C is for us: we end the workers
         )
         worker = Worker(setup.worker, process)
         self.workers.append(worker)
@@ -95,12 +95,12 @@ class Crew:
         return worker
 
     async def all_idle(self) -> None:
-        """Wait until every worker has done what it was told to."""
+        """Wait until every worker has carried out its order."""
         for worker in self.workers:
             await worker.idle.wait()
 
     async def next_stop(self) -> tuple[Worker, Stop] | None:
-        """The next one that stops with the lock in hand; None if all are done before one does."""
+        """The next one that stops with the lock in hand; None if all are done before that."""
         stop = asyncio.ensure_future(self.stopped.get())
         idle = asyncio.ensure_future(self.all_idle())
         try:
@@ -111,11 +111,11 @@ class Crew:
             idle.cancel()
 
     async def listen(self, worker: Worker) -> None:
-        """Take in what a worker tells, until its end."""
+        """Take in what a worker reports, until its end."""
         assert worker.process.stdout is not None
         async for line in worker.process.stdout:
             if not line.endswith(b"\n"):
-                break  # it was killed in the middle of telling
+                break  # it was killed in the middle of a report
             message = json.loads(line)
             match message.pop("event"):
                 case "served":

@@ -16,25 +16,25 @@ from aiolock.cli.demo.shop import Sale, Shop
 
 @dataclass(slots=True)
 class Visit:
-    """One request, and when what happened to it (``time.monotonic_ns``; 0: it did not)."""
+    """One request, with the times of its events (``time.monotonic_ns``; 0: it did not happen)."""
 
     worker: int
     number: int
-    """The how many-th request of its process."""
+    """Its number among the requests of its process."""
     asked: int
     queued: int = 0
-    """When we knew that it had to wait: that it stood in the lock's queue, if there is one."""
+    """When it was known to wait: to stand in the lock's queue, if there is one."""
     entered: int = 0
-    """When it was its turn; it was not where the shop had closed, or the lease was lost before."""
+    """When its turn came; 0 if the shop had closed, or the lease was lost, before."""
     leaving: int = 0
     """When it was done, and began to release the lock."""
     fence: int = 0
     sold: bool = False
     lost: bool = False
     customer: int = 0
-    """Which one of its process made it."""
+    """The customer of its process that made it."""
     tries: int = 0
-    """How often it asked for the lock, where it is the customer who asks again: redis-py's."""
+    """How often it asked for the lock, if the customer has to ask again: with redis-py's."""
 
 
 CURRENT: ContextVar[Visit] = ContextVar("CURRENT")
@@ -42,7 +42,7 @@ CURRENT: ContextVar[Visit] = ContextVar("CURRENT")
 
 
 class Customers:
-    """The customers of one process; they share one lock, as a web application's handlers do."""
+    """The customers of one process; they share one lock, like a web application's handlers."""
 
     def __init__(
         self, worker: int, shop: Shop, lock: Lock | None, served: Callable[[Visit], object]
@@ -53,9 +53,9 @@ class Customers:
         self._served = served
 
     async def buy(self, at_once: int, requests: int | None, arrival: float = 0.0) -> None:
-        """Make so many requests at once, until all is sold, or until so many have been made.
+        """Make ``at_once`` requests at a time, until all is sold, or ``requests`` were made.
 
-        The first ones arrive at random, within so many seconds.
+        The first ones arrive at random, within ``arrival`` seconds.
         """
         numbers = itertools.count() if requests is None else iter(range(requests))
         async with asyncio.TaskGroup() as group:
@@ -63,7 +63,7 @@ class Customers:
                 group.create_task(self._customer(customer, numbers, arrival))
 
     async def _customer(self, customer: int, numbers: Iterator[int], arrival: float) -> None:
-        await asyncio.sleep(arrival * random.random())  # noqa: S311  # no secret
+        await asyncio.sleep(arrival * random.random())  # noqa: S311  # not a secret
         for number in numbers:
             visit = Visit(self._worker, number, asked=monotonic_ns(), customer=customer)
             CURRENT.set(visit)
@@ -83,7 +83,7 @@ class Customers:
             visit.lost = True
 
     async def _buy_one(self, visit: Visit) -> None:
-        """Read, work, write: right only while nobody else is doing the same."""
+        """Read, work, write: this is right only while no other buyer does the same."""
         visit.entered = monotonic_ns()
         stock = await self._shop.stock()
         if stock > 0:

@@ -1,4 +1,4 @@
-"""What may stop the demo without being a fault of its own: then one line says why."""
+"""Failures that stop the demo without being a bug in it: then one line says why."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aiolock import LockError
 
 
 class DemoError(Exception):
-    """The demo cannot go on; its text says why."""
+    """The demo cannot go on; the text says why."""
 
 
 def first(error: BaseException) -> BaseException:
-    """The first of those that an exception group is made of."""
+    """The first error in an exception group."""
     match error:
         case BaseExceptionGroup(exceptions=(inner, *_)):
             return first(inner)
@@ -23,7 +23,7 @@ def first(error: BaseException) -> BaseException:
 
 
 def reason(error: BaseException) -> str | None:
-    """In one line, what has failed; None where it is a bug, to be seen in full."""
+    """The failure in one line; None for a bug, which is shown in full."""
     if isinstance(error, DemoError | LockError | RedisError | sqlite3.Error):
         return " ".join(str(error).split())
     return None

@@ -1,4 +1,4 @@
-"""What came of an act: was the count right, how fast was it, was anybody overtaken."""
+"""The results of an act: was the count right, how fast was it, was any request overtaken."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aiolock.cli.demo.kills import Kill
 from aiolock.cli.demo.shop import Sale
 
 ONE_CLOCK: Final = sys.platform == "linux"
-"""Whether ``time.monotonic_ns`` of two processes is one clock. Linux says so; elsewhere times are
-compared within one process only."""
+"""Whether ``time.monotonic_ns`` of two processes is one clock. Linux guarantees it; elsewhere times
+are compared within one process only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +27,22 @@ class Act:
     left: int
     """The stock at the end."""
     sales: list[Sale]
-    """As they were written, by whomever: the truth about what was sold."""
+    """As they were written, by any customer: the truth about what was sold."""
     visits: list[Visit]
-    """As they were told by who made them; those during which a worker was killed are missing."""
+    """As the customers reported them; those during which a worker was killed are missing."""
     kills: list[Kill]
     seconds: float
     ended: int
     """When it ended (``time.monotonic_ns``)."""
     commands: int | None
-    """What the lock sent to its store."""
+    """How many commands the lock sent to its store."""
     closed_after: float | None = None
-    """After so many seconds it was ended, with items left; None: it was not."""
+    """Seconds after which it was ended with items left; None if it was not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of many durations, in ms, half were at most ``p50`` and 99 in a hundred at most ``p99``."""
+    """Many durations, in ms: half are at most ``p50``, and 99 in a hundred at most ``p99``."""
 
     p50: float
     p99: float
@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What became of a worker that was killed."""
+    """The results for a worker that was killed."""
 
     worker: int
     pid: int
@@ -58,8 +58,8 @@ class Killed:
     wrote: bool
     in_queue: int
     cost_seconds: float | None
-    """Of a holder: from its death to the next body. Of one in the queue: the longest hand-off
-    until all its places had been passed. None: nobody can say, or there is no queue."""
+    """For a holder: from its death to the next body. For one in the queue: the longest hand-off
+    until all its places had been passed. None: it is unknown, or there is no queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +73,24 @@ class Figures:
     left: int
     seconds: float
     standstill_seconds: float
-    """Of these, those in which somebody who had been stopped or killed held the lock."""
+    """How long of that a stopped or killed customer held the lock."""
     closed_after: float | None
-    """The shop was closed after so many, with items left; None: it was not."""
+    """Seconds after which the shop was closed with items left; None if it was not."""
     per_second: float | None = None
-    """Requests, in the time in which nobody stood still. Not without a lock: there nobody waits
-    for anybody, which is no contest."""
+    """Requests per second of the time without a standstill. None without a lock: there no request
+    waits for another, which is no contest."""
     waiting_ms: Spread | None = None
     waiting_undelayed_ms: Spread | None = None
-    """Of those who did not wait for the lease of a killed holder to end; None if none was killed,
-    or nobody can say."""
+    """Of requests that did not wait for the lease of a killed holder to end; None if none was
+    killed, or it is unknown."""
     handoff_ms: Spread | None = None
     overtaken: int | None = None
     waited: int | None = None
     """Requests that had to wait, and so might have been overtaken."""
     per_customer: tuple[int, int] | None = None
-    """Items that the one bought who bought least, and the one who bought most; of those who were
-    there until the end."""
+    """The fewest and the most items that one customer bought, of those who stayed to the end."""
     commands_per_grant: float | None = None
-    """With those of requests that were killed in the queue."""
+    """Including those of requests that were killed in the queue."""
     leases_lost: int | None = None
     killed: list[Killed] = field(default_factory=list[Killed])
 
@@ -131,7 +130,7 @@ def figures(act: Act) -> Figures:
 
 
 def _turn(of: Visit | Kill) -> tuple[int, int]:
-    """Turns are in the order of these; by the clock where the lock has no fencing tokens."""
+    """The sort key of a turn; by the clock if the lock has no fencing tokens."""
     return of.fence, of.entered
 
 
@@ -151,8 +150,8 @@ def _spread(durations: Sequence[int]) -> Spread | None:
 def _handoffs(act: Act) -> list[tuple[int, int]]:
     """The fence of each holder that handed on, and how many ns later the next one entered.
 
-    Only where the next had been in the queue by then, or it would be its own way there that is
-    measured, and not where one was killed in between.
+    Only if the next was in the queue by then (otherwise its own way there would be measured), and
+    no holder was killed in between.
     """
     killed = [_turn(kill) for kill in act.kills if kill.holding]
     return [
@@ -166,7 +165,7 @@ def _handoffs(act: Act) -> list[tuple[int, int]]:
 
 
 def _per_customer(act: Act) -> tuple[int, int] | None:
-    """How many items the customers bought whose worker was not killed: the fewest, and the most."""
+    """Items per customer, of workers that were not killed: the fewest, and the most."""
     killed = {kill.worker for kill in act.kills}
     bought = Counter[tuple[int, int]]()
     for visit in act.visits:
@@ -176,13 +175,13 @@ def _per_customer(act: Act) -> tuple[int, int] | None:
 
 
 def _overtaken(act: Act) -> tuple[int, int]:
-    """How many requests were served after one that had come later, for certain; how many waited.
+    """How many requests were certainly served after one that had come later; how many waited.
 
     Within a process that is exact, if there is a queue: its requests reach the server in the order
-    in which they were made. Else nobody knows which of two requests that were under way together
-    came first. So A counts as overtaken by B only if A had *its answer* that it had to wait before
-    B so much as asked, and B was served first all the same: no round trip, and no difference
-    between two times of arrival, has to be guessed.
+    in which they were made. Between processes, it is unknown which of two requests that were under
+    way together came first. So A counts as overtaken by B only if A had *its answer* that it had to
+    wait before B even asked, and B was served first all the same. So no round trip, and no
+    difference between two times of arrival, has to be guessed.
     """
     overtaken = waited = 0
     last_number: dict[int, int] = {}
@@ -199,7 +198,7 @@ def _overtaken(act: Act) -> tuple[int, int]:
 
 
 def _next(act: Act, kill: Kill) -> int | None:
-    """When the body after its holder's was entered, be it one that was killed too."""
+    """When the body after its holder's was entered, even by one that was killed too."""
     bodies = [_turn(visit) for visit in act.visits]
     bodies += [_turn(other) for other in act.kills if other.holding]
     entered = [turn[1] for turn in bodies if turn > _turn(kill)]
@@ -207,14 +206,14 @@ def _next(act: Act, kill: Kill) -> int | None:
 
 
 def _standstill(act: Act) -> float:
-    """For how many seconds somebody who had been stopped or killed held the lock."""
+    """How many seconds a stopped or killed customer held the lock."""
     if not ONE_CLOCK:
         return 0.0
     return sum((_next(act, kill) or act.ended) - kill.entered for kill in act.kills) / 1e9
 
 
 def _undelayed(act: Act) -> Spread | None:
-    """How long those waited during whose wait no killed holder had the lock."""
+    """The waits during which no killed holder had the lock."""
     ends = [_next(act, kill) for kill in act.kills if kill.holding]
     if not ends or not ONE_CLOCK:
         return None
@@ -239,7 +238,7 @@ def _killed(act: Act, kill: Kill) -> Killed:
 
 
 def audit(act: Act) -> list[str]:
-    """All that is wrong with a sale; nothing, if it came out exactly right."""
+    """All that is wrong with a sale; empty, if it came out exactly right."""
     wrong: list[str] = []
     if act.left != 0:
         wrong.append(f"the stock is {act.left} at the end")

@@ -16,7 +16,7 @@ from aiolock.cli.demo.worker import Order
 
 
 class Accident(NamedTuple):
-    """When the holder stops with the lock in hand, so that the victim can be killed."""
+    """When a holder stops with the lock in hand, and which worker is killed then."""
 
     victim: int
     holder: int
@@ -27,7 +27,7 @@ class Accident(NamedTuple):
 
 _ACCIDENTS: Final = (
     Accident(victim=1, holder=1, left=0.75, after_write=False),
-    # While worker 0 has the lock nobody else does: its victim dies in the queue for certain.
+    # While worker 0 has the lock no other does: its victim certainly dies in the queue.
     Accident(victim=2, holder=0, left=0.5, after_write=False),
     Accident(victim=3, holder=3, left=0.25, after_write=True),
 )
@@ -38,18 +38,18 @@ _SOON: Final = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A worker that was killed, and who held the lock at that moment: it, or another."""
+    """A worker that was killed, and the holder of the lock at that moment: it, or another."""
 
     worker: int
     pid: int
     holding: bool
-    """It held the lock; else its requests stood in the queue."""
+    """Whether it held the lock; if not, its requests stood in the queue."""
     waiting: int
     """How many of its requests waited."""
     queue: int | None
-    """How many did in all; None where there is no queue."""
+    """How many requests waited in all; None if there is no queue."""
     wrote: bool
-    """The holder had written its sale."""
+    """Whether the holder had written its sale."""
     fence: int
     """The fencing token of the holder."""
     entered: int
@@ -57,28 +57,28 @@ class Kill:
     at: int
     """When the worker was killed."""
     lease: float = 0.0
-    """Seconds that the lease of a killed holder still had."""
+    """Seconds that were left of a killed holder's lease."""
 
 
 class Seen(NamedTuple):
-    """What an outsider sees of the lock."""
+    """The state of the lock, as seen from outside."""
 
     lease: float
-    """Seconds that the holder's lease still has."""
+    """Seconds that are left of the holder's lease."""
     queue: Counter[str] | None = None
-    """How many requests of each client stand in the queue; None where there is no queue."""
+    """How many requests of each client stand in the queue; None if there is no queue."""
 
 
 Look: TypeAlias = Callable[[], Awaitable[Seen]]
 
 
 def accidents(workers: int) -> list[Accident]:
-    """Those that can happen to so many workers."""
+    """The accidents that can happen to this many workers."""
     return [accident for accident in _ACCIDENTS if accident.victim < workers]
 
 
 def arranged(orders: list[Order]) -> list[Order]:
-    """The orders of all workers, with the stops for the accidents put in."""
+    """The orders of all workers, with the stops for the accidents added."""
     orders = orders.copy()
     for accident in accidents(len(orders)):
         order = orders[accident.holder]
@@ -90,7 +90,7 @@ def arranged(orders: list[Order]) -> list[Order]:
 
 
 async def look(lock: aiolock.Lock) -> Seen:
-    """At a lock of ours."""
+    """Look at a lock of aiolock."""
     status = await lock.status()
     return Seen(
         lease=max((holder.remaining for holder in status.holders), default=0.0),
@@ -99,7 +99,7 @@ async def look(lock: aiolock.Lock) -> Seen:
 
 
 async def look_at_key(redis: Redis, key: str) -> Seen:
-    """At a lock of redis-py: who waits is known to nobody."""
+    """Look at a lock of redis-py, which does not know its waiters."""
     return Seen(lease=max(0, await redis.pttl(key)) / 1000)
 
 
@@ -113,7 +113,7 @@ async def kill(crew: Crew, look: Look, tell: Callable[[Kill], object]) -> list[K
         expected = victim.at_once - (victim is holder) if stop.left else 0
         queue = (await look()).queue
         while queue is not None and queue[victim.client] < expected and not victim.idle.is_set():
-            # Nobody has found it sold out yet, so the last ones are on their way into the queue.
+            # No request has found it sold out yet, so the last ones are on their way to the queue.
             await asyncio.sleep(_SOON)
             queue = (await look()).queue
         await victim.report()
@@ -129,7 +129,7 @@ async def kill(crew: Crew, look: Look, tell: Callable[[Kill], object]) -> list[K
                 fence=stop.fence,
                 entered=stop.entered,
                 at=at,
-                # Only now, since it renewed it until its death.
+                # Read it only now, since the holder renewed it until its death.
                 lease=(await look()).lease if victim is holder else 0.0,
             )
         )

@@ -1,4 +1,4 @@
-"""A lock store that does what another one does, and notes how often, and when it answered."""
+"""A lock store that does what another one does, and counts its operations and notes answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 class Observed(Relay):
-    """Wraps a store, for the figures only: a program gives `aiolock.connect` a URL."""
+    """Wraps a store, only for the figures: a program gives `aiolock.connect` a URL."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -39,12 +39,12 @@ class Observed(Relay):
         wait: bool,
         max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        """The answer that the waiter stands in the queue is noted on its visit."""
+        """Notes on the visit when the answer comes that its waiter is queued."""
         answer = super().acquire(
             name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
         )
         visit = CURRENT.get(None)
-        # A waiter asks for the first time in its own task, and again from a timer of any task.
+        # A waiter first asks in its own task, and again from a timer in the context of any task.
         if visit is not None and waiter not in self._waiting:
             self._waiting[waiter] = visit
             answer.add_done_callback(partial(_note, visit))

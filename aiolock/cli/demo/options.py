@@ -1,4 +1,4 @@
-"""What the command line may ask for."""
+"""The options of the demo on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORKERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What it asks for; valid once it exists."""
+    """The options; valid once they exist."""
 
     url: str
     items: int
@@ -40,7 +40,7 @@ class Options:
 
     @property
     def title(self) -> str:
-        """All of it in a line."""
+        """The title, in one line."""
         where = "in this process" if self.in_memory else f"worker processes: {self.workers}"
         return f"An online sale on {self.server}, {where}, requests at once: {self.requests:,}"
 
@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options(arguments: argparse.Namespace) -> Options:
-    """Those given; `ValueError`, with the reason, for what cannot be."""
+    """The options given; `ValueError`, with the reason, for invalid ones."""
     in_memory = arguments.url.startswith("memory://")
     return Options(
         url=arguments.url,

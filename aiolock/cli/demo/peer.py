@@ -1,7 +1,7 @@
-"""redis-py's own `Lock`, as it comes: what most programs on Redis use, and so what to compare with.
+"""redis-py's own `Lock`, unchanged: most programs on Redis use it, so aiolock is compared with it.
 
-It has no queue: who finds it held asks again every 0.1 s, and whoever asks first when it is free
-has it. A program makes one `Lock` for each use, with a lease that nothing renews.
+It has no queue: a caller that finds it held asks again every 0.1 s, and the first to ask when it is
+free gets it. A program makes one `Lock` for each use, with a lease that nothing renews.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def key(prefix: str) -> str:
 async def new_locks(
     url: str, prefix: str, ttl: float, at_once: int
 ) -> AsyncGenerator[Callable[[], Lock], None]:
-    """Makes a lock for each use; so many that are used at once have a connection each."""
+    """Makes a lock for each use; as many connections as locks are used at once."""
     pool = ConnectionPool(max_connections=at_once, **parse_url(url))
     async with Redis.from_pool(pool) as redis:
         yield lambda: NotedLock(redis, key(prefix), timeout=ttl)

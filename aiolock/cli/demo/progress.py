@@ -1,4 +1,4 @@
-"""What is said while the demo runs: on a terminal one line is rewritten, else a few are printed."""
+"""The progress of the demo: on a terminal one line is rewritten, else a few lines are printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PARTS: Final = 4
 
 
 class Progress:
-    """Says how far it is; says nothing without ``out``."""
+    """Prints how far it is; prints nothing without ``out``."""
 
     def __init__(self, out: TextIO | None) -> None:
         self._out = out
@@ -20,9 +20,9 @@ class Progress:
         self._part = 0
         self._done = 0
         self._untold = 0
-        """How many are sold, and who sold them was killed before it could tell."""
+        """Items sold by workers that were killed before they could report it."""
         self._dead_until: float | None = None
-        """When the lease of the holder that was killed will have ended (``time.monotonic``)."""
+        """When the lease of a killed holder will have ended (``time.monotonic``)."""
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
@@ -31,20 +31,20 @@ class Progress:
             print(text, file=self._out, flush=True)
 
     def meanwhile(self, what: str) -> None:
-        """Say on a terminal, for as long as it lasts, what it is that takes a moment."""
+        """On a terminal, print what takes a moment, until the next line."""
         if self._terminal:
             self.clear()
             print(f"  {what}", end="", file=self._out, flush=True)
 
     def begin(self, title: str, total: int) -> None:
-        """A new act, in which so many will be sold."""
+        """Begin a new act, in which this many will be sold."""
         self.line(f"\n{title}")
         self._total = total
         self._part = self._done = self._untold = 0
         self._dead_until = None
 
     def show(self, done: int) -> None:
-        """So many are sold, as those say who sold them."""
+        """Show how many are sold, as reported."""
         done += self._untold
         text = f"{done:,} of {self._total:,} sold"
         part = _PARTS * done // self._total
@@ -55,7 +55,7 @@ class Progress:
             self._part = part
 
     def _standstill(self, done: int) -> str:
-        """Why it does not move, if it does not."""
+        """Why the sale stands still, if it does."""
         if done >= self._total:
             return "; the other requests have yet to find out"
         if self._dead_until is None:
@@ -81,6 +81,6 @@ class Progress:
         self.line(f"  SIGKILL for worker {kill.worker}: {where}")
 
     def clear(self) -> None:
-        """Take back the line that would be rewritten next."""
+        """Clear the line that would be rewritten next."""
         if self._terminal:
             print("\r\x1b[K", end="", file=self._out, flush=True)

@@ -1,4 +1,4 @@
-"""The sales are held, and it is said what came of them."""
+"""Holds the sales and prints the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ On a Redis server (--url redis://...) it is also held under redis-py's own Lock.
 
 
 def hold(chosen: Options, *, as_json: bool) -> int:
-    """Hold them, and print what came of them; the exit code."""
+    """Hold the sales, and print the results; returns the exit code."""
     progress = Progress(None if as_json else sys.stdout)
     try:
         acts = asyncio.run(_terminable(chosen, progress))
@@ -52,7 +52,7 @@ def hold(chosen: Options, *, as_json: bool) -> int:
 
 
 async def _terminable(chosen: Options, progress: Progress) -> Acts:
-    """Tell the story; SIGTERM ends it as Ctrl-C does, so that it tidies up."""
+    """Tell the story; SIGTERM ends it like Ctrl-C, so that it tidies up."""
     task = asyncio.current_task()
     assert task is not None
     with suppress(NotImplementedError):  # no such signals on Windows
@@ -61,7 +61,7 @@ async def _terminable(chosen: Options, progress: Progress) -> Acts:
 
 
 def impossible(why: str) -> int:
-    """Say why they cannot be held; the exit code."""
+    """Print why the sales cannot be held; returns the exit code."""
     sys.stderr.write(f"aiolock demo: {why}\n")
     return IMPOSSIBLE
 

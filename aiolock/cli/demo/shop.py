@@ -1,7 +1,7 @@
 """The shop: a stock that is read, and written back a moment later, as in so many programs.
 
-Nothing here guards it. Whoever buys reads the stock and writes one less, and with it, in one step,
-the record of the sale: so that it can be counted afterwards what was really sold.
+Nothing here guards the stock. A buyer reads it and writes one less, together with the record of the
+sale, in one step: so the real sales can be counted afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aiolock.cli.demo.options import in_a_file
 Value = TypeVar("Value")
 
 _KEPT: Final = 3600
-"""Seconds until the server forgets the shop by itself, should nobody be left to tidy up."""
+"""Seconds until the server forgets the shop by itself, in case the demo cannot tidy up."""
 
 
 class Sale(NamedTuple):
@@ -36,27 +36,27 @@ class Sale(NamedTuple):
 
 
 class Shop(Protocol):
-    """A stock, and the record of what was sold."""
+    """A stock, and the record of its sales."""
 
     async def open(self, items: int) -> None:
-        """Begin a sale of so many items."""
+        """Begin a sale of this many items."""
         ...
 
     async def stock(self) -> int:
-        """How many are left."""
+        """How many items are left."""
         ...
 
     async def sell(self, sale: Sale) -> None:
-        """Write the stock without this item and the record, both in one step."""
+        """Write the stock without this item, and the record, both in one step."""
         ...
 
     async def sales(self) -> list[Sale]:
-        """Every sale, in the order in which they were written."""
+        """All sales, in the order in which they were written."""
         ...
 
 
 class MemoryShop:
-    """A shop of this process. Like a real one, it takes a turn of the event loop to answer."""
+    """A shop in this process. Like a real one, it takes a loop iteration to answer."""
 
     def __init__(self) -> None:
         self._stock = 0
@@ -175,12 +175,12 @@ class FileShop:
 
 
 def shop_file(url: str, prefix: str) -> Path:
-    """Where the shop is that belongs to the locks of an SQLite URL, and of this sale."""
+    """The file of the shop that belongs to the locks of an SQLite URL, and to this sale."""
     return Path(f"{unquote(urlsplit(url).path)}.{prefix}")
 
 
 def tidy(url: str, prefix: str) -> None:
-    """Leave nothing of such a shop."""
+    """Remove all files of such a shop."""
     shop = shop_file(url, prefix)
     for suffix in ("", "-wal", "-shm"):
         shop.with_name(f"{shop.name}{suffix}").unlink(missing_ok=True)
@@ -188,7 +188,7 @@ def tidy(url: str, prefix: str) -> None:
 
 @asynccontextmanager
 async def shop_beside(url: str, prefix: str) -> AsyncGenerator[Shop, None]:
-    """The shop where the locks are."""
+    """The shop, in the same place as the locks."""
     if in_a_file(url):
         shop = FileShop(shop_file(url, prefix))
         await shop.connect()
@@ -202,9 +202,9 @@ async def shop_beside(url: str, prefix: str) -> AsyncGenerator[Shop, None]:
 
 
 def redis_client(url: str) -> Redis:
-    """An ordinary client, of which hundreds of requests at once share a few connections.
+    """An ordinary client, through which hundreds of requests at once share a few connections.
 
-    Nothing is tried twice: a sale whose reply was lost may have been written.
+    It retries nothing: a sale whose reply was lost may have been written.
     """
     pool = BlockingConnectionPool(max_connections=16, timeout=None, **parse_url(url))
     return Redis.from_pool(pool)

@@ -1,4 +1,4 @@
-"""Where the acts are played: in this process, or in worker processes around a Redis server."""
+"""The stages of the acts: this process, or worker processes around a server."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _TIDY_PATIENCE: Final = 5.0
 
 
 class Stage(Protocol):
-    """A shop, and customers to be let in."""
+    """A shop, and the customers to serve."""
 
     visits: list[Visit]
-    """The requests served so far, in no order."""
+    """The requests served so far, in no particular order."""
 
     @property
     def shop(self) -> Shop:
-        """What they buy from."""
+        """The shop in which they buy."""
         ...
 
     async def serve(self, order: Order) -> list[Kill]:
-        """Serve customers until they are done; the workers that were killed meanwhile."""
+        """Serve customers until they are done; returns the workers that were killed meanwhile."""
         ...
 
     async def commands(self) -> int | None:
-        """How many commands the lock has sent to its store so far; None where we may not know."""
+        """How many commands the lock has sent to its store so far; None if we may not know."""
         ...
 
 
 class OneProcess:
-    """Everything in this process, on the embedded store. There is nobody to kill."""
+    """Everything in this process, on the embedded store. No worker can be killed."""
 
     def __init__(self, lock: aiolock.Lock, store: Observed) -> None:
         self.visits: list[Visit] = []
@@ -65,7 +65,7 @@ class OneProcess:
         return []
 
     async def commands(self) -> int:
-        """Operations of the store: each would be a command."""
+        """The operations of the store: each would be a command."""
         return self._store.operations
 
 
@@ -101,13 +101,13 @@ class Workers:
         return kills
 
     async def commands(self) -> int | None:
-        """Calls of scripts on the whole server, where the shop makes none, and redis-py's tries."""
+        """Script calls on the whole server (the shop makes none), and the tries of redis-py."""
         scripts = None if self._redis is None else await _script_calls(self._redis)
         return None if scripts is None else scripts + sum(visit.tries for visit in self.visits)
 
 
 def _shares(order: Order, workers: int) -> list[Order]:
-    """What each worker does of it."""
+    """Each worker's share of an order."""
 
     def share(total: int, number: int) -> int:
         return total * (number + 1) // workers - total * number // workers
@@ -152,7 +152,7 @@ async def workers(
         yield Workers(shop, redis, looks, team, tell_kill)
 
 
-# Any: of these commands redis-py has the types only in part.
+# Any: redis-py has only partial types for these commands.
 
 
 async def _script_calls(redis: Any) -> int | None:
@@ -165,7 +165,7 @@ async def _script_calls(redis: Any) -> int | None:
 
 
 async def _tidy(redis: Any, prefix: str) -> None:
-    # A server that is gone is no news by now, and what cannot be removed expires.
+    # By now an unreachable server is no news, and what cannot be removed expires.
     with suppress(RedisError, OSError):
         async with asyncio.timeout(_TIDY_PATIENCE):
             async for key in redis.scan_iter(f"{prefix}:*", count=1000):

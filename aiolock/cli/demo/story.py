@@ -1,4 +1,4 @@
-"""The story: a sale that nothing guards, the same with aiolock, and with redis-py's `Lock`."""
+"""The story: a sale without a lock, the same with aiolock, and with redis-py's `Lock`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from aiolock.cli.demo.stage import Stage, one_process, workers
 from aiolock.cli.demo.worker import Order
 
 _CLOSING: Final = 10.0
-"""Seconds for which the sale under redis-py's `Lock` may last: it polls, and that may take long."""
+"""Seconds for which the sale under redis-py's `Lock` may last: it polls, which may take long."""
 
 
 class Acts(NamedTuple):
-    """What was recorded of each."""
+    """The records of the acts."""
 
     without: Act
     ours: Act
     peer: Act | None
-    """Only where there is a Redis server."""
+    """None without a Redis server."""
 
 
 async def tell(options: Options, progress: Progress) -> Acts:
     """Play all acts: of the same size, and on the same store."""
     ours = Order("aiolock", options.items, options.requests)
-    # As many as under a lock: a sale for each item, and each customer's last one, in vain.
+    # As many requests as under a lock: one for each item, and each customer's last one, in vain.
     without = replace(ours, guard="nothing", requests=options.items + options.requests)
     peer = replace(ours, guard="redis-py", seconds=_CLOSING)
     async with _stage(options, progress) as stage:
@@ -43,7 +43,7 @@ async def tell(options: Options, progress: Progress) -> Acts:
         )
     if not options.on_redis:
         return acts
-    # With new workers, since some of the others are dead.
+    # With new workers, because some of the others are dead.
     async with _stage(options, progress) as stage:
         title = f"With redis-py's own Lock, for {_CLOSING:.0f} s at most"
         return acts._replace(peer=await _act(stage, peer, title, progress))

@@ -1,4 +1,4 @@
-"""The figures, as a table for people, and what its words mean."""
+"""The figures, as a table for people, with the meanings of its words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABEL: Final = 24
 
 
 def table(columns: Sequence[Figures]) -> Iterator[str]:
-    """Its lines, of two or three columns; what is to be said about it; what its words mean."""
+    """The lines of a table with two or three columns; then notes, and the meanings of its words."""
     yield _line("", [title for title, _, _ in _COLUMNS[: len(columns)]])
     meanings: list[tuple[str, str]] = []
     for label, cell, meaning in _ROWS:
@@ -57,7 +57,7 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def _ms(value: float) -> str:
-    """With three digits that count."""
+    """With three significant digits."""
     return f"{value:,.{max(0, 3 - len(str(int(value))))}f}"
 
 
@@ -119,7 +119,7 @@ _ROWS: Final[list[tuple[str, Callable[[Figures], str], str]]] = [
 
 
 def _notes(columns: Sequence[Figures]) -> Iterator[str]:
-    """What a figure alone does not say."""
+    """Notes on what a figure alone does not tell."""
     titled = [(title, column) for (*_, title), column in zip(_COLUMNS, columns, strict=False)]
     for title, column in titled:
         if column.sold != (down := column.items - column.left):
@@ -142,7 +142,7 @@ def _notes(columns: Sequence[Figures]) -> Iterator[str]:
 
 
 def _polling(peer: Figures) -> Iterator[str]:
-    """What it means that redis-py's `Lock` has no queue."""
+    """Notes on what it means that redis-py's `Lock` has no queue."""
     if peer.waited is not None and 0 < peer.waited < peer.requests / 2:
         yield (
             f"With redis-py's Lock {peer.requests - peer.waited:,} of {peer.requests:,} requests"

@@ -1,7 +1,7 @@
 """One worker process: ``python -m aiolock.cli.demo.worker``.
 
-It is told what to do, and tells what happened, in lines of JSON on its stdin and stdout. When its
-stdin ends, because all is done or the demo itself is gone, it leaves.
+It gets orders, and reports what happened, as lines of JSON on its stdin and stdout. When its stdin
+ends, because all is done or the demo itself is gone, it leaves.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from aiolock.cli.demo.shop import Sale, Shop, shop_beside
 from aiolock.stores import redis, sqlite
 
 _FLUSH: Final = 0.1
-"""Seconds for which visits are gathered: telling of each at once would slow the sale down."""
+"""Seconds for which visits are gathered: reporting each at once would slow the sale down."""
 
 _ARRIVAL: Final = 0.001
-"""Seconds for each request in which the first ones arrive, so that those of all workers mix: else
-each worker's would stand in the queue, and come back to it, in one block."""
+"""Seconds per request over which the first ones arrive, so that those of all workers mix. Otherwise
+the requests of each worker would stand in the queue, and come back to it, as one block."""
 
 LOCK: Final = "stock"
 
 Guard: TypeAlias = Literal["nothing", "aiolock", "redis-py"]
-"""What keeps the customers apart."""
+"""The lock that keeps the customers apart, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The first line that a worker is told."""
+    """The first line that a worker gets."""
 
     worker: int
     url: str
@@ -52,22 +52,22 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The lines after it: serve customers."""
+    """Each later line: an order to serve customers."""
 
     guard: Guard
     items: int
     at_once: int
     requests: int | None = None
     seconds: float = math.inf
-    """After so many the shop closes; for customers under redis-py's `Lock`."""
+    """Seconds after which the shop closes; for customers under redis-py's `Lock`."""
     stop_at: int | None = None
-    """Stop with the lock in hand, once, when no more than so many are left."""
+    """Stop with the lock in hand, once, when no more than this many items are left."""
     stop_after_write: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What a worker tells when it has stopped with the lock in hand."""
+    """The report of a worker that has stopped with the lock in hand."""
 
     left: int
     """The stock as the buyer had read it."""
@@ -88,15 +88,15 @@ class StoppableShop:
         self.go_on = asyncio.Event()
 
     async def stock(self) -> int:
-        """As ever, and then perhaps stop, before the write."""
+        """As the other shop; then perhaps stop, before the write."""
         stock = await self._shop.stock()
-        # Where nothing is left there will be no write to stop after.
+        # If nothing is left, there will be no write to stop after.
         if self.order is not None and (stock == 0 or not self.order.stop_after_write):
             await self._stop(self.order, stock, wrote=False)
         return stock
 
     async def sell(self, sale: Sale) -> None:
-        """As ever, and then perhaps stop, before the release."""
+        """As the other shop; then perhaps stop, before the release."""
         await self._shop.sell(sale)
         if self.order is not None and self.order.stop_after_write:
             await self._stop(self.order, sale.item, wrote=True)
@@ -110,19 +110,19 @@ class StoppableShop:
 
 
 class Report:
-    """Tells the demo what happened."""
+    """Reports to the demo."""
 
     def __init__(self) -> None:
         self._visits: list[list[int]] = []
 
     def served(self, visit: Visit) -> None:
-        """A visit has ended: told within a tenth of a second, and before anything that follows."""
+        """Report a visit: within a tenth of a second, and before any later report."""
         if not self._visits:
             asyncio.get_running_loop().call_later(_FLUSH, self._flush)
         self._visits.append([getattr(visit, field) for field in Visit.__slots__])
 
     def tell(self, event: str, **fields: object) -> None:
-        """Something else has happened."""
+        """Report another event."""
         self._flush()
         _write({"event": event, **fields})
 
@@ -139,12 +139,12 @@ def _write(message: dict[str, Any]) -> None:
 
 
 async def _told() -> AsyncIterator[dict[str, Any]]:
-    """What the demo tells us. A thread reads it: not every event loop takes stdin for a pipe."""
+    """The demo's messages. A thread reads them: not every event loop takes stdin for a pipe."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes] = asyncio.Queue()
 
     def read() -> None:
-        # Unbuffered, since a buffer's lock that is held here at exit would be a fatal error.
+        # Unbuffered, because a buffer's lock that is held here at exit would be a fatal error.
         with contextlib.suppress(RuntimeError), open(0, "rb", buffering=0, closefd=False) as stdin:
             for line in stdin:
                 loop.call_soon_threadsafe(lines.put_nowait, line)
@@ -159,7 +159,7 @@ async def _told() -> AsyncIterator[dict[str, Any]]:
 async def _customers(
     setup: Setup, order: Order, shop: Shop, lock: aiolock.Lock, report: Report
 ) -> AsyncGenerator[Customers, None]:
-    """Those of this process, under whatever keeps them apart."""
+    """The customers of this process, under the guard of the order."""
     if order.guard == "redis-py":
         async with new_locks(setup.url, setup.prefix, setup.ttl, order.at_once) as new_lock:
             yield PeerCustomers(setup.worker, shop, report.served, new_lock, order.seconds)
@@ -187,7 +187,7 @@ async def _work() -> None:
                 async with _customers(setup, order, shop, lock, report) as customers:
                     await customers.buy(order.at_once, order.requests, _ARRIVAL * order.at_once)
             except Exception as failure:
-                _tell_failure(failure)  # now: to leave may take a while if the server is gone
+                _tell_failure(failure)  # at once: leaving may take a while if the server is gone
                 raise
             report.tell("done")
 
@@ -201,7 +201,7 @@ async def _work() -> None:
             else:
                 serving = tasks.create_task(serve(Order(**message)))
         if serving is not None and not serving.done():
-            # The demo is gone. Not by cancellation: on Python 3.11 redis-py may swallow one.
+            # The demo is gone. Do not cancel: on Python 3.11 redis-py may swallow a cancellation.
             os._exit(1)
 
 
@@ -213,7 +213,7 @@ def _tell_failure(failure: Exception) -> None:
 
 
 def main() -> int:
-    """Work until stdin ends; the exit code."""
+    """Work until stdin ends; returns the exit code."""
     try:
         asyncio.run(_work())
     except Exception as failure:  # noqa: BLE001  # a bug is raised again

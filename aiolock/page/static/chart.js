@@ -1,11 +1,11 @@
-// A small line of what was in the last minutes, drawn as SVG.
+// A small chart of the last minutes, drawn as SVG.
 import { el, put } from "./text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 56];
-const SPANS = [1, 2, 5, 10]; // minutes: so many as there is something of
+const SPANS = [1, 2, 5, 10]; // minutes: the first that covers all points
 
-/** One number: what it is now, and its line. `points` are pairs: how many seconds ago, and the number. */
+/** One number: its present value and its line. `points` are pairs: seconds ago, and the value. */
 export class Chart {
   constructor(title, write, seconds) {
     this.write = write;
@@ -23,7 +23,7 @@ export class Chart {
     this.node = el("figure", "chart", caption, this.svg, ends);
   }
 
-  /** Draw it; points further apart than `gap` seconds are not joined: nobody looked in between. */
+  /** Draw the points. Points more than `gap` seconds apart are not joined: there was no look in between. */
   draw(points, gap) {
     const most = Math.max(0, ...points.map(([, value]) => value));
     const last = points.at(-1);

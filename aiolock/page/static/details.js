@@ -1,4 +1,4 @@
-// One lock: who holds it and everybody who waits; and, for who may, to ask for it and to take it away.
+// One lock: its holders and waiters and, with permission, buttons to ask for it and to take it away.
 import { Chart } from "./chart.js";
 import { Parties } from "./parties.js";
 import { duration, el, named, number, plain, put, where } from "./text.js";
@@ -8,7 +8,7 @@ const EVERY = 2000; // ms
 const $ = (id) => document.getElementById(id);
 
 export class Details {
-  /** `server` asks the server, see server.js. */
+  /** `server` is a `Server`, see server.js. */
   constructor(server) {
     this.server = server;
     this.dialog = $("details");
@@ -73,7 +73,7 @@ export class Details {
     await this.send("ask", {}, "Asked to let go.", "Nobody holds it any more.");
   }
 
-  /** Take it from those that were shown, and from nobody who came later. None: from all that there are. */
+  /** Take the lock from these holders, not from later ones. Without `holders`: from all that hold it. */
   async take(holders) {
     const who = holders?.length === 1 ? where(holders[0]) : "all who hold it";
     if (!(await this.confirm.ask(`Take ${plain(this.lock.name)} away from ${who}?`))) return;
@@ -92,7 +92,7 @@ export class Details {
   }
 }
 
-/** Asks whether to. The button that has the focus, and that Enter presses, says no. */
+/** Asks for a confirmation. The button that has the focus, and that Enter presses, is No. */
 class Confirm {
   constructor() {
     this.dialog = $("confirm");

@@ -1,11 +1,11 @@
-// The page: what the server streams, shown; what somebody wants to see, asked for.
+// The page: shows what the server streams, and asks for what the reader wants to see.
 import { Chart } from "./chart.js";
 import { Details } from "./details.js";
 import { Server } from "./server.js";
 import { Table } from "./table.js";
 import { duration, el, number, plain, put } from "./text.js";
 
-const HIDDEN = 60_000; // ms after which a page that nobody sees stops asking
+const HIDDEN = 60_000; // ms after which a hidden page stops asking
 const TYPING = 300; // ms without a key after which a search begins
 
 const $ = (id) => document.getElementById(id);
@@ -16,9 +16,9 @@ const wanted = { q: $("search"), kind: $("kind"), sort: $("sort") };
 
 let charts = [];
 let history = []; // [ms by the browser's clock, held, waiting, longest]
-let seen = null; // ms by the browser's clock: when what is shown was so
+let seen = null; // ms by the browser's clock: the time of what is shown
 let every = 1; // seconds between two looks of the server
-let error = ""; // why it could not look
+let error = ""; // why the server could not look
 let paused = false;
 
 function showView(view) {
@@ -70,7 +70,7 @@ function showTimes(times) {
   showState();
 }
 
-/** Whether what is shown is still so. It is asked each second, for a server that hangs says nothing. */
+/** Show whether the view is current. It runs each second, because a server that hangs sends nothing. */
 function showState() {
   const old = seen === null ? Infinity : (performance.now() - seen) / 1000;
   const stale = old > 3 * every + 3 || Boolean(error);

@@ -1,8 +1,8 @@
-// A list of holders or waiters. Each keeps its line while it is shown: a button does not go away under a finger.
+// A list of holders or waiters. Each keeps its line while it is shown, so that no button moves under a finger.
 import { duration, el, number, plain, put, where } from "./text.js";
 
 export class Parties {
-  /** `take`, if there is one, is called with a party that is to lose it. */
+  /** `take`, if given, is called with the party that is to lose the lock. */
   constructor(take = null) {
     this.take = take;
     this.lines = new Map();

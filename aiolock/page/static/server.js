@@ -1,13 +1,13 @@
-// The server: asked, told, and listened to. All addresses are beside this page's own.
+// Requests to the server, and its stream of events. All addresses are beside this page's own.
 
-const AGAIN = 3000; // ms after which a server that did not want to answer is asked again
+const AGAIN = 3000; // ms after which a server that refused to answer is asked again
 
 export class Server {
   session = null;
-  trouble = ""; // why nothing comes
+  trouble = ""; // why no data comes
   watching = false;
 
-  /** What we may, and the token that says that an order comes from this page. Asked for until it is there. */
+  /** Our permissions, and the token that proves that an order comes from this page. Asks until it has them. */
   async begin(changed) {
     this.changed = changed;
     while (!this.session) {
@@ -31,7 +31,7 @@ export class Server {
     return answered(fetch(order, { method: "POST", headers, body: JSON.stringify(body) }));
   }
 
-  /** Call what is named like an event with what comes, until there is something else to watch. */
+  /** Call the listener named like an event with its data, until the next `watch` or `stop`. */
   watch(query, listeners) {
     this.stop();
     this.watching = true;
@@ -45,7 +45,7 @@ export class Server {
       });
     }
     source.addEventListener("error", () => {
-      // A stream that has ended is followed by the next. Where that was refused, we are to ask again.
+      // The browser replaces a stream that has ended. If that is refused, it stops, and we ask again.
       this.say("The server does not answer.");
       if (source.readyState !== EventSource.CLOSED) return;
       this.reason(address, source);
@@ -59,14 +59,14 @@ export class Server {
     this.watching = false;
   }
 
-  /** Why a stream was refused: that, an EventSource does not tell. */
+  /** Find out why a stream was refused: an EventSource does not tell. */
   async reason(address, source) {
     const ending = new AbortController();
     try {
       const response = await fetch(address, { signal: ending.signal });
       if (!response.ok && source === this.source) this.say(await why(response));
     } catch {
-      return; // it has been said that it does not answer
+      return; // the page already says that the server does not answer
     } finally {
       ending.abort();
     }

@@ -4,7 +4,7 @@ import { duration, el, named, number, put, where } from "./text.js";
 const LABELS = ["Name", "Held by", "Held for", "Lease left", "Waiting", "Longest wait"];
 
 export class Table {
-  /** `open` is called with the kind and the name of what somebody wants to know more of. */
+  /** `open` is called with the kind and the name of the lock whose details are wanted. */
   constructor(body, open) {
     this.body = body;
     this.open = open;

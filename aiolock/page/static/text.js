@@ -1,6 +1,6 @@
-// How things are written. Names are somebody else's: they become text nodes, and nothing else does.
+// How values are written. Names are not trusted: they become text nodes, never HTML.
 
-// What would not be seen, or would change what stands beside it: controls, marks of direction, line ends.
+// Characters that are invisible or change the text beside them: controls, marks of direction, line ends.
 const ODD = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/u;
 const ODD_OR_NOT = /([\p{Cc}\p{Cf}\p{Zl}\p{Zp}])/u;
 const SHORT = new Map([["\n", "\\n"], ["\r", "\\r"], ["\t", "\\t"]]);
@@ -13,12 +13,12 @@ export function el(tag, name = "", ...children) {
   return made;
 }
 
-/** Change a text only if it is another, so that nothing is laid out again in vain. */
+/** Change a text only if it differs, so that nothing is laid out again in vain. */
 export function put(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** A name, with what is odd in it written out. A <bdi>: its direction stays in it. */
+/** A name, with its odd characters written out. A <bdi>, so its direction does not affect the text around it. */
 export function named(name) {
   const made = el("bdi", "name");
   for (const part of name.split(ODD_OR_NOT)) {
@@ -31,7 +31,7 @@ function written(character) {
   return SHORT.get(character) ?? `\\u{${character.codePointAt(0).toString(16)}}`;
 }
 
-/** The same as a text, for a title. */
+/** The same name as plain text, for a title. */
 export function plain(name) {
   return name.split(ODD_OR_NOT).map((part) => (ODD.test(part) ? written(part) : part)).join("");
 }

@@ -1,41 +1,48 @@
-"""Locks in MySQL 8 and MariaDB 10.6 and newer: the extra ``mysql``."""
+"""Locks in MySQL 8 and MariaDB 10.6 and newer: the extra ``mysql``.
+
+The schema is a text, for which no driver is needed: it may be printed where there is none.
+"""
 
 from __future__ import annotations
 
-try:
-    import pymysql
-except ImportError as error:
-    raise ImportError(
-        "locks in MySQL or MariaDB need PyMySQL: pip install 'aiolock-redis[mysql]'"
-    ) from error
+from typing import TYPE_CHECKING
 
-from aiolock.stores.mysql import _schema, _settings
-from aiolock.stores.mysql._errors import store_error
-from aiolock.stores.mysql._link import Link
-from aiolock.stores.mysql._store import MySQLStore
+from aiolock.stores.mysql import _schema
 
-__all__ = ["MySQLStore", "create_schema", "from_url", "schema"]
+if TYPE_CHECKING:
+    from aiolock.stores.mysql._store import MySQLStore
+
+__all__ = ["create_schema", "from_url", "schema"]
 
 
 def from_url(url: str, prefix: str) -> MySQLStore:
     """A store in the database at ``url``; `ValueError` says what is wrong with a URL."""
+    _check_driver()
+    from aiolock.stores.mysql import _settings
+    from aiolock.stores.mysql._store import MySQLStore
+
     return MySQLStore(_settings.from_url(url), prefix)
 
 
 def schema(*roles: str) -> str:
-    """What makes the tables, for their owner; these users may use the locks, and nothing else."""
+    """The SQL of the tables, for their owner; it lets these users use the locks and no more."""
     return _schema.statements() + "".join([_schema.rights(role) for role in roles])
 
 
 def create_schema(url: str, *roles: str) -> str:
-    """Run that; where it was. `StoreError` where it cannot be done."""
+    """Run that SQL; returns where. `StoreError` if it cannot be done, or a user does not exist."""
+    _check_driver()
+    from aiolock.stores.mysql import _owner, _settings
+
     settings = _settings.from_url(url)
-    link = Link(settings)
-    try:
-        link.connect()
-        link.run(*_schema.split(schema(*roles)))
-    except (pymysql.Error, OSError) as error:
-        raise store_error(error, settings, refused=True) from error
-    finally:
-        link.close()
+    _owner.create(settings, *roles)
     return settings.where
+
+
+def _check_driver() -> None:
+    try:
+        import pymysql as pymysql
+    except ImportError as error:
+        raise ImportError(
+            "locks in MySQL or MariaDB need PyMySQL: pip install 'aiolock-redis[mysql]'"
+        ) from error

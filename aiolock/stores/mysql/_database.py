@@ -1,7 +1,7 @@
-"""What a client asks of the database: whatever has gathered is carried out in one transaction.
+"""A client's operations on the database: all that have gathered are carried out together.
 
-What is to be told to other clients is written down with it. When it is committed, they are rung:
-the statement in which they sleep is ended (``KILL QUERY``).
+They share one transaction, which also writes down the pushes for other clients. After the commit,
+those are rung: the statement in which they sleep is ended (``KILL QUERY``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiolock.stores._codec import UNREADABLE, decode
 from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
 from aiolock.stores._protocols import spoken, works_beside
-from aiolock.stores.mysql import _errors, _schema
+from aiolock.stores.mysql import _errors, _owner, _schema
 from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
@@ -31,30 +31,30 @@ from aiolock.stores.mysql._transaction import CLOCK, Guard, Transaction
 log = logging.getLogger("aiolock")
 
 IDLE: Final = 1
-"""Seconds after which the server ends a transaction whose client is stopped, with its locks."""
+"""Seconds after which the server ends the transaction, with its locks, of a stopped client."""
 _PATIENCE: Final = 5.0
-"""Seconds after which what could not be carried out is not tried any more."""
+"""Seconds after which an operation that fails is not tried any more."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
 _GRACE: Final = 5_000_000
-"""Microseconds for which everybody passes for alive once the server was started: nobody has had
-the time to come back."""
+"""Microseconds after a start of the server in which all clients count as alive: they need the time
+to come back."""
 _KEPT: Final = 600_000_000
-"""Microseconds for which a name is kept that nobody asks for, once all is over that was known."""
+"""Microseconds for which an unused name is kept, after all that was known of it has ended."""
 _FORGOTTEN: Final = 3_600_000_000
-"""Microseconds after which a client that is not there is forgotten."""
+"""Microseconds after which a client that is gone is forgotten."""
 _SWEPT: Final = 100
-"""Names that are looked at together, to see whether they can be forgotten."""
+"""Names that are checked in one sweep, for whether they can be forgotten."""
 _AT_A_TIME: Final = 2
-"""Of these, how many are looked at closely: others wait meanwhile."""
+"""How many of these are checked closely: others wait meanwhile."""
 _RESTARTED: Final = 2_000_000
-"""Microseconds by which the start of a server may seem to move, which it counts in seconds."""
+"""Microseconds by which a server's start may seem to move, because it counts in seconds."""
 _MOST: Final = 1000
-"""Clients of which it is remembered what they say of themselves."""
+"""Clients whose host and process are kept in memory."""
 
 
 class _Failed(Exception):
-    """An operation cannot be carried out, whatever the server is like."""
+    """An operation cannot be carried out, though the server can be used."""
 
     def __init__(self, why: BaseException) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _Failed(Exception):
 
 
 class _Unsure(Exception):
-    """Nobody knows whether it was committed."""
+    """The transaction may have been committed, or not."""
 
     def __init__(self, why: BaseException) -> None:
         super().__init__()
@@ -82,11 +82,11 @@ class Database:
         lost: Callable[[BaseException], None],
         back: Callable[[], None],
     ) -> None:
-        """``lost`` gets the reason why there is no connection any more, while the client is open.
+        """``lost`` gets the reason when the connection is lost, while the client is open.
 
         ``back`` is called when there is another connection: others may have taken us for dead.
 
-        ``read``: what was delivered, and is to be removed.
+        ``read`` has the pushes that were delivered and are still to be removed.
         """
         self._settings = settings
         self._prefix = prefix
@@ -96,33 +96,38 @@ class Database:
         self._back = back
         self.link = Link(settings)
         self.protocol = _schema.PROTOCOL
-        """The newest of those who have used the tables."""
+        """The newest protocol of those that have used the tables."""
         self._was_up = False
         self._grace = 0
         self._started: int | None = None
         """When the server was started, by its own clock."""
         self._guard = Guard()
         self._owed = dict[str, None]()
-        """Clients for which something may have been left, and which may not have been rung."""
+        """Clients that may have pushes to read and may not have been rung."""
         self._says = dict[str, tuple[str, int]]()
         self._swept = b""
 
     # The connection
 
     def open(self) -> None:
-        """Connect, and be there. `StoreError` where that cannot be."""
+        """Connect, and be alive to others; `StoreError` if that fails."""
         try:
             self._connect()
-        except (pymysql.Error, OSError, StoreError) as error:
-            raise store_error(error, self._settings, refused=True) from error
+        except StoreError as error:
+            error.refused = True
+            raise
+        except (pymysql.Error, OSError) as error:
+            raise self._failure(error, refused=True) from error
 
     def _connect(self) -> None:
         link = self.link
         try:
             link.connect()
-            if self._settings.create and not self._was_up:
-                link.run(*_schema.split(_schema.statements()))
+            if self._settings.create and not self._was_up and not _owner.is_made(link):
+                _owner.make(link, self._settings)
             self._check_schema()
+            if not self._was_up:
+                link.run(*_schema.TRIAL)
             take(link, f"aiolock:{self._client}")
             self._keep_quiet()
             self._set_up()
@@ -135,7 +140,7 @@ class Database:
 
     def _check_schema(self) -> None:
         ((found,),) = self.link.run("SELECT MAX(protocol) FROM aiolock_meta")
-        protocol = self.protocol = int(found[0])
+        protocol = self.protocol = int(found[0] or 0)  # no row: somebody is making them just now
         if protocol < _schema.PROTOCOL or not works_beside(_schema.PROTOCOL, protocol):
             raise StoreError(
                 f"MySQL at {self._settings.where}: its tables are of another version of aiolock:"
@@ -144,8 +149,11 @@ class Database:
                 f" {spoken(_schema.PROTOCOL)})"
             )
 
+    def _failure(self, error: BaseException, *, refused: bool) -> StoreError:
+        return store_error(error, self._settings, self.link.account, refused=refused)
+
     def _keep_quiet(self) -> None:
-        """Have the lock that our ear waits for: it gets it when we are gone, and gives it back."""
+        """Hold the lock that our ear waits for: the ear gets it only when this connection ends."""
         ((has,),) = self.link.run(f"SELECT GET_LOCK('{quiet(self._client)}', 2)")[0]
         if not has:
             raise OSError(errno.EBUSY, "the lock that its ear waits for is not free")
@@ -156,7 +164,7 @@ class Database:
             link.run(f"SET SESSION idle_transaction_timeout = {IDLE}")
             self._guard = Guard()
         else:
-            # MySQL has a limit for idle connections alone.
+            # MySQL has a limit for idle connections only.
             self._guard = Guard(
                 [f"SET SESSION wait_timeout = {IDLE}"],
                 ["SET SESSION wait_timeout = 28800"],
@@ -164,7 +172,7 @@ class Database:
         ((now,),), ((_, uptime),) = link.run(CLOCK, "SHOW GLOBAL STATUS LIKE 'Uptime'")
         started = now - 1_000_000 * int(uptime)
         if self._started is not None and started > self._started + _RESTARTED:
-            # It may have recovered for long before it let anybody in.
+            # The server may have recovered for long before it accepted connections.
             self._grace = now + _GRACE
         else:
             self._grace = max(self._grace, started + _GRACE)
@@ -177,9 +185,9 @@ class Database:
         )
 
     def beat(self) -> None:
-        """See whether the connection is up, and have another one if it is not.
+        """Check whether the connection is up, and make another if it is not.
 
-        The others take us for dead meanwhile.
+        While it is down, the others take us for dead.
         """
         for _ in range(2):
             try:
@@ -190,13 +198,13 @@ class Database:
                     f"UPDATE aiolock_clients SET seen = {now} WHERE client = '{self._client}'"
                 )
                 self._ring_owed()
-            except Exception:  # noqa: BLE001  # whoever asks for something is told
+            except Exception:  # noqa: BLE001  # the next operation fails with it
                 self.link.close()
             else:
                 return
 
     def close(self) -> None:
-        """Say good-bye, if that is possible."""
+        """Remove this client from the tables, if that is possible."""
         if self.link.is_up:
             self.link.run_until(
                 f"DELETE FROM aiolock_inbox WHERE client = '{self._client}'",
@@ -218,16 +226,16 @@ class Database:
                 answers, told = self._together(operations, again=again)
             except _Failed as fault:
                 if len(operations) == 1:
-                    failure = store_error(fault.why, self._settings, refused=not again)
+                    failure = self._failure(fault.why, refused=not again)
                     return CarriedOut([Outcome(None, failure)], ())
                 return self._each_by_itself(operations, since, again=again)
-            except Exception as error:  # noqa: BLE001  # whatever it is must not end the thread
+            except Exception as error:  # noqa: BLE001  # no error may end the thread
                 if isinstance(error, _Unsure):
                     again = True
-                    self.link.close()  # it may have been done: then something was left for us, too
+                    self.link.close()  # if it was committed, pushes for us may be waiting
                 cause = error.why if isinstance(error, _Unsure) else error
                 if not self._may_be_tried_again(cause, since):
-                    failure = store_error(cause, self._settings, refused=not again)
+                    failure = self._failure(cause, refused=not again)
                     return CarriedOut(failed(failure, len(operations)), (), served=False)
                 time.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
@@ -256,7 +264,7 @@ class Database:
     def _each_by_itself(
         self, operations: Sequence[Operation], since: float, *, again: bool
     ) -> CarriedOut:
-        """One of them cannot be carried out: each in a transaction of its own."""
+        """One of them cannot be carried out: give each a transaction of its own."""
         outcomes: list[Outcome] = []
         told: list[Told] = []
         for number, operation in enumerate(operations):
@@ -272,7 +280,7 @@ class Database:
     def _together(
         self, operations: Sequence[Operation], *, again: bool
     ) -> tuple[list[Any], list[Told]]:
-        """What they answer, and what is for this client."""
+        """Their answers, and the pushes for this client."""
         if len(self._says) > _MOST:
             self._says.clear()
         transaction = Transaction(
@@ -324,7 +332,7 @@ class Database:
             raise error
         rung = len(found) - len(writing)
         while error is not None:
-            # One that is gone ends the message; the others are still to be rung.
+            # A bell that is gone ends the message: ring the others that follow.
             self._check_rung(error)
             rings = rings[rung + 1 :]
             if not rings or not self.link.is_up:
@@ -333,7 +341,7 @@ class Database:
             rung = len(found)
 
     def _ring_owed(self) -> None:
-        """Ring those of whom it is not known whether they were: once too often does no harm."""
+        """Ring the clients that may not have been rung: once too often does no harm."""
         while self._owed and self.link.is_up:
             client = next(iter(self._owed))
             found, error = self.link.run_until(f"SELECT IS_USED_LOCK('aiolock:{client}:bell')")
@@ -345,7 +353,7 @@ class Database:
                 del self._owed[client]
 
     def _check_rung(self, error: BaseException | None) -> None:
-        """It is committed. Whom it does not reach looks by itself, later."""
+        """Handle an error of ringing. It is committed, and a client not rung looks by itself."""
         if error is None or code(error) == _errors.NO_SUCH_THREAD:
             return
         if _errors.is_lost(error):
@@ -360,11 +368,11 @@ class Database:
     # Sweeping
 
     def sweep(self) -> None:
-        """Forget what nobody needs, as far as that can be done in passing."""
+        """Forget what nobody needs, as far as that takes little time."""
         try:
             if self.link.is_up:
                 self._sweep()
-        except Exception:  # noqa: BLE001  # then the next time
+        except Exception:  # noqa: BLE001  # retried in the next sweep
             self.link.close()
 
     def _sweep(self) -> None:
@@ -381,7 +389,7 @@ class Database:
         )
         if now < self._grace:
             return
-        # Whoever comes back just now has what is left for it from now on.
+        # Only what is there now: a client that comes back keeps the pushes that come from now on.
         removing = [
             f"DELETE FROM aiolock_inbox WHERE client = '{client}' AND id <= {last}"
             for client, last in inboxes
@@ -412,7 +420,7 @@ class Database:
             self._swept = rows[-1][0] if len(rows) == _SWEPT else b""
 
     def _forget(self, each: bytes, now: int) -> None:
-        """Remove a name, unless somebody uses it now, or waits."""
+        """Remove a name, unless a client uses it now, or waits."""
         where = f"id = x'{each.hex()}'"
         *_, rows = self.link.run(
             *self._guard.before,
@@ -431,7 +439,7 @@ class Database:
         try:
             clients = {waiter.client for _, waiter in decode(state.decode()).queue} if state else ()
         except UNREADABLE:
-            return True  # of a later version, which will know what it is
+            return True  # a later version wrote it, and will decide
         return any(
             self.link.run(f"SELECT IS_USED_LOCK('aiolock:{each}')")[0][0][0] is not None
             for each in clients
@@ -439,15 +447,15 @@ class Database:
 
 
 def quiet(client: str) -> str:
-    """The lock for which the ear of a client waits, for as long as nothing is to be heard."""
+    """The name of the lock for which a client's ear waits while there are no pushes."""
     return f"aiolock:{client}:quiet"
 
 
 def take(link: Link, lock: str) -> None:
-    """Have a lock of the server's, which shows others that we are there, and by which connection.
+    """Take a lock of the server's, which shows others that we are alive, and our connection.
 
-    One that we had before may not have been noticed to be gone: its lock is by this name, so it is
-    ours, and is ended.
+    The server may not have noticed that our last connection is gone. The lock has this name, so the
+    connection that holds it was ours, and is killed.
     """
     for patience in (0, 2):
         ((taken,),), ((by,),) = link.run(

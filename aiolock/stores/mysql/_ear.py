@@ -1,4 +1,4 @@
-"""What comes unasked: a connection that sleeps at the server, until somebody ends its sleep."""
+"""Pushes: a connection that sleeps at the server, until another client ends its sleep."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from aiolock.stores.mysql._settings import Settings
 log = logging.getLogger("aiolock")
 
 SLEEP: Final = 10.0
-"""Seconds after which it looks by itself, which shows that it is connected."""
+"""Seconds after which it looks by itself, which also shows that it is connected."""
 _TRIAL: Final = 1.0
 """Seconds within which a bell that works has rung."""
 _AT_LEISURE: Final = 1.0
-"""Seconds after which one that is not rung looks, when none of its waiters is in a queue."""
+"""Seconds between looks of an ear that is not rung, while no waiter of its is in a queue."""
 _QUEUED: Final = 15.0
-"""Seconds for which it may be in one after the store has said so: it asks again before."""
+"""Seconds for which a waiter may be in a queue after the store said so: it asks again sooner."""
 _ENDS_WITHIN: Final = 2.0
 _WHILE_ALONE: Final = 0.1
 """Seconds for the other connection to be made again."""
@@ -39,13 +39,13 @@ class Woken(Enum):
 
     RUNG = auto()
     BY_ITSELF = auto()
-    """It was over, or need not have begun."""
+    """Its time was over, or it need not have begun."""
     ALONE = auto()
     """The connection for commands is gone."""
 
 
 class Ear:
-    """Listens for one client, in a thread of its own, and on another connection when one breaks."""
+    """Listens for one client, in a thread of its own, on another connection when one breaks."""
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class Ear:
         lost: Callable[[Exception | None], None],
         back: Callable[[], None],
     ) -> None:
-        """``heard`` gets what others have left; ``lost`` why there is no connection, or None where
-        there may be none. ``back`` is called when it has another one. All in its thread.
+        """``heard`` gets the pushes that others have left. ``lost`` gets the reason why there is no
+        connection, or None if there may be none. ``back`` is called when it has another one. All
+        are called in its thread.
         """
         self._settings = settings
         self._prefix = prefix.encode()
@@ -75,14 +76,14 @@ class Ear:
         self._failure: BaseException | None = None
         self._polls = settings.doorbell == "poll"
         self._queued_at = -_QUEUED
-        """When the store has said last that one of its waiters is in a queue."""
+        """When the store last said that a waiter of this client is in a queue."""
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aiolock mysql ear", daemon=True)
 
-    # In the thread of the commands
+    # In the thread for commands
 
     def open(self, commands: Link) -> None:
-        """Listen, once it is known whether that can be rung. Raises what PyMySQL raises."""
+        """Listen, and find out whether ringing works. Raises what PyMySQL raises."""
         self._thread.start()
         self._listens.wait()
         if self._failure is not None:
@@ -91,18 +92,18 @@ class Ear:
             self._try(commands)
 
     def _try(self, commands: Link) -> None:
-        """Ring it, for as long as it sleeps as a trial."""
+        """Ring it until its trial sleep ends."""
         number = self._number
         while not self._slept.wait(0.01):
             commands.run_until(f"KILL QUERY {number}")
 
-    # In its own
+    # In its own thread
 
     def _run(self) -> None:
         self._pause = 0.0
         try:
             self._begin()
-        except BaseException as error:  # noqa: BLE001  # whoever opens is told
+        except BaseException as error:  # noqa: BLE001  # `open` raises it
             self._failure = error
             self._stopped.set()
         finally:
@@ -113,7 +114,7 @@ class Ear:
                 if not self._link.is_up:
                     self._come_back()
                 self._listen()
-            except Exception as error:  # noqa: BLE001  # whatever it is, another connection may do
+            except Exception as error:  # noqa: BLE001  # try another connection, whatever it is
                 self._link.close()
                 if not self._pause:
                     self._lost(error)
@@ -138,7 +139,7 @@ class Ear:
         take(self._link, f"aiolock:{self._client}:bell")
 
     def _is_rung(self) -> bool:
-        """Whether a sleep is ended by another connection."""
+        """Whether another connection can end a sleep."""
         rung = self._sleep("0", _TRIAL) is Woken.RUNG
         if not rung:
             log.info(
@@ -155,7 +156,7 @@ class Ear:
                 self._look()
                 self._hurry.wait(self._until_next_look())
             else:
-                # Whoever rings has committed what it leaves: this sees it, or it is rung.
+                # A ringing client has committed its pushes: either this sees them, or it is rung.
                 there = f"EXISTS (SELECT 1 FROM aiolock_inbox WHERE {self._unread()})"
                 woken = self._sleep(there, SLEEP)
                 self._look()
@@ -165,12 +166,13 @@ class Ear:
             self._pause = 0.0
 
     def _sleep(self, unless: str, seconds: float) -> Woken:
-        """Sleep for so long, unless something is true.
+        """Sleep for this long, unless ``unless`` is true.
 
-        It waits for a lock that the connection for commands has, by one statement, alone. (Two that
-        end two sleeps of `SLEEP` at once wait for each other, in MariaDB, for two seconds. Whoever
-        is ended between two statements forgets that; or never answers, where they were sent
-        together. And in `DO` the question would lock what it reads, for as long as this sleeps.)
+        It waits for a lock that the connection for commands holds, in one statement on its own.
+        (Two clients that end two sleeps of `SLEEP` at once wait for each other, in MariaDB, for two
+        seconds. If a client is killed between two statements, it forgets that, or never answers if
+        they were sent together. And in `DO`, the condition would lock what it reads, while this
+        sleeps.)
         """
         lock = quiet(self._client)
         found, error = self._link.run_until(
@@ -182,7 +184,7 @@ class Ear:
             return Woken.RUNG
         ((answer,),) = found[0]
         if answer is None:
-            return Woken.RUNG  # in another way to say so
+            return Woken.RUNG  # another way of the server to say so
         if answer:
             self._link.run(f"DO RELEASE_LOCK('{lock}')")
             return Woken.ALONE
@@ -215,7 +217,7 @@ class Ear:
             try:
                 push = decode_push(text.decode())
             except (KeyError, TypeError, ValueError):
-                # What a later version has left is no reason to hear no more.
+                # An unreadable push of a later version must not stop the others.
                 log.warning("aiolock: not a push of this version's: %.200r", text)
                 continue
             if prefix == self._prefix:
@@ -223,10 +225,10 @@ class Ear:
         if rows:
             self._heard(told)
 
-    # In any
+    # In any thread
 
     def hurry(self) -> None:
-        """One of its waiters is in a queue: where it is not rung, it is to look soon."""
+        """A waiter of this client is in a queue: if this ear is not rung, it must look soon."""
         seldom = self._until_next_look() > self._settings.poll
         self._queued_at = time.monotonic()
         if seldom:

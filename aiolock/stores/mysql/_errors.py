@@ -1,4 +1,4 @@
-"""What a `StoreError` says of the server: where it is, what is wrong, and what to do."""
+"""The texts of a `StoreError` about the server: where it is, what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pymysql
 from pymysql.constants import CR, ER
 
 from aiolock.errors import StoreError
-from aiolock.stores.mysql._schema import rights
+from aiolock.stores.mysql._schema import rights, rights_of_an_owner
 from aiolock.stores.mysql._settings import Settings
 
 _KILLED: Final = 1927  # MariaDB: the connection was killed
@@ -20,11 +20,15 @@ _LOST: Final = (
     *(ER.SERVER_SHUTDOWN, ER.NET_READ_ERROR, ER.NET_READ_INTERRUPTED, _KILLED, _IDLE),
     *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, *_READ_ONLY),
 )
-"""Codes after which another connection may do: to this server, or to its successor."""
+"""Codes after which another connection may help: to this server, or to its successor."""
 _IN_THE_WAY: Final = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.QUERY_INTERRUPTED)
-"""Codes of what others do, for a moment; that a statement was ended is how an ear is rung."""
+"""Codes of a conflict with others that passes; an ended statement is also how an ear is rung."""
 NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
-_GRANTS: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
+DENIED: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
+"""Codes for a right that is missing to a table."""
+NO_SUCH_USER: Final = (ER.PASSWORD_NO_MATCH, ER.CANT_CREATE_USER_WITH_GRANT)
+"""Codes for a GRANT to somebody who is not there."""
+NO_SUCH_TABLE: Final = ER.NO_SUCH_TABLE
 _INIT: Final = "run `aiolock init-db URL` as an owner of the database"
 _ADVICE: Final = {
     ER.ACCESS_DENIED_ERROR: "see the user and the password in the URL",
@@ -43,7 +47,7 @@ _ADVICE: Final = {
 
 
 def code(error: BaseException) -> int:
-    """The number of what the server, or PyMySQL, says; 0 where it has none."""
+    """The number of an error of the server or of PyMySQL; 0 if it has none."""
     number = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
     return number if isinstance(number, int) else 0
 
@@ -51,18 +55,23 @@ def code(error: BaseException) -> int:
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is of no more use.
 
-    So it is where the network failed, and where PyMySQL does not understand the server any more.
+    That is so when the network failed, or when PyMySQL no longer understands the server.
     """
     return not code(error) or code(error) in _LOST
 
 
 def is_in_the_way(error: BaseException) -> bool:
-    """Whether something of others was in the way, for a moment; it was rolled back."""
+    """Whether a conflict with others made it fail, which passes; it was rolled back."""
     return code(error) in _IN_THE_WAY
 
 
-def store_error(error: BaseException, settings: Settings, *, refused: bool) -> StoreError:
-    """As its user is told; ``refused``: nothing was done."""
+def store_error(
+    error: BaseException, settings: Settings, account: str, *, refused: bool
+) -> StoreError:
+    """The error that the caller gets.
+
+    ``account`` is the user as the server knows it; ``refused``: nothing was done.
+    """
     if isinstance(error, StoreError):
         error.refused = refused
         return error
@@ -70,12 +79,27 @@ def store_error(error: BaseException, settings: Settings, *, refused: bool) -> S
     advice = _ADVICE.get(number, "")
     if not number and isinstance(error, OSError) and not isinstance(error, StoreError):
         advice = "see host and port in the URL, and whether the server runs"
-    if number in _GRANTS:
-        advice = "this user lacks a right. As the owner: " + " ".join(rights(settings.user).split())
+    if number in DENIED:
+        advice = "this user lacks a right. As the owner: " + " ".join(rights(account).split())
+    told = _told(error, settings, advice)
+    told.refused = refused
+    return told
+
+
+def may_not_make(
+    error: BaseException, settings: Settings, account: str, *, grants: bool
+) -> StoreError:
+    """What is told to somebody who may not make the tables, or not let others use them."""
+    needed = rights_of_an_owner(settings.database, account, grants=grants)
+    told = _told(error, settings, f"who makes the tables needs more: as an administrator, {needed}")
+    told.refused = True
+    return told
+
+
+def _told(error: BaseException, settings: Settings, advice: str) -> StoreError:
     text = f"MySQL at {settings.where}: {_said(error)}"
     told = StoreError(f"{text}: {advice}" if advice else text)
     told.__cause__ = error
-    told.refused = refused
     return told
 
 

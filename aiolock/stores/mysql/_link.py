@@ -1,4 +1,4 @@
-"""One connection to the server: PyMySQL's, over a socket that others may end."""
+"""One connection to the server: PyMySQL's, over a socket that any thread may shut down."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ Rows = Sequence[tuple[Any, ...]]
 _Tls = ssl.SSLContext | Mapping[str, object]
 
 _CONNECTING: Final = 3.0
-"""Seconds for the network to connect, to whichever address."""
+"""Seconds for the network to connect, to any of the addresses."""
 _ANSWERING: Final = 4.0
-"""Seconds for one answer, beyond what the statement is meant to last."""
+"""Seconds for one answer, beyond the time that the statement is meant to last."""
 _DEAD_AFTER: Final = 10
 """Seconds after which the kernel takes the other end for dead."""
 _SESSION: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES'",
+    # Without the second mode, which MySQL 8 neither has nor needs, a GRANT to somebody who is not
+    # there makes that user, without a password.
+    (
+        "SET SESSION sql_mode = IF(VERSION() LIKE '%MariaDB%',"
+        " 'STRICT_ALL_TABLES,NO_AUTO_CREATE_USER', 'STRICT_ALL_TABLES')"
+    ),
     "SET SESSION innodb_lock_wait_timeout = 2",
     "SET SESSION wait_timeout = 28800",
-    "SELECT VERSION()",
+    "SELECT VERSION(), CURRENT_USER()",
 )
 
 
@@ -44,10 +49,10 @@ else:
 
 
 class _Connection(_Base):
-    """PyMySQL's, which encrypts where the server can, whoever that is, unless told more.
+    """PyMySQL's connection. Unless told more, it encrypts if the server can, without checking it.
 
-    For each connection it loads the certificates of all authorities for that, and looks at none of
-    them: 40 ms of CPU. Here once.
+    For each such connection it loads the certificates of all authorities, and then ignores them,
+    which takes 40 ms of CPU. Here that is done once.
     """
 
     _unchecked: ClassVar[ssl.SSLContext | None] = None
@@ -65,7 +70,7 @@ class _Connection(_Base):
 
 
 class Link:
-    """A connection, used by one thread at a time; anybody may break it."""
+    """A connection, used by one thread at a time; any thread may break it."""
 
     def __init__(self, settings: Settings, *, lasts: float = 0.0) -> None:
         """``lasts``: seconds for which a statement may be meant to last."""
@@ -75,9 +80,11 @@ class Link:
         self._mutex = threading.Lock()
         """Held while the handle is changed or used."""
         self._handle: socket.socket | None = None
-        """Another of the same socket, which PyMySQL may have wrapped."""
+        """A duplicate of the socket, which PyMySQL may have wrapped."""
         self._files: tuple[int, ...] = ()
         self._version = ""
+        self.account = settings.user
+        """As whom the server has let us in: with the host of the account, once it has."""
         _all.add(self)
 
     def connect(self) -> None:
@@ -101,23 +108,23 @@ class Link:
         )
         connection.connect(self._dialled(connection))
         self._connection = connection
-        *_, ((self._version,),) = self.run(*_SESSION)
-        # A limit for all statements would end a sleep.
+        *_, ((self._version, self.account),) = self.run(*_SESSION)
+        # A time limit for all statements would end a sleep.
         limit = "max_statement_time" if "MariaDB" in self._version else "max_execution_time"
         self.run(f"SET SESSION {limit} = 0")
 
     def _dialled(self, connection: pymysql.Connection[Any]) -> socket.socket:
-        """A socket that is connected, to the first address that takes it."""
+        """A connected socket, to the first address that accepts."""
         settings = self._settings
         deadline = time.monotonic() + _CONNECTING
         if settings.unix_socket:
-            # It is as good as encrypted, which some passwords ask for.
+            # A Unix socket counts as encrypted, which some passwords demand.
             vars(connection)["_secure"] = True
             return self._dial(socket.AF_UNIX, settings.unix_socket, deadline)
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
         failure: OSError | None = None
         for number, (family, _, _, _, address) in enumerate(found):
-            # The first of them may be there no more.
+            # The server at the first address may be gone: leave time for the others.
             share = (deadline - time.monotonic()) / (len(found) - number)
             try:
                 return self._dial(family, address, time.monotonic() + share)
@@ -130,7 +137,7 @@ class Link:
         try:
             with self._mutex:
                 self._let_go()
-                # Known from the first, so that it can be ended, and a fork lets go of it.
+                # Kept from the start, so that it can be shut down, and a fork lets go of it.
                 self._handle = dialled.dup()
                 self._files = dialled.fileno(), self._handle.fileno()
             dialled.settimeout(max(0.05, deadline - time.monotonic()))
@@ -150,29 +157,29 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether there is a connection, as far as it is known."""
         return self._connection is not None
 
     def number(self) -> int:
-        """What the server calls it."""
+        """The server's number of this connection."""
         (((number,),),) = self.run("SELECT CONNECTION_ID()")
         return int(number)
 
     def is_mariadb(self) -> bool:
-        """Whether the server is MariaDB: MySQL otherwise."""
+        """Whether the server is MariaDB; it is MySQL otherwise."""
         return "MariaDB" in self._version
 
     def run(self, *statements: str) -> list[Rows]:
-        """The rows of these statements, sent at once; the first that fails ends it."""
+        """The rows of these statements, sent at once; the first error is raised."""
         found, failure = self.run_until(*statements)
         if failure is not None:
             raise failure
         return found
 
     def run_until(self, *statements: str) -> tuple[list[Rows], BaseException | None]:
-        """The rows of these, up to the first that failed; and why that was.
+        """The rows of these statements up to the first that failed, and that error.
 
-        Whatever PyMySQL raises that is no error of the server's has ended the connection.
+        After an exception of PyMySQL that is not an error of the server, the connection is lost.
         """
         assert self._connection is not None
         found: list[Rows] = []
@@ -182,12 +189,12 @@ class Link:
                 found.append(cursor.fetchall())
                 while cursor.nextset():
                     found.append(cursor.fetchall())
-        except Exception as error:  # noqa: BLE001  # as it reads, it may stumble in any way
+        except Exception as error:  # noqa: BLE001  # its parser may fail in any way
             return found, error
         return found, None
 
     def break_(self) -> None:
-        """End it for whoever waits for it; from any thread."""
+        """Shut it down, so that a thread that waits for it goes on; from any thread."""
         with self._mutex:
             if self._handle is not None:
                 with contextlib.suppress(OSError):  # it is not connected any more
@@ -203,14 +210,14 @@ class Link:
                 connection.close()
 
     def forget(self, nothing: int) -> None:
-        """In the child of a fork: be the parent's, who goes on."""
+        """In the child of a fork: leave the connection to the parent."""
         for file in self._files:
             with contextlib.suppress(OSError):
                 os.dup2(nothing, file, inheritable=False)
 
 
 def _keep_alive(dialled: socket.socket) -> None:
-    """Have the kernel see to it that the other end is there."""
+    """Have the kernel check that the other end is alive."""
     dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     dialled.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
@@ -226,8 +233,8 @@ _all: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
 def _forked() -> None:
     """In the child of a fork: let go of the parent's connections, without a word to the server.
 
-    They would outlive the parent, whose waiters would pass for alive. Their numbers stay taken, so
-    that no other file gets one that somebody still has.
+    Otherwise they would outlive the parent, whose waiters would count as alive. Their file numbers
+    stay taken, so that no other file gets one that is still in use.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for link in _all:

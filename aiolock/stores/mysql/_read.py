@@ -1,4 +1,4 @@
-"""What was left for a client, and is delivered: until it is removed, it must not be read again."""
+"""Pushes that were delivered: until they are removed, they must not be read again."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 
 class Read:
-    """Known to the thread that listens, and to the one that writes."""
+    """Shared by the thread that listens and the one that writes."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._ids = dict[int, None]()
 
     def add(self, number: int) -> None:
-        """This was delivered."""
+        """This push was delivered."""
         with self._mutex:
             self._ids[number] = None
 
     def to_remove(self) -> list[int]:
-        """What was delivered, and is still there."""
+        """The pushes that were delivered and are still in the table."""
         with self._mutex:
             return list(self._ids)
 
     def removed(self, numbers: Sequence[int]) -> None:
-        """These are not there any more."""
+        """These are no longer in the table."""
         with self._mutex:
             for number in numbers:
                 del self._ids[number]

@@ -1,15 +1,16 @@
-"""What is in the database: the tables that an owner makes, and who may use them."""
+"""The tables, made by their owner, and the rights of the users of the locks."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 PROTOCOL: Final = 1
-"""That of this version: of the tables, and of what is written in them."""
+"""The protocol of this version: of the tables, and of what is written in them."""
 
-# `id` is the name, or stands for a long one; compared byte by byte. A state is JSON (see `_codec`),
-# empty where nobody holds or waits: the row stays for a while, for its fence. `head` is the client
-# that is first in the queue, for which the question whether it is there comes along.
+# `id` is the name, or stands for a long one; it is compared byte by byte. A state is JSON (see
+# `_codec`), empty if there are no holders and waiters: the row stays for a while, for its fence.
+# `head` is the client of the first waiter; loading a row also asks whether that client is alive.
 _TABLES: Final = {
     "aiolock_names": """
     id VARBINARY(250) NOT NULL PRIMARY KEY,
@@ -38,9 +39,31 @@ _TABLES: Final = {
 """,
 }
 
+_ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
+_WRITING: Final = {
+    "INSERT INTO aiolock_names (id, name, state)": "SELECT '', '', '' FROM DUAL",
+    "UPDATE aiolock_names": "SET fence = 0, head = '', state = '', over_at = 0, changed_at = 0",
+    "DELETE FROM aiolock_names": "",
+    "INSERT INTO aiolock_inbox (client, name, push)": "SELECT '', '', '' FROM DUAL",
+    "DELETE FROM aiolock_inbox": "",
+    "INSERT INTO aiolock_clients (client, host, pid, seen)": "SELECT '', '', 0, 0 FROM DUAL",
+    "UPDATE aiolock_clients": "SET seen = 0",
+    "DELETE FROM aiolock_clients": "",
+}
+TRIAL: Final = (
+    "SELECT id, name, fence, head, state, over_at, changed_at FROM aiolock_names WHERE FALSE",
+    "SELECT id, client, name, push FROM aiolock_inbox WHERE FALSE",
+    "SELECT client, host, pid, seen FROM aiolock_clients WHERE FALSE",
+    *(f"{order} {what} WHERE FALSE" for order, what in _WRITING.items()),
+)
+"""Each kind of statement that a client has for a table, on no row: what a right is needed for.
+
+Some of them are rare, as those of a sweep, whose failure nobody would see.
+"""
+
 
 def statements() -> str:
-    """The tables, to be made by whoever is to own them. Idempotent."""
+    """The tables, to be made by their owner. Idempotent."""
     made = [
         f"CREATE TABLE IF NOT EXISTS {name} ({columns}) ENGINE=InnoDB;\n"
         for name, columns in _TABLES.items()
@@ -49,21 +72,37 @@ def statements() -> str:
 
 
 def split(text: str) -> list[str]:
-    """One statement each."""
+    """The single statements of a text."""
     return [each for each in text.split(";\n") if each]
 
 
 def rights(user: str) -> str:
-    """What lets ``user`` (``name``, or ``name@host``) use the locks, and nothing else."""
-    name, _, host = user.partition("@")
-    whom = f"{_quoted(name)}@{_quoted(host or '%')}"
+    """The SQL that lets ``user`` (``name``, or ``name@host``) use the locks, and no more."""
     granted = [
-        f"GRANT {'SELECT' if table == 'aiolock_meta' else 'SELECT, INSERT, UPDATE, DELETE'}"
-        f" ON {table} TO {whom};\n"
+        f"GRANT {'SELECT' if table == 'aiolock_meta' else _ALL} ON {table} TO {account(user)};\n"
         for table in _TABLES
     ]
     return "".join(granted)
 
 
-def _quoted(text: str) -> str:
+def rights_of_an_owner(database: str, user: str, *, grants: bool) -> str:
+    """What lets ``user`` make the tables and use them; with ``grants``, let others use them too."""
+    # In a GRANT, and only there, these two stand for others.
+    pattern = re.sub("([_%])", r"\\\1", database).replace("`", "``")
+    option = " WITH GRANT OPTION" if grants else ""
+    return f"GRANT CREATE, {_ALL} ON `{pattern}`.* TO {account(user)}{option};"
+
+
+def account(user: str) -> str:
+    """``name``, or ``name@host``, as it is written in a statement.
+
+    ``name@`` is a role of MariaDB's, which has no host. That is to be said: a name alone might be
+    that of a role as well, or PUBLIC, which is everybody.
+    """
+    name, at, host = user.rpartition("@") if "@" in user else (user, "@", "%")
+    return f"{quoted(name)}{at}{quoted(host)}" if host else quoted(name)
+
+
+def quoted(text: str) -> str:
+    """A text, as it is written in a statement."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,6 +1,6 @@
-"""One client's time with the database, from opening to closing: two threads, and who watches them.
+"""One client's time with the database, from opening to closing: two threads, and their watch.
 
-One thread carries out what is asked for, the other listens. The event loop sees to it that nobody
+One thread carries out the operations, the other listens. The event loop makes sure that no caller
 waits for a server that has stopped answering.
 """
 
@@ -27,22 +27,22 @@ from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
 
 HEARTBEAT: Final = 5.0
-"""Seconds after which a client looks whether the others still see it."""
+"""Seconds after which a client checks whether the others still see it."""
 SWEEP: Final = 60.0
-"""Seconds after which it looks for what others have left, and nobody needs."""
+"""Seconds after which it looks for things of others that nobody needs any more."""
 _WITHOUT: Final = 1.0
 """Seconds after which it tries to connect again: the others take it for dead meanwhile."""
 _WATCH: Final = 0.25
 _LONGEST: Final = 8.0
-"""Seconds after which a connection that is still waited for is ended."""
+"""Seconds after which a connection is ended whose answer is still missing."""
 _GIVES_UP: Final = 9.0
-"""Seconds after which nobody waits any more, whatever holds the thread up."""
+"""Seconds after which each operation fails, even if the thread is stuck."""
 _REMOVE_AFTER: Final = 0.5
-"""Seconds after which what was read is removed, if there is nothing else to do."""
+"""Seconds after which delivered pushes are removed, if there is nothing else to do."""
 
 
 class Session:
-    """What is between the opening of a client and its closing."""
+    """One client, from opening to closing."""
 
     def __init__(self, settings: Settings, prefix: str, client: str, inbox: Inbox) -> None:
         self._settings = settings
@@ -65,24 +65,24 @@ class Session:
         self._look_at = self._sweep_at = 0.0
         self._swept = time.monotonic()
         self._under_way = dict[asyncio.Future[Any], float]()
-        """What somebody waits for, and since when."""
+        """The operations that are not answered, and since when."""
         self._watch: asyncio.TimerHandle | None = None
         self._removing = False
         self._seeing: asyncio.Future[Any] | None = None
-        """What shows whether the commands' connection is up: one at a time."""
+        """The operation that shows whether the command connection is up: one at a time."""
         self._is_open = False
 
     @property
     def protocol(self) -> int:
-        """The newest of those who have used the locks."""
+        """The newest protocol of those that have used the locks."""
         return self._database.protocol
 
     # In the event loop
 
     async def open(self) -> None:
-        """Connect; `StoreError` says why that cannot be.
+        """Connect; `StoreError` says why that fails.
 
-        Cancelled, it is over at once: the threads end by themselves.
+        A cancellation ends the call at once; the threads end by themselves.
         """
         try:
             async with asyncio.timeout(_GIVES_UP):
@@ -97,12 +97,12 @@ class Session:
         self._is_open = self._links.observed = True
 
     def stop(self) -> None:
-        """End, once what was asked is carried out. Idempotent."""
+        """End, once all earlier operations are carried out. Idempotent."""
         self._is_open = self._links.observed = False
         self._worker.stop()
 
     async def ended(self) -> None:
-        """Return when it has; what a network keeps for longer is left to its thread."""
+        """Return when it has ended; a thread that the network blocks for longer is left alone."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GIVES_UP):
                 await self._worker.ended()
@@ -125,7 +125,7 @@ class Session:
             self._ear.hurry()
 
     def _keep_watch(self) -> None:
-        """See to it that nobody waits for too long: for as long as anybody waits."""
+        """Make sure that no caller waits for too long; runs while there are any."""
         now = time.monotonic()
         if any(now - since > _LONGEST for since in self._under_way.values()):
             self._database.link.break_()
@@ -146,9 +146,10 @@ class Session:
             self._inbox.reconnected()
 
     def _see_to_commands(self, reason: Exception | None) -> None:
-        """The ear has lost its connection: if the server was started anew, ours is lost, too.
+        """The ear has lost its connection: if the server was restarted, the other is lost, too.
 
-        The others will take us for dead before long. Without a ``reason`` it may have lost it.
+        Then the others will soon take us for dead. Without a ``reason`` the command connection
+        itself may be gone.
         """
         if reason is not None:
             self._links.down("listening", reason)
@@ -157,7 +158,7 @@ class Session:
             self._seeing.add_done_callback(_ignore)
 
     def _remove_soon(self) -> None:
-        """Remove what was read, unless another transaction has done that by then."""
+        """Remove delivered pushes, unless another transaction has done that by then."""
         if not self._removing:
             self._removing = True
             self._loop.call_later(_REMOVE_AFTER, self._remove)
@@ -175,7 +176,7 @@ class Session:
 
     @property
     def rest(self) -> float:
-        """Seconds after which it looks after things."""
+        """Seconds after which `look_after` is called."""
         return HEARTBEAT if self._database.link.is_up else min(_WITHOUT, HEARTBEAT)
 
     def begin(self) -> None:
@@ -192,9 +193,9 @@ class Session:
         return self._database.carry_out(operations, since)
 
     def look_after(self) -> None:
-        """See whether others see us, and remove what nobody needs: now and then."""
+        """Now and then, check whether others see us, and remove what nobody needs."""
         if not self._is_open:
-            return  # nobody is to wait for a server that does not answer
+            return  # closing must not wait for a server that does not answer
         now = time.monotonic()
         if now >= self._look_at:
             self._database.beat()
@@ -208,19 +209,19 @@ class Session:
 
     def end(self) -> None:
         """Disconnect."""
-        # So often that those which are open for a moment only do their share.
+        # With this probability, clients that are open only for a moment do their share of sweeps.
         if random.random() * SWEEP < time.monotonic() - self._swept:  # noqa: S311
             self._database.sweep()
         self._database.close()
         self._ear.stop()
 
     def failure(self, error: BaseException) -> StoreError:
-        """As its user is told."""
-        return store_error(error, self._settings, refused=True)
+        """The error that the caller gets."""
+        return store_error(error, self._settings, self._database.link.account, refused=True)
 
 
 def _nothing(_: Steps) -> None:
-    """What was read is removed by every transaction."""
+    """Does nothing: every transaction removes the pushes that were delivered."""
 
 
 _NOTHING: Final = Operation((), _nothing)

@@ -1,4 +1,4 @@
-"""What a URL says: where the server is, and how to be told of what comes."""
+"""The settings in a URL: where the server is, and how a client learns of its pushes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from aiolock.stores._urls import each_once
 
 _OPTIONS: Final = (
     *("unix_socket", "ssl", "ssl_ca", "ssl_cert", "ssl_key"),
@@ -19,7 +21,7 @@ _SHORTEST_POLL, _LONGEST_POLL = 0.001, 10.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one store."""
+    """The settings of one store."""
 
     host: str
     port: int
@@ -29,11 +31,11 @@ class Settings:
     unix_socket: str = ""
     tls: ssl.SSLContext | None = None
     create: bool = False
-    """Whether to make the tables on the way."""
+    """Whether to make the tables when connecting."""
     doorbell: Literal["auto", "kill", "poll"] = "auto"
-    """How a client hears that there is something for it: rung, by looking, or as turns out."""
+    """How a client learns of its pushes: by being rung, by polling, or whichever works."""
     poll: float = _POLL
-    """Seconds after which a client looks that is not rung."""
+    """Seconds between looks of a client that is not rung."""
 
     @property
     def where(self) -> str:
@@ -42,7 +44,7 @@ class Settings:
 
 
 def from_url(url: str) -> Settings:
-    """What this URL says; `ValueError` where it is none of MySQL's."""
+    """The settings in this URL; `ValueError` for one that is not a MySQL URL."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORT
@@ -83,6 +85,7 @@ def _given(query: str) -> dict[str, str]:
     for name, _ in given:
         if name not in _OPTIONS:
             raise _wrong(f"there is no option {name!r}, only {', '.join(_OPTIONS)}")
+    each_once(given)
     return dict(given)
 
 
@@ -114,7 +117,7 @@ def _poll(given: Mapping[str, str]) -> float:
 
 
 def _tls(given: Mapping[str, str]) -> ssl.SSLContext | None:
-    """How to encrypt, and to see that it is the right server: with ``ssl=1``, or a CA's file."""
+    """How to encrypt, and check the server's identity: with ``ssl=1``, or a CA's file."""
     if not (_flag(given, "ssl") or "ssl_ca" in given):
         if "ssl_cert" in given or "ssl_key" in given:
             raise ValueError("ssl_cert and ssl_key go with ssl=1, or with ssl_ca=")

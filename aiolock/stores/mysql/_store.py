@@ -17,11 +17,11 @@ from aiolock.stores.mysql._settings import Settings
 from aiolock.stores.mysql._transaction import Transaction
 
 _CLIENT: Final = re.compile(r"[\w-]{1,48}", re.ASCII)
-"""Part of the names of the server's own locks."""
+"""A client's id: it is part of the names of the server's own locks."""
 
 
 class MySQLStore(Operations):
-    """Locks in one database of MySQL's or MariaDB's, through two connections and two threads."""
+    """Locks in one MySQL or MariaDB database, through two connections and two threads."""
 
     def __init__(self, settings: Settings, prefix: str) -> None:
         self._settings = settings

@@ -1,6 +1,6 @@
 """One transaction: the states of names are loaded and locked, changed, and saved.
 
-That is two messages to the server, and one commit for all that is done in between.
+It takes two messages to the server, and one commit for all operations in it.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from aiolock.stores.mysql._link import Link
 Value = TypeVar("Value")
 
 CLOCK: Final = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-"""Not `SYSDATE` or `NOW`, which show a local time. A statement of its own, since it stands still
-within one: the lock has been waited for by then."""
+"""Not `SYSDATE` or `NOW`, which give a local time. It is a statement of its own, because the time
+stands still within one: here the row locks have been waited for already."""
 _LONGEST: Final = 200
 """Bytes of a name that is its own id."""
 _PAGE: Final = 200
-"""Names of which a snapshot tells at a time."""
+"""Names on one page of a snapshot."""
 _ASKED_AT_ONCE: Final = 100
-"""Clients of which it is asked together whether they are there."""
+"""Clients that are checked in one statement for being alive."""
 
 
 class Guard(NamedTuple):
-    """What is said around a transaction, so that it ends if we are stopped in the middle."""
+    """Statements around a transaction, by which it ends if we are stopped in the middle."""
 
     before: Sequence[str] = ()
     after: Sequence[str] = ()
 
 
 class Presence(NamedTuple):
-    """Whether a client is there."""
+    """Whether a client is alive, and its bell."""
 
     alive: bool
-    """Its connection for commands is up."""
+    """Whether its connection for commands is up."""
     bell: int | None
     """The connection by which it is rung, if that is up."""
 
 
 class Loaded:
-    """What is kept of one name, and what of it was there before."""
+    """The state of one name, with what it was before."""
 
     __slots__ = ("before", "fence", "last_fence", "state")
 
@@ -54,7 +54,7 @@ class Loaded:
         self.before = state
         self.last_fence = self.fence = fence
         self.state: NameState | None = None
-        """Once it is asked for: one that cannot be read is no reason to do nothing with others."""
+        """Decoded when it is used: an unreadable one must not stop operations on others."""
 
 
 class Transaction:
@@ -70,26 +70,26 @@ class Transaction:
         says: dict[str, tuple[str, int]],
         again: bool = False,
     ) -> None:
-        """``started``: until when (µs) everybody passes for alive, since the server was started."""
+        """``started``: until when (µs) all clients count as alive, after a start of the server."""
         self._link = link
         self._prefix = prefix
         self._client = client
         self._grace = started
         self._known_to_say = says
         self.again = again
-        """Whether all of it may have been done already, unheard."""
+        """Whether all of it may have been done already, with the answer lost."""
         self._names = dict[str, Loaded]()
         self._states: list[NameState] = []
-        """Those that were looked at."""
+        """The states that were used."""
         self._presence = dict[str, Presence]()
         self.now = 0
-        """The server's clock, in µs, when all was locked."""
+        """The server's clock, in µs, when all rows were locked."""
         self.pushes: list[Told] = []
 
     # Loading
 
     def load(self, names: Iterable[str], guard: Guard) -> None:
-        """Lock what is kept of these names."""
+        """Load and lock the states of these names."""
         ids = {key(self._prefix, name): name for name in names}
         if not ids:
             self.now = int(self._link.run(CLOCK)[0][0][0])
@@ -108,8 +108,8 @@ class Transaction:
             )
             if len(rows) == len(ids):
                 break
-            # Rows that are not there cannot be locked. Made by a transaction of their own, always
-            # in one order, they are in nobody's way.
+            # Rows that are not there cannot be locked. A separate transaction makes them, always in
+            # the same order, so that no two transactions block each other.
             found = {row[0] for row in rows}
             new = [
                 f"(x'{each.hex()}', {blob(full(self._prefix, ids[each]))}, '')"
@@ -142,7 +142,7 @@ class Transaction:
 
     def snapshot(self, start: str) -> Page:
         """The status of some names, none of which is locked; see `Store.snapshot`."""
-        if changes := self.changes():  # by what was done before, in this transaction
+        if changes := self.changes():  # of earlier operations in this transaction
             self._link.run(*changes)
         own = self._prefix.encode() + b"\0"
         (rows,) = self._link.run(
@@ -152,7 +152,7 @@ class Transaction:
         )
         found = dict[str, NameState]()
         for _, name, text in rows:
-            # What a later version has written is no reason to show nothing.
+            # An unreadable state of a later version must not hide the others.
             with contextlib.suppress(*UNREADABLE):
                 found[name[len(own) :].decode()] = decode(text.decode())
         self._states += found.values()
@@ -163,18 +163,18 @@ class Transaction:
         return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
 
     def listens(self, client: str) -> bool:
-        """Whether it does, as far as this transaction is concerned."""
+        """Whether the client is alive; asked once in this transaction."""
         if client == self._client or self.presence(client).alive:
             return True
         return self.now < self._grace and self._has_not_left(client)
 
     def _has_not_left(self, client: str) -> bool:
-        """Whether it has not said good-bye: it may not have had the time to come back."""
+        """Whether it has not left: after a start of the server it may still come back."""
         (rows,) = self._link.run(f"SELECT 1 FROM aiolock_clients WHERE client = '{client}'")
         return bool(rows)
 
     def presence(self, client: str) -> Presence:
-        """Whether it is there; asked together with that of others that may be asked for next."""
+        """Whether it is alive; asked together with other clients that may be needed next."""
         if client not in self._presence:
             others = [each for each in self._clients() if each not in self._presence]
             asked = [client, *others][:_ASKED_AT_ONCE]
@@ -189,7 +189,7 @@ class Transaction:
         return self._presence[client]
 
     def _clients(self) -> dict[str, None]:
-        """Those who hold or wait."""
+        """The clients that hold or wait."""
         found = dict[str, None]()
         for state in self._states:
             found |= dict.fromkeys(holder.client for holder in state.holders.values())
@@ -198,7 +198,7 @@ class Transaction:
         return found
 
     def _says(self, client: str) -> tuple[str, int]:
-        """Host and process of a client, empty where it is forgotten."""
+        """Host and process of a client; empty if they are forgotten."""
         known = self._known_to_say
         if client not in known:
             asked = [client, *(each for each in self._clients() if each not in known)]
@@ -244,12 +244,12 @@ class Transaction:
 
 
 def full(prefix: str, name: str) -> bytes:
-    """A name, as it is written down."""
+    """A name with its prefix, as it is written down."""
     return f"{prefix}\0{name}".encode()
 
 
 def key(prefix: str, name: str) -> bytes:
-    """What a name's row is found by: itself, if it is not too long for an index."""
+    """The key of a name's row: the name itself, if it is short enough for an index."""
     text = full(prefix, name)
     if len(text) <= _LONGEST:
         return text
@@ -258,5 +258,5 @@ def key(prefix: str, name: str) -> bytes:
 
 
 def blob(value: bytes) -> str:
-    """A value, as it is written in a statement: whatever is in it."""
+    """A value as it stands in a statement, whatever is in it."""
     return f"x'{value.hex()}'"

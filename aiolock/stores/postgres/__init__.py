@@ -1,38 +1,59 @@
-"""Locks in PostgreSQL 13 and newer: the extra ``postgres``."""
+"""Locks in PostgreSQL 13 and newer: the extra ``postgres``.
+
+The schema is a text, for which no driver is needed: it may be printed where there is none.
+"""
 
 from __future__ import annotations
 
-try:
-    import psycopg
-except ImportError as error:
-    raise ImportError(
-        "locks in PostgreSQL need psycopg 3: pip install 'aiolock-redis[postgres]'"
-    ) from error
+from typing import TYPE_CHECKING
 
-from aiolock.stores.postgres import _schema, _settings
-from aiolock.stores.postgres._errors import store_error
-from aiolock.stores.postgres._store import PostgresStore
+from aiolock.stores.postgres import _schema
 
-__all__ = ["PostgresStore", "create_schema", "from_url", "schema"]
+if TYPE_CHECKING:
+    from aiolock.stores.postgres._store import PostgresStore
+
+__all__ = ["create_schema", "from_url", "schema"]
 
 
 def from_url(url: str, prefix: str) -> PostgresStore:
     """A store in the database at ``url``; `ValueError` for a URL that libpq does not take."""
+    _check_driver()
+    from aiolock.stores.postgres import _settings
+    from aiolock.stores.postgres._store import PostgresStore
+
     return PostgresStore(_settings.from_url(url), prefix)
 
 
 def schema(*roles: str) -> str:
-    """What makes the schema, for its owner; these roles may use the locks, and nothing else."""
+    """The SQL of the schema, for its owner; it lets these roles use the locks and no more."""
     return _schema.statements() + "".join([_schema.rights(role) for role in roles])
 
 
 def create_schema(url: str, *roles: str) -> str:
-    """Run that, in one transaction; where it was. `StoreError` where it cannot be done."""
+    """Run that SQL, in one transaction; returns where. `StoreError` if it cannot be done."""
+    _check_driver()
+    import psycopg
+
+    from aiolock.stores.postgres import _settings
+    from aiolock.stores.postgres._errors import not_made, store_error
+
     settings = _settings.from_url(url)
+    making = False
     try:
         with psycopg.connect(settings.listens) as connection:
+            making = True
             connection.execute("SET client_min_messages = warning")
             connection.execute(schema(*roles).encode())
     except psycopg.Error as error:
-        raise store_error(error, settings.place, refused=True) from error
+        why = not_made(error) if making else error
+        raise store_error(why, settings.place, refused=True) from error
     return settings.place.where
+
+
+def _check_driver() -> None:
+    try:
+        import psycopg as psycopg
+    except ImportError as error:
+        raise ImportError(
+            "locks in PostgreSQL need psycopg 3: pip install 'aiolock-redis[postgres]'"
+        ) from error

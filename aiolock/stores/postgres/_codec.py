@@ -1,4 +1,4 @@
-"""What the functions in the database are given, and what they answer: as text."""
+"""The arguments and answers of the functions in the database, as text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Value = bytes | None
 """An argument, in PostgreSQL's text format."""
 
 
-# What is given
+# Arguments
 
 
 def key(prefix: str, name: str) -> bytes:
@@ -47,17 +47,17 @@ def key(prefix: str, name: str) -> bytes:
 
 
 def bytea(data: bytes) -> bytes:
-    """As an argument."""
+    """Bytes as an argument."""
     return b"\\x" + data.hex().encode()
 
 
 def number(value: int) -> bytes:
-    """As an argument; a bool is one, too."""
+    """A number as an argument; a bool is one, too."""
     return b"%d" % value
 
 
 def numbers(values: Sequence[int]) -> bytes:
-    """An array of them."""
+    """An array of numbers as an argument."""
     return b"{%b}" % b",".join([b"%d" % value for value in values])
 
 
@@ -82,7 +82,7 @@ def form(of: Form) -> bytes:
     )
 
 
-# What is answered
+# Answers
 
 
 @lru_cache(maxsize=1024)
@@ -108,9 +108,9 @@ def _form(text: str) -> Form:
 
 
 def told(text: str, client: str) -> tuple[str | None, Push]:
-    """A push for ``client``, and the key of the name it speaks of, unless it came with an answer.
+    """A push for ``client``, and the key of its name; None for one that came with an answer.
 
-    `ValueError` for one that is not known.
+    `ValueError` for a push of an unknown kind.
     """
     kind, seq, *rest = text.split(" ")
     waiter = Waiter(client, int(seq))
@@ -132,12 +132,12 @@ def told(text: str, client: str) -> tuple[str | None, Push]:
 
 
 def deliver(text: str, client: str, name: str, inbox: Inbox) -> None:
-    """What came with the answer to a question about ``name``."""
+    """Deliver a push that came with the answer to a question about ``name``."""
     told(text, client)[1].deliver(name, inbox)
 
 
 def late(text: str) -> Late | None:
-    """Whether a copy came too late."""
+    """The answer to a copy that came too late; None for any other answer."""
     return Late(int(text[5:])) if text.startswith("late ") else None
 
 
@@ -180,7 +180,7 @@ _ANSWERS: Final[dict[str, Callable[..., Answer]]] = {
 
 
 def answer(text: str) -> Answer:
-    """What `acquire` says."""
+    """The answer of `acquire`."""
     kind, *rest = text.split(" ")
     if kind == "busy":
         return _busy(int(rest[0]), *rest[1:])
@@ -188,25 +188,25 @@ def answer(text: str) -> Answer:
 
 
 def held(text: str) -> list[bool]:
-    """What `renew` says of each line."""
+    """The answer of `renew`, for each grant."""
     return [each == "1" for each in text]
 
 
 def posted(text: str) -> Posted:
-    """What `read` says."""
+    """The answer of `read`."""
     count, _, value = text.partition(" ")
     return Posted(int(count), bytes.fromhex(value).decode())
 
 
 def status(name: str, text: str) -> Status:
-    """What `status` says."""
+    """The answer of `status`."""
     data: dict[str, Any] = json.loads(text)
     (row,) = data["names"]
     return _status(name, row, _Known(data))
 
 
 def page(text: str, most: int) -> Page:
-    """What `snapshot` says, where it was asked for as many as that."""
+    """The answer of `snapshot`; ``most`` is how many names were asked for."""
     data: dict[str, Any] = json.loads(text)
     known = _Known(data)
     found = [(bytes.fromhex(row[0]), row) for row in data["names"] or ()]
@@ -215,7 +215,7 @@ def page(text: str, most: int) -> Page:
 
 
 class _Known:
-    """When that was, and what is known of the clients that are named there."""
+    """The time of a status, and what is known of the clients in it."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.now: int = data["now"]

@@ -1,4 +1,4 @@
-"""What comes unasked: a connection that listens, and shows others that its client lives."""
+"""Pushes: a connection that listens for them, and shows others that its client is alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("aiolock")
 
 
 class Ear:
-    """Listens for one client; another connection does when this one breaks."""
+    """Listens for one client, on another connection when this one breaks."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Ear:
         lost: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``heard`` gets what others have to tell; ``lost`` why there is no connection; ``back``
-        is called when there is another one, and some may be lost.
+        """``heard`` gets the pushes; ``lost`` the reason why there is no connection; ``back`` is
+        called when there is another one, and pushes may be lost.
         """
         self._client = client
         self._heard = heard
@@ -44,9 +44,9 @@ class Ear:
         self._opened = False
         self._connections = 0
         self.word = asyncio.Event()
-        """A word of ours to ourselves has come."""
+        """Set when a word of this client to itself has come."""
         self.word_at = self._loop.time()
-        """When that was, or we began to listen."""
+        """When it last came, or when this began to listen."""
 
     async def open(self) -> None:
         """Listen; raises what psycopg raises."""
@@ -54,8 +54,8 @@ class Ear:
         self._opened = True
 
     async def _greet(self, connection: Connection) -> None:
-        # Others look whether somebody has this key: a new one for each connection, so that it does
-        # not wait for the server to notice that the last one is gone.
+        # Others check whether a connection holds this key. Each connection has a new one, so that
+        # it need not wait until the server notices that the last one is gone.
         self._connections += 1
         key = self._connections << 40 | secrets.randbits(40)
         who = (self._client, key, socket.gethostname(), os.getpid())
@@ -72,7 +72,7 @@ class Ear:
         self._link.proved()
         if self._opened:
             self._back()
-        self._readable()  # what came while it was greeted
+        self._readable()  # pushes may have come while it was greeted
 
     def _down(self, reason: Exception) -> None:
         if self._connection is not None:

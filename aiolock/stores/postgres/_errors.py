@@ -1,4 +1,4 @@
-"""What a `StoreError` says of PostgreSQL: where it is, what is wrong, and what to do."""
+"""The texts of a `StoreError` about PostgreSQL: where it is, what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 import psycopg
 
 from aiolock.errors import StoreError
-from aiolock.stores.postgres._schema import rights
+from aiolock.stores.postgres._schema import quoted, rights
 
 ELSEWHERE: Final = ("25006", "57P01", "57P02", "57P03", "57P05", "08", "53300")
 """States, or classes of them, of a server that cannot serve us now: connect again, to it or to its
 successor."""
 BUSY: Final = ("55P03", "40P01", "40001")
-"""Something of others is in the way, for a moment: to be tried again."""
+"""States of a conflict with others that passes: try again."""
 
 _ADVICE: Final = {
     "AL001": "let this role and this database have the isolation level read committed"
@@ -25,7 +25,8 @@ _ADVICE: Final = {
     "3F000": "aiolock's schema is not there: run `aiolock init-db URL` as its owner",
     "42883": "aiolock's functions are not there, or older: run `aiolock init-db URL`",
     "53300": "it takes no more connections: each client needs two (max_connections)",
-    "55P03": "a transaction that has checked a fence is open (check_fence)",
+    "55P03": "another transaction is open that keeps it: one that has checked a fence, perhaps"
+    " (check_fence)",
     "57014": "it took too long: see what the server is waiting for",
     "08P01": "is it a PgBouncer? Then put pooled=1 and listen_url= into the URL",
 }
@@ -34,13 +35,17 @@ _ADVICE: Final = {
 class Place:
     """Where the server is, for texts: nothing secret."""
 
-    def __init__(self, where: str, role: str) -> None:
+    def __init__(self, where: str, role: str, database: str = "") -> None:
         self.where = where
         self.role = role
+        self.database = database or role  # as libpq has it
 
 
 class Failed(Exception):
     """The server has refused a statement, or a connection could not be made."""
+
+    making = False
+    """Whether it was one that makes the schema."""
 
     def __init__(self, text: str, state: str | None = None) -> None:
         super().__init__(text)
@@ -48,24 +53,43 @@ class Failed(Exception):
 
 
 def failed(error: BaseException) -> Failed:
-    """What psycopg raises."""
+    """An exception of psycopg as a `Failed`."""
     if isinstance(error, Failed):
         return error
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    return Failed(" ".join(str(error).split()) or type(error).__name__, state)
+    if not isinstance(error, psycopg.Error):
+        return Failed(_line(str(error)) or type(error).__name__)
+    # What the server says, without the statement that libpq shows below; or what libpq says.
+    text = error.diag.message_primary or str(error)
+    return Failed(_line(text) or type(error).__name__, error.sqlstate)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def not_made(error: BaseException) -> Failed:
+    """The same, where the schema was to be made."""
+    why = failed(error)
+    why.making = True
+    return why
 
 
 def is_one_of(error: Failed, states: tuple[str, ...]) -> bool:
-    """Whether its state is one of these, or of one of these classes."""
+    """Whether its state is one of these, or in one of these classes."""
     return bool(error.state) and error.state.startswith(states)
 
 
 def store_error(error: BaseException, place: Place, *, refused: bool = False) -> StoreError:
-    """As its user is told; ``refused``: nothing was done."""
+    """The error that the caller gets; ``refused``: nothing was done."""
     why = failed(error)
     advice = _ADVICE.get(why.state) or _ADVICE.get(why.state[:2], "")
-    if why.state == "42501":
-        advice = "this role lacks a right. As the owner: " + " ".join(rights(place.role).split())
+    if why.state == "42501" and why.making:
+        advice = (
+            "this role lacks the right to make aiolock's schema. As the owner of the database: "
+            f"GRANT CREATE ON DATABASE {quoted(place.database)} TO {quoted(place.role)};"
+        )
+    elif why.state == "42501":
+        advice = "this role lacks a right. As the owner: " + _line(rights(place.role))
     text = f"PostgreSQL at {place.where}: {why}"
     told = StoreError(f"{text}: {advice}" if advice else text)
     told.__cause__ = error

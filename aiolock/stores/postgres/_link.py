@@ -1,4 +1,4 @@
-"""A connection that is kept up: made, and made again whenever it breaks."""
+"""A connection that is kept up: it is made again whenever it breaks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _GREETING: Final = 4.0
 class Link:
     """One connection to the server, replaced when it breaks.
 
-    psycopg connects (hosts, TLS, authentication); ``greet`` says the first words, on it alone;
-    then ``up`` has it, until ``down`` is called with the reason why it is no more.
+    psycopg connects (hosts, TLS, authentication), and ``greet`` prepares the connection. Then
+    ``up`` has it, until ``down`` is called with the reason why it is lost.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Link:
         self._conninfo = conninfo
         known = conninfo_to_dict(conninfo)
         hosts = str(known.get("host") or known.get("hostaddr") or "").count(",") + 1
-        # One host after the other: the first of them may be there no more.
+        # psycopg tries one host after the other: the server at the first may be gone.
         self._patience = _GREETING + hosts * float(known["connect_timeout"] or 0)
         self._greet = greet
         self._up = up
@@ -51,7 +51,7 @@ class Link:
         self._redialling: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
         self.error: Exception = Failed("not connected")
-        """Why there was no connection the last time that there was none."""
+        """Why there was no connection, the last time."""
         _all.add(self)
 
     async def open(self) -> None:
@@ -62,7 +62,7 @@ class Link:
 
     async def _dial_and_enter(self) -> None:
         connection = await self._dial()
-        if self._closed:  # meanwhile
+        if self._closed:  # during the dialling
             await connection.close()
         else:
             self._enter(connection)
@@ -71,7 +71,7 @@ class Link:
         self.connection = connection
         try:
             self._up(connection)
-        except BaseException:  # it has been lost already
+        except BaseException:  # the connection is lost already
             self.connection = None
             connection.pgconn.finish()
             raise
@@ -91,7 +91,7 @@ class Link:
         return connection
 
     def proved(self) -> None:
-        """The server answered as it should: the next break is a new one, mended without delay."""
+        """The server answered properly, so after the next break it is dialled without delay."""
         self._pause = 0.0
 
     def drop(self, reason: Exception) -> None:
@@ -139,13 +139,13 @@ _all: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
 def _forked() -> None:
     """In the child of a fork: let go of the parent's connections, without a word to the server.
 
-    They would outlive the parent, whose waiters would pass for alive. Their numbers stay taken, so
-    that no other file gets one that somebody still has.
+    Otherwise they would outlive the parent, whose waiters would count as alive. Their file numbers
+    stay taken, so that no other file gets one that is still in use.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for link in _all:
         if link.connection is not None:
-            with contextlib.suppress(psycopg.Error, OSError):  # it has none just now
+            with contextlib.suppress(psycopg.Error, OSError):  # it has no socket just now
                 os.dup2(nothing, link.connection.pgconn.socket, inheritable=False)
     os.close(nothing)
 

@@ -1,7 +1,7 @@
 """The commands: those of all tasks go through one connection, as many as have gathered at a time.
 
-What was under way when the connection broke is sent again on the next one, in order: each is
-idempotent, so nobody needs to know whether it was carried out. A copy of it may still be carried
+A command that was under way when the connection broke is sent again on the next one, in order. Each
+is idempotent, so it does not matter whether it was carried out. A copy of it may still be carried
 out after that: see `aiolock.stores._copies`.
 """
 
@@ -13,44 +13,58 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import psycopg
+
 from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
 from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value
-from aiolock.stores.postgres._errors import BUSY, ELSEWHERE, Failed, is_one_of, store_error
+from aiolock.stores.postgres._errors import (
+    BUSY,
+    ELSEWHERE,
+    Failed,
+    is_one_of,
+    not_made,
+    store_error,
+)
 from aiolock.stores.postgres._link import Connection, Link
+from aiolock.stores.postgres._notices import FLUSHED, TELLS, Notices
 from aiolock.stores.postgres._schema import PROTOCOL, statements
 from aiolock.stores.postgres._settings import Settings
-from aiolock.stores.postgres._wire import Answer, Wire
+from aiolock.stores.postgres._wire import FUNCTIONS, Answer, Wire, size
 
 REPLY_TIMEOUT: Final = 4.0
 """Seconds without the answer that is due, after which the connection is taken for dead."""
 COMMAND_TIMEOUT: Final = 9.0
-"""Seconds, over all reconnections, after which nobody knows what became of a command."""
+"""Seconds, over all reconnections, after which a command fails with its outcome unknown."""
 _TOGETHER: Final = 64
-"""Commands in one transaction, at most: so long the others wait who want the same names."""
+"""Commands in one transaction, at most: others that want the same names wait for its end."""
+_AT_ONCE: Final = 8000
+"""Bytes of a transaction with several commands, at most. libpq sends its buffer whenever that holds
+8,192 bytes: a process that is stopped just then would have begun a transaction without its end, and
+the server would keep the names of that transaction locked until the process goes on."""
 _LOOK: Final = 0.5
 _SOON: Final = 0.05
-"""Seconds after which to try again what something of others was in the way of."""
+"""Seconds after which a command that met a conflict with others is tried again."""
 _AGAIN: Final = 5
-"""How often a command is sent again that came too late, though it should not any more."""
+"""How often a command is sent again that came too late, though that should not happen twice."""
 
 
 _numbers: Final = itertools.count()
 
 
 class _Command:
-    """One call of a function, from being asked for to being answered."""
+    """One call of a function, until it is answered."""
 
     again = 0
     """How often it was sent again because it came too late."""
     times = 0
     """How many copies may have been carried out."""
     alone = False
-    """It has a transaction of its own."""
+    """Whether it has a transaction of its own."""
 
-    def __init__(  # noqa: PLR0917  # in the order in which they are said of it
+    def __init__(  # noqa: PLR0917  # in the order of `Pipe.call`
         self,
         function: str,
         name: str,
@@ -65,11 +79,12 @@ class _Command:
         self.function = function
         self.name = name
         self.arguments = arguments
+        self.size = size(function, arguments)
         self.decode = decode
         self.future = future
         self.born = self.sent = now
         self.number = next(_numbers)
-        """In the order in which they were asked for."""
+        """Its place in the order in which commands were asked for."""
         self.sure = sure
         self.stamp = stamp
 
@@ -79,10 +94,8 @@ class _Command:
         return self.sure or not self.future.done()
 
 
-_TELLS: Final = frozenset({"release", "finish", "break_", "downgrade", "resize", "post", "request"})
-"""Behind these comes a flush: what they tell other clients is sent in a transaction of its own."""
 _ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat"})
-"""They are about several names, or may last."""
+"""These are about several names, or may take long."""
 
 
 class Pipe:
@@ -96,11 +109,11 @@ class Pipe:
         lost: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``told`` gets the name of each command, and what its answer tells besides; ``lost`` why
-        there is no connection.
+        """``told`` gets the name of each command whose answer comes with pushes, and those pushes;
+        ``lost`` gets the reason why there is no connection.
 
-        ``back`` is called when there is a connection again after there was none: answers, and what
-        came with them, may have been lost.
+        ``back`` is called when there is a connection again: answers, and the pushes with them, may
+        have been lost.
         """
         self._settings = settings
         self._told = told
@@ -110,18 +123,21 @@ class Pipe:
         self._link = Link(settings.commands, greet=self._greet, up=self._up, down=self._down)
         self.copies = Copies(loop.time, codec.number)
         self.protocol = PROTOCOL
-        """That of the schema."""
+        """The protocol of the schema."""
         self._wire: Wire | None = None
         self._serving = False
-        """The connection is known to serve us."""
+        """Whether the connection is known to serve us."""
         self._first: asyncio.Future[None] | None = None
-        """Of the opening."""
+        """The future of the opening."""
         self._waiting = deque[_Command]()
         self._batch: list[_Command] = []
-        """What was sent last, and has no answer."""
+        """The commands that were sent last, without an answer yet."""
         self._batch_sent = 0.0
         self._resting = set[_Command]()
-        """What something of others was in the way of."""
+        """Commands that met a conflict with others, until they are tried again."""
+        self._notices = Notices(
+            drop=self._link.drop, notify_again=self._notify_again, done=self._see_whether_drained
+        )
         self._scheduled = False
         self._watch: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -147,11 +163,11 @@ class Pipe:
         late: bool = False,
         buries: bool = False,
     ) -> asyncio.Future[Any]:
-        """Call a function about ``name``; the future is of what ``decode`` makes of its answer.
+        """Call a function about ``name``; the future is of the decoded answer.
 
-        That is told whether an earlier copy may have been carried out. ``sure``: carried out
-        whatever becomes of the future. With ``late``, or ``buries``, one more argument goes with
-        each copy: `Copies.not_after`, or `Copies.buried`.
+        ``decode`` is also told whether an earlier copy may have been carried out. A ``sure``
+        command is carried out even if its future is done. With ``late``, or ``buries``, each copy
+        has one more argument: `Copies.not_after`, or `Copies.buried`.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed:
@@ -172,7 +188,7 @@ class Pipe:
     # Sending
 
     def _go_on_soon(self) -> None:
-        """In the next turn, with all that this one asks for."""
+        """In the next iteration, with all commands of this one."""
         if self._serving and not self._batch and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._go_on)
@@ -189,20 +205,23 @@ class Pipe:
         self._batch, self._batch_sent = batch, self._loop.time()
         calls = [(command.function, self._arguments(command)) for command in batch]
         wire.send(calls, self._answered)
-        if not self._settings.pooled and any(each.function in _TELLS for each in batch):
-            wire.send([("flush", ())], _ignore)
+        if not self._settings.pooled and any(each.function in FLUSHED for each in batch):
+            tells = {each.name: each.arguments[0] for each in batch if each.function in TELLS}
+            self._notices.flush(wire, tells)
 
     def _next_batch(self) -> list[_Command]:
-        """What is sent together: by name, as every client does, so that none waits for another."""
+        """The commands to send together, sorted by name: all clients do so, against deadlocks."""
         batch: list[_Command] = []
+        room = _AT_ONCE
         while self._waiting and len(batch) < _TOGETHER:
             command = self._waiting[0]
             if not command.wanted:
                 self._waiting.popleft()
-            elif command.alone and batch:
+            elif batch and (command.alone or command.size > room):
                 break
             else:
                 batch.append(self._waiting.popleft())
+                room -= command.size
                 if command.alone:
                     break
         return sorted(batch, key=lambda command: command.name)
@@ -213,6 +232,9 @@ class Pipe:
         if command.stamp is None:
             return command.arguments
         return [*command.arguments, command.stamp(command.sent)]
+
+    def _notify_again(self, name: str, key: Value) -> asyncio.Future[Any]:
+        return self.call("notify_again", name, (key,), _text)
 
     # The answers
 
@@ -282,14 +304,17 @@ class Pipe:
     # The connection
 
     async def _greet(self, connection: Connection) -> None:
-        """See that this server serves us."""
+        """Check that this server serves us."""
         connection.prepare_threshold = None
         if not self._settings.pooled:
             await connection.execute(self._settings.session().encode())
-        if self._settings.create and not await _is_newer(connection):
-            async with connection.transaction():
-                await connection.execute("SET LOCAL client_min_messages = warning")
-                await connection.execute(statements().encode())
+        if self._settings.create and not await _is_made(connection):
+            try:
+                async with connection.transaction():
+                    await connection.execute("SET LOCAL client_min_messages = warning")
+                    await connection.execute(statements().encode())
+            except psycopg.Error as error:
+                raise not_made(error) from error
         cursor = await connection.execute(
             "SELECT aiolock.protocol(), current_setting('transaction_read_only'),"
             " current_setting('transaction_isolation')"
@@ -308,6 +333,7 @@ class Pipe:
             raise Failed("the server does not write", "25006")
         if isolation != "read committed":
             raise Failed(f"transactions are {isolation} there", "AL001")
+        await _see_that_all_may_be_called(connection)
 
     def _up(self, connection: Connection) -> None:
         self._wire = wire = Wire(connection, self._link.drop, prepared=not self._settings.pooled)
@@ -326,19 +352,21 @@ class Pipe:
         self.copies.read_clock(sent, int(answer))
         self.copies.connected = self._serving = True
         if self._first is None:
+            self._notices.up()
             self._back()
-        elif not self._first.done():  # the opening may have been cancelled in this very turn
+        elif not self._first.done():  # the opening may have been cancelled in this iteration
             self._first.set_result(None)
         self._go_on()
 
     def _down(self, reason: Exception) -> None:
-        """Keep what has no answer, before what was not sent."""
+        """Keep the commands without an answer, before those that were not sent."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
         if self._serving:
             self._serving = False
             self.copies.lost()
+        self._notices.down()
         batch, self._batch = self._batch, []
         for command in sorted(batch, key=lambda command: command.number, reverse=True):
             if command.wanted:
@@ -348,10 +376,11 @@ class Pipe:
         self._lost(reason)
 
     def _look(self) -> None:
-        """See, while anything is under way, whether the connection is dead, or time has run out."""
+        """While commands are under way, check for a dead connection and for those out of time."""
         self._watch = None
         now = self._loop.time()
-        if self._batch and now - self._batch_sent >= REPLY_TIMEOUT:
+        waited = now - self._batch_sent if self._batch else self._notices.unanswered(now)
+        if waited >= REPLY_TIMEOUT:
             self._link.drop(Failed(f"no answer for {REPLY_TIMEOUT:.0f} s"))
         for command in (*self._batch, *self._resting, *self._waiting):
             if now - command.born >= COMMAND_TIMEOUT:
@@ -362,22 +391,25 @@ class Pipe:
                     command.sure = False  # so that it is dropped
         self._waiting = deque(c for c in self._waiting if c.wanted)
         self._see_whether_drained()
-        if self._batch or self._waiting or self._resting:
+        if self._under_way:
             self._watch = self._loop.call_later(_LOOK, self._look)
 
     def _see_whether_drained(self) -> None:
-        if self._drained is None or self._batch or self._waiting or self._resting:
-            return
-        if not self._drained.done():
+        if self._drained is not None and not self._under_way and not self._drained.done():
             self._drained.set_result(None)
 
+    @property
+    def _under_way(self) -> bool:
+        return bool(self._batch or self._waiting or self._resting or self._notices.pending)
+
     async def aclose(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for what is under way, then disconnect. Idempotent."""
-        if (self._batch or self._waiting or self._resting) and self._drained is None:
-            # Of the answers, not of the futures: those may be cancelled while a release goes on.
+        """Wait up to ``timeout`` seconds for commands under way, then disconnect. Idempotent."""
+        if self._under_way and self._drained is None:
+            # For the answers, not the futures: those may be cancelled while a release goes on.
             self._drained = self._loop.create_future()
             await asyncio.wait([self._drained], timeout=timeout)
         self._closed = True
+        self._notices.close()
         closed = Failed("the client was closed")
         for command in (*self._batch, *self._resting, *self._waiting):
             self._fail(command, closed, refused=command.times == 0)
@@ -389,14 +421,36 @@ class Pipe:
         await self._link.aclose()
 
 
-def _ignore(_: list[Answer]) -> None:
-    """A flush that fails leaves what it was to send for the next one."""
+def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback
+    return text
 
 
-async def _is_newer(connection: Connection) -> bool:
-    """Whether a later version has made the schema, which serves this one as it is."""
-    cursor = await connection.execute("SELECT to_regprocedure('aiolock.protocol()') IS NOT NULL")
-    if not (await cursor.fetchone() or (False,))[0]:
+async def _is_made(connection: Connection) -> bool:
+    """Whether the schema is not ours to make: another role or a later version has made it."""
+    cursor = await connection.execute(
+        "SELECT pg_get_userbyid(s.nspowner) <> current_user FROM pg_namespace s"
+        " JOIN pg_proc p ON p.pronamespace = s.oid"
+        " WHERE s.nspname = 'aiolock' AND p.proname = 'protocol'"
+    )
+    row = await cursor.fetchone()
+    if row is None:
         return False
+    if row[0]:
+        return True
     cursor = await connection.execute("SELECT aiolock.protocol()")
     return bool((await cursor.fetchone() or (0,))[0] > PROTOCOL)
+
+
+async def _see_that_all_may_be_called(connection: Connection) -> None:
+    """Else a client would find out late: one that may acquire, and not release, say."""
+    cursor = await connection.execute(
+        "SELECT name, has_function_privilege(p.oid, 'EXECUTE') FROM unnest(%s::text[]) name"
+        " LEFT JOIN pg_proc p ON p.proname = name AND p.pronamespace = 'aiolock'::regnamespace"
+        " ORDER BY name",
+        ([*FUNCTIONS, "hello"],),
+    )
+    found = await cursor.fetchall()
+    if missing := [name for name, may in found if may is None]:
+        raise Failed(f"there is no function {', '.join(missing)} in the schema aiolock", "42883")
+    if denied := [name for name, may in found if not may]:
+        raise Failed(f"permission denied for function {', '.join(denied)}", "42501")

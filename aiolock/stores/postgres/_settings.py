@@ -1,4 +1,4 @@
-"""What a URL says: where the server is, and aiolock's own options."""
+"""The settings in a URL: where the server is, and aiolock's own options."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from aiolock.stores._urls import each_once
 from aiolock.stores.postgres._errors import Place
 
 _OURS: Final = ("durable", "pooled", "listen_url", "create")
 _KEPT_ALIVE: Final = {
     "application_name": "aiolock",
     "connect_timeout": "3",
-    # A connection whose other end has vanished is noticed by the kernels on both sides.
+    # Lets the kernels on both sides notice that the other end of a connection has vanished.
     "keepalives_idle": "5",
     "keepalives_interval": "2",
     "keepalives_count": "3",
@@ -28,7 +29,7 @@ PINNED: Final = {
     "default_transaction_isolation": "'read committed'",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
-    # After a VACUUM of tables that are empty just then, the planner may choose to read all of them.
+    # After a VACUUM of tables that are empty at that moment, the planner may prefer full scans.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "lock_timeout": "2000",
@@ -36,27 +37,27 @@ PINNED: Final = {
     "idle_in_transaction_session_timeout": "10000",
     "aiolock.flushed": "on",
 }
-"""What the commands' connection is set to, where it is the server's own."""
+"""The settings of the command connection, if it is the server's own."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one store."""
+    """The settings of one store."""
 
     commands: str
-    """How to connect for the commands, as libpq takes it; with a password, perhaps."""
+    """How to connect for commands, as libpq takes it; it may hold a password."""
     listens: str
-    """How to connect to listen."""
+    """How to connect for listening."""
     place: Place
     durable: bool = True
-    """Whether a grant is on the disk before anybody hears of it."""
+    """Whether a grant is on the disk before its waiter hears of it."""
     pooled: bool = False
-    """Whether the commands go through a pooler: no session is ours."""
+    """Whether the commands go through a pooler, so that no session is ours."""
     create: bool = False
-    """Whether to make the schema on the way."""
+    """Whether to make the schema when connecting."""
 
     def session(self) -> str:
-        """What to set on a connection for commands."""
+        """The SQL that sets these on a command connection."""
         chosen = dict(PINNED)
         if not self.durable:
             chosen["synchronous_commit"] = "off"
@@ -64,7 +65,7 @@ class Settings:
 
 
 def from_url(url: str) -> Settings:
-    """What this URL says; `ValueError` where it is none of PostgreSQL's."""
+    """The settings in this URL; `ValueError` for one that is not a PostgreSQL URL."""
     parts = urlsplit(url)
     ports = re.findall(r":([^:,\]]*)(?=,|$)", parts.netloc.rpartition("@")[2])
     if "@" in parts.path or not all(port.isdecimal() for port in ports):
@@ -72,9 +73,10 @@ def from_url(url: str) -> Settings:
             "this is no URL of PostgreSQL's: write what has a meaning in URLs, such as / @ : %,"
             " percent-encoded, also in a password"
         )
-    given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    given = _options(parts.query)
     ours = {name: value for name, value in given if name in _OURS}
-    rest = urlencode([(name, value) for name, value in given if name not in _OURS])
+    others = [(name, value) for name, value in given if name not in _OURS]
+    rest = urlencode(others, quote_via=quote)
     commands = _conninfo(urlunsplit(parts._replace(query=rest)))
     listens = ours.get("listen_url")
     pooled = _flag(ours, "pooled", default=False)
@@ -83,21 +85,35 @@ def from_url(url: str) -> Settings:
             "pooled=1 and listen_url= go together: commands through the pooler, and the URL of the"
             " server itself, for listening, which no pooler can do"
         )
+    user = str(commands.get("user") or getpass.getuser())
     return Settings(
         make_conninfo(**commands),
         make_conninfo(**(_conninfo(listens) if listens else commands)),
-        Place(_where(commands), str(commands.get("user") or getpass.getuser())),
+        Place(_where(commands), user, str(commands.get("dbname") or "")),
         durable=_flag(ours, "durable", default=True),
         pooled=pooled,
         create=_flag(ours, "create", default=False),
     )
 
 
+def _options(query: str) -> list[tuple[str, str]]:
+    """As libpq reads them: to it a plus sign is one, and not a blank."""
+    given: list[tuple[str, str]] = []
+    for each in query.split("&") if query else ():
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise ValueError("see the options of this URL, each of which is name=value")
+        given.append((unquote(name), unquote(value)))
+    each_once(given)
+    return given
+
+
 def _conninfo(url: str) -> dict[str, Any]:
     try:
-        return {**_KEPT_ALIVE, **conninfo_to_dict(url)}
+        # What is read and written here is UTF-8, whatever the database keeps its own texts in.
+        return {**_KEPT_ALIVE, **conninfo_to_dict(url), "client_encoding": "UTF8"}
     except psycopg.ProgrammingError as error:
-        # Its text names what it does not understand: an option, or a part of a password.
+        # The text of this error may hold a part of a password, so only an option's name is taken.
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
         what = f"there is no option {unknown[1]!r}" if unknown else "see user, host and options"
         raise ValueError(

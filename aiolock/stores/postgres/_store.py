@@ -39,15 +39,15 @@ from aiolock.stores.postgres._settings import Settings
 log = logging.getLogger("aiolock")
 
 HEARTBEAT: Final = 10.0
-"""Seconds after which both connections are tried."""
+"""Seconds after which both connections are checked."""
 HEARTBEAT_TIMEOUT: Final = 4.0
-"""Seconds for the word that tries them to arrive."""
+"""Seconds for the word that checks them to arrive."""
 _SWEEP: Final = 60.0
-"""Seconds after which a client forgets some of what nobody needs any more."""
+"""Seconds after which a client sweeps some of what nobody needs any more."""
 _PAGE: Final = 200
-"""Names of which a snapshot tells at a time."""
+"""Names on one page of a snapshot."""
 _SWEPT: Final = b"100"
-"""Names that are looked at then."""
+"""Names that are checked in one sweep."""
 
 
 class PostgresStore:
@@ -98,6 +98,9 @@ class PostgresStore:
         except BaseException as error:
             self._closing = True
             await self._disconnect()
+            if isinstance(error, StoreError):  # of a command
+                error.refused = True
+                raise
             if isinstance(error, psycopg.Error | Failed | OSError):
                 raise store_error(error, self._settings.place, refused=True) from error
             raise
@@ -106,7 +109,7 @@ class PostgresStore:
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
 
     async def _hear_ourselves(self) -> None:
-        """See that what is told where our commands go comes to where we listen."""
+        """Check that pushes of our commands arrive where we listen."""
         await self._call("beat", "", [self._me], _text)
         try:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT):
@@ -133,14 +136,14 @@ class PostgresStore:
         await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
         await self._ear.aclose()
 
-    # What comes
+    # Pushes
 
     def _told(self, name: str, pushes: Sequence[str]) -> None:
         for push in pushes:
             try:
                 codec.deliver(push, self._client, name, self._inbox)
             except Exception:
-                # What a later version has to tell, say: no reason to leave its answer unheard.
+                # For instance, a push of a later version: its answer must be heard all the same.
                 log.exception(
                     "aiolock: a push of PostgreSQL's could not be delivered: %.200r", push
                 )
@@ -154,7 +157,7 @@ class PostgresStore:
             push.deliver(name, self._inbox)
 
     def _back(self) -> None:
-        """The commands have a connection again: what came with a lost answer must be asked for."""
+        """The command connection works again: ask for pushes that came with lost answers."""
         self._links.up("commands")
         if self._opened and not self._closing:
             self._inbox.reconnected()
@@ -164,7 +167,7 @@ class PostgresStore:
         self._inbox.reconnected()
 
     def _beat(self) -> None:
-        """Try both connections: the answer proves one, the word that comes both."""
+        """Check both connections: the answer proves one, the word that comes proves both."""
         now = self._loop.time()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         self._call("beat", "", [self._me], _text).add_done_callback(_ignore)
@@ -221,12 +224,12 @@ class PostgresStore:
             *(self._key(name), self._me, number(waiter.seq), number(fence), number(entered)),
         )
         if fence and not entered:
-            # A grant that came too late: its waiter asks again, so it is not to be buried.
+            # A grant that came too late: its waiter asks again, so it must not be marked as gone.
             return self._call("release", name, (*arguments, b"0"), _was)
         return self._call("release", name, arguments, _was, buries=True)
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        """No client hands a lock on by itself here: none is told who stands before it."""
+        """Never called: no waiter is told which one is before it, so no client hands a lock on."""
         never: asyncio.Future[int] = self._loop.create_future()
         refused = StoreError("PostgreSQL's store hands a lock on by itself, and nobody else does")
         refused.refused = True
@@ -305,12 +308,12 @@ def _held(text: str, _: bool) -> list[bool]:  # noqa: FBT001
 
 
 def _was(text: str, again: bool) -> int:  # noqa: FBT001
-    """Its own first copy may have done what the second finds done."""
+    """For a release or the like: its first copy may have done what the second finds done."""
     was = int(text)
     return WAS_UNKNOWN if again and was == WAS_ABSENT else was
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:
-    """A heartbeat that failed is no news: the connection is seen to where it failed."""
+    """Ignore a failed heartbeat: the connection that failed is dealt with elsewhere."""
     if not done.cancelled():
         done.exception()

@@ -1,4 +1,4 @@
-"""What is written to a connection, and what is read from it: libpq's pipeline, by psycopg.
+"""Writing to a connection, and reading from it: libpq's pipeline mode, by psycopg.
 
 Each batch of statements ends with a Sync: it is one transaction, and one flush to the disk.
 """
@@ -19,7 +19,7 @@ from aiolock.stores.postgres._errors import Failed
 from aiolock.stores.postgres._link import Connection
 
 Statement = tuple[str, Sequence[Value]]
-"""Of the functions in the database, and its arguments."""
+"""The name of a function in the database, and its arguments."""
 Answer = str | Failed
 
 FUNCTIONS: Final = {
@@ -39,13 +39,17 @@ FUNCTIONS: Final = {
     "beat": 1,
     "bye": 1,
     "flush": 0,
+    "notify_again": 1,
     "sweep": 1,
 }
-"""What may be called, and with how many arguments."""
+"""The functions that may be called, and their numbers of arguments."""
 
 _NOTHING: Final = 10
-"""So often libpq has nothing more to say of a statement, and nothing at all: two is usual. Once it
-could not write, it waits for nothing, and says so for ever."""
+"""So many empty results in a row mean that the connection is lost: two are usual. After a failed
+write, libpq gives them without waiting, for ever."""
+_FRAMES: Final = 64
+_FRAME: Final = 4
+"""Bytes of a call beside its texts, and of each argument."""
 _DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -62,7 +66,7 @@ class Wire:
         self._socket = self._pg.socket
         self._writing = False
         self._sent = deque[tuple[int, Callable[[list[Answer]], None]]]()
-        """How many statements each batch has, and who gets its answers."""
+        """For each batch, how many statements it has, and who gets its answers."""
         self._answers: list[Answer] = []
         self._open = True
         self._pg.nonblocking = 1
@@ -72,7 +76,7 @@ class Wire:
         self._loop.add_reader(self._socket, self._readable)
 
     def _prepare(self) -> None:
-        """All that may be called; before anything else, so that no failure leaves it half done."""
+        """Prepare all functions, before anything else, so that no failure can interrupt it."""
         for function in FUNCTIONS:
             self._pg.send_prepare(function.encode(), _call(function))
         self._pg.pipeline_sync()
@@ -83,7 +87,7 @@ class Wire:
             self._fail(answers[0])
 
     def send(self, batch: Sequence[Statement], answered: Callable[[list[Answer]], None]) -> None:
-        """One transaction. After an error nothing of it was done, and there are fewer answers."""
+        """Send one transaction. After an error nothing of it was done; the only answer is that."""
         try:
             for function, arguments in batch:
                 if self._prepared:
@@ -142,7 +146,7 @@ class Wire:
             state = result.error_field(pq.DiagnosticField.SQLSTATE)
             text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"no reason given"
             self._answers.append(Failed(text.decode("utf-8", "replace"), (state or b"").decode()))
-        # Else it is what follows on an error: PIPELINE_ABORTED.
+        # Any other status follows on an error: PIPELINE_ABORTED.
 
     def _fail(self, error: Exception) -> None:
         if self._open:
@@ -150,13 +154,19 @@ class Wire:
             self._broken(error)
 
     def close(self) -> None:
-        """Read and write no more. Idempotent. Whoever has the connection closes that."""
+        """Read and write no more. Idempotent. The owner of the connection closes that."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._socket)
             if self._writing:
                 self._loop.remove_writer(self._socket)
             self._sent.clear()
+
+
+def size(function: str, arguments: Sequence[Value]) -> int:
+    """At most so many bytes are written for such a call, with one more number."""
+    text = len(_call(function)) + len(function)
+    return _FRAMES + text + sum([_FRAME + len(each or b"") for each in arguments])
 
 
 @cache

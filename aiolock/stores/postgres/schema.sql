@@ -1,13 +1,14 @@
 -- The protocol in PostgreSQL (13 and newer): one function for each operation.
 --
 -- Read it beside aiolock/stores/machine.py: each function is the method of `Step` of the same name,
--- and tests/test_postgres_model.py compares the two. Each is carried out behind an advisory lock on
--- its name, so one after the other; and reads the clock when it has that, never before.
+-- and tests/test_postgres_model.py compares the two. Each function holds an advisory lock on its
+-- name, so they run one after the other; it reads the clock only when it has that lock.
 --
--- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent.
+-- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent; and ASCII,
+-- which a database of any encoding takes.
 
--- The functions are carried out with their owner's rights: on tables of somebody else's, triggers
--- of theirs would have these as well.
+-- The functions run with their owner's rights. If another role owned a table, its triggers would
+-- have these rights as well.
 DO $$
 BEGIN
     IF EXISTS (
@@ -19,7 +20,7 @@ BEGIN
     END IF;
 END $$;
 
--- A later version's schema serves this one as well; this one would not serve that.
+-- A later version's schema also serves this version, but not the other way round.
 DO $$
 DECLARE
     found integer := 0;
@@ -39,18 +40,18 @@ CREATE SCHEMA IF NOT EXISTS aiolock;
 CREATE TABLE IF NOT EXISTS aiolock.names (
     name bytea PRIMARY KEY,
     fence bigint NOT NULL DEFAULT 0,
-    -- Remembered until `keep_until`, in ms since 1970, and while somebody holds.
+    -- Kept until `keep_until`, in ms since 1970, and while there is a holder.
     keep_until bigint NOT NULL DEFAULT 0,
-    permits bigint, -- or what number was declared
-    declared bigint NOT NULL DEFAULT 0, -- another that may be declared since it was resized
+    permits bigint, -- or the number that was declared
+    declared bigint NOT NULL DEFAULT 0, -- a second number that may be declared since a resize
     count bigint NOT NULL DEFAULT 0,
     tokens text[] NOT NULL DEFAULT '{}',
     value bytea NOT NULL DEFAULT '',
-    given_up jsonb, -- "client:seq" → until when, in ms, copies of its question may come
-    resized jsonb -- token → [permits before, until when that is remembered]
+    given_up jsonb, -- "client:seq" -> until when, in ms, copies of its question may come
+    resized jsonb -- token -> [permits before, until when that is remembered]
 ) WITH (fillfactor = 50);
 
--- The queue. From `claim` on it is the `Form` of the waiter.
+-- The queue. The columns from `claim` on are the `Form` of the waiter.
 CREATE TABLE IF NOT EXISTS aiolock.waiters (
     name bytea NOT NULL,
     ticket bigint NOT NULL,
@@ -72,15 +73,15 @@ CREATE TABLE IF NOT EXISTS aiolock.waiters (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE UNIQUE INDEX IF NOT EXISTS waiters_by_client ON aiolock.waiters (name, client, seq);
 
--- The holders. The client '-' is nobody: its grant keeps the name closed (seq 0), or remembers that
--- something is done (seq 1).
+-- The holders. The client '-' has no owner: its grant keeps the name closed (seq 0), or remembers
+-- that work is done (seq 1).
 CREATE TABLE IF NOT EXISTS aiolock.grants (
     name bytea NOT NULL,
     fence bigint NOT NULL,
     client text COLLATE "C" NOT NULL,
     seq bigint NOT NULL,
     ends bigint NOT NULL, -- ms since 1970
-    shared boolean NOT NULL, -- it lets in others that share: from the first, or since a downgrade
+    shared boolean NOT NULL, -- others that share may enter: from the first, or since a downgrade
     claimed boolean NOT NULL, -- its lease is the claim of a pushed grant, not confirmed yet
     claim bigint NOT NULL,
     shares boolean NOT NULL,
@@ -97,7 +98,7 @@ CREATE TABLE IF NOT EXISTS aiolock.grants (
     PRIMARY KEY (name, fence)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Who listens: the connection on which a client listens holds the advisory lock `key`.
+-- Listening clients: the connection on which a client listens holds the advisory lock `key`.
 CREATE TABLE IF NOT EXISTS aiolock.clients (
     id text COLLATE "C" PRIMARY KEY,
     key bigint NOT NULL,
@@ -106,7 +107,7 @@ CREATE TABLE IF NOT EXISTS aiolock.clients (
     seen timestamptz NOT NULL DEFAULT now()
 );
 
--- Where the last sweep has come to.
+-- Where the last sweep has stopped.
 CREATE TABLE IF NOT EXISTS aiolock.swept (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     last bytea NOT NULL DEFAULT ''
@@ -114,23 +115,24 @@ CREATE TABLE IF NOT EXISTS aiolock.swept (
 INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
--- The parts of the operations. In all of them: `n` the name, `us` the clock in µs, `me` the client
--- that is being answered.
+-- The parts of the operations. In all of them: `n` the name, `us` the clock in microseconds, `me` the
+-- client that is answered.
 
 CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 END $$;
 
--- Wait for the turn to work on this name; then what time it is. `tells`: as a rule it has something
--- to tell others, so that a `flush` comes behind it.
+-- Lock this name, and return the time after that. `tells`: the operation usually has pushes for
+-- others, so a `flush` follows it. Such a push must be one that `notify_again` finds in the tables:
+-- the session may end between the two.
 CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     us bigint;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- An older snapshot would see a lock free that was taken while we waited for our turn.
+        -- An older snapshot could show a lock as free that was taken while we waited.
         RAISE EXCEPTION 'aiolock works at the isolation level read committed, not at %',
             current_setting('transaction_isolation') USING ERRCODE = 'AL001';
     END IF;
@@ -143,8 +145,8 @@ BEGIN
     RETURN us;
 END $$;
 
--- Whether a client listens. The listener has its key alone; who tries takes it shared, so that two
--- that try at once do not take each other for it.
+-- Whether a client listens. The listener holds its key exclusively. A check takes it shared, so
+-- that two checks at once do not take each other for the listener.
 CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     k bigint;
@@ -156,7 +158,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock_shared(k) THEN
         RETURN true;
     END IF;
-    -- Just after a start nobody has had the time to come back.
+    -- Just after a start of the server, clients have not had the time to come back.
     RETURN clock_timestamp() < pg_postmaster_start_time() + interval '5 s';
 END $$;
 
@@ -165,8 +167,8 @@ BEGIN
     RETURN c = me OR aiolock._listens(c);
 END $$;
 
--- Tell a client something: the one that asks in the answer; others by the `flush` that comes behind
--- this, or where none does by a NOTIFY when this is committed.
+-- Push to a client. The push for the asking client is in the answer. Those for others are sent by
+-- the `flush` that follows or, without one, by a NOTIFY at the commit.
 CREATE OR REPLACE FUNCTION aiolock._push(n bytea, c text, me text, what text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -201,7 +203,7 @@ BEGIN
     RETURN w;
 END $$;
 
--- A form as it is in a push.
+-- A form, as it is written in a push.
 CREATE OR REPLACE FUNCTION aiolock._form(w aiolock.waiters) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     RETURN concat_ws(',', w.claim, w.shares::int, coalesce(ascii(nullif(w.rule, '')), 0), w.number,
@@ -216,7 +218,7 @@ BEGIN
         ON CONFLICT (name) DO UPDATE SET keep_until = greatest(x.keep_until, until);
 END $$;
 
--- How many permits there are; where that is forgotten, as many as are declared.
+-- The number of permits; if it is not known, the declared one becomes it.
 CREATE OR REPLACE FUNCTION aiolock._permits(n bytea, d bigint, us bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -259,7 +261,7 @@ BEGIN
     RETURN f;
 END $$;
 
--- Take the dead out of the queue.
+-- Remove the waiters of dead clients from the queue.
 CREATE OR REPLACE FUNCTION aiolock._remove_dead(n bytea, me text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -268,8 +270,8 @@ BEGIN
         WHERE NOT aiolock._is_there(each.client, me));
 END $$;
 
--- Whether such a waiter may enter beside the holders. Of the queue only who stands behind its ticket
--- counts; `passing` is how many more of a full group enter.
+-- Whether such a waiter may enter beside the holders. Of the queue only the waiters behind its
+-- ticket count; `passing` is how many more of a full group enter.
 CREATE OR REPLACE FUNCTION aiolock._fits(
     n bytea, w aiolock.waiters, us bigint, me text, INOUT passing bigint, OUT fits boolean
 ) LANGUAGE plpgsql AS $$
@@ -311,8 +313,8 @@ BEGIN
     END CASE;
 END $$;
 
--- Let those at the head of the queue in for as long as they fit; the fence of the one that asks.
--- Where something was counted, those that wait for a higher count are passed over.
+-- Grant the lock from the head of the queue while waiters fit; returns the fence of the asking one.
+-- With `counted`, waiters for a count that is still too low are passed over.
 CREATE OR REPLACE FUNCTION aiolock._advance(
     n bytea, us bigint, me text, asking bigint, ttl bigint, counted boolean, passing bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -349,7 +351,7 @@ BEGIN
             PERFORM aiolock._push(n, w.client, me,
                 concat_ws(' ', 'granted', w.seq, aiolock._form(w), f, w.claim, us));
         END IF;
-        EXIT WHEN NOT w.shares; -- nobody fits beside it
+        EXIT WHEN NOT w.shares; -- no other fits beside it
         EXIT WHEN w.rule = '*' AND w.number > 0 AND (
             SELECT coalesce(sum(number) FILTER (WHERE rule = '*'), 0) FROM aiolock.grants
             WHERE name = n
@@ -358,8 +360,8 @@ BEGIN
     RETURN mine;
 END $$;
 
--- Let nobody in for as long as the terms of a grant that has ended say; whether they do. `lost`:
--- when it was, in ms.
+-- Keep the lock closed for as long as the form of an ended grant demands; true if it does. `lost`:
+-- when it was lost, in ms.
 CREATE OR REPLACE FUNCTION aiolock._close(
     n bytea, g aiolock.grants, us bigint, lost bigint, me text
 ) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -377,7 +379,7 @@ BEGIN
     IF g.after_grant > 0 THEN
         opens := greatest(opens, granted + g.after_grant);
     END IF;
-    -- Lost unconfirmed it may have been entered, or not; who has a period confirms before.
+    -- A lost claim may have been entered, or not; with a period it was not: that confirms first.
     IF g.period > 0 AND NOT (lost IS NOT NULL AND g.claimed) THEN
         opens := greatest(opens, (granted / g.period + 1) * g.period);
     END IF;
@@ -395,7 +397,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- It was lost. Its client may have handed it on by itself since, under higher fences.
+-- The grant was lost. Its client may have handed it on by itself since, under higher fences.
 CREATE OR REPLACE FUNCTION aiolock._end(n bytea, g aiolock.grants, me text, reason text)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -407,8 +409,8 @@ BEGIN
     END IF;
 END $$;
 
--- Take out the leases that have ended; whether there were any. One that a transaction has checked
--- lasts as long as that: see `check_fence`.
+-- End the leases that are over; true if there were any. One that a transaction has checked lasts as
+-- long as that: see `check_fence`.
 CREATE OR REPLACE FUNCTION aiolock._reap(n bytea, us bigint, me text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -421,7 +423,7 @@ BEGIN
     LOOP
         ended := true;
         PERFORM aiolock._end(n, g, me, 'expired'), aiolock._close(n, g, us, g.ends, me);
-        -- A claim is to be confirmed, whether or not the lease is renewed afterwards.
+        -- A claim must be confirmed, whether or not the lease is renewed afterwards.
         IF g.claimed OR NOT g.fixed THEN
             stuck := stuck || g.client;
         END IF;
@@ -432,7 +434,7 @@ BEGIN
     RETURN ended;
 END $$;
 
--- Remember that it was given up, for as long as copies of its questions may still come.
+-- Remember that this waiter gave up, for as long as copies of its questions may still come.
 CREATE OR REPLACE FUNCTION aiolock._give_up(n bytea, c text, s bigint, us bigint, bury bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -445,8 +447,8 @@ BEGIN
                 WHERE value::bigint > us / 1000), '{}') || excluded.given_up;
 END $$;
 
--- Take a grant out of the holders, if it is this waiter's. Where a transaction has checked it that
--- is not over yet, this fails, and is to be tried again.
+-- Remove a grant of this waiter from the holders. If an open transaction has checked that grant,
+-- this fails, and must be tried again.
 CREATE OR REPLACE FUNCTION aiolock._take(n bytea, c text, s bigint, f bigint)
 RETURNS aiolock.grants LANGUAGE plpgsql AS $$
 DECLARE
@@ -460,8 +462,8 @@ BEGIN
 END $$;
 
 
--- The operations. `late`: until when, in µs, a copy is to be carried out; 0 for ever. What they
--- answer begins with a word; in the lines after that is what there is to tell the one that asks.
+-- The operations. `late`: until when, in microseconds, a copy may be carried out; 0: no limit. An
+-- answer begins with a word; the lines after that are pushes for the asking client.
 
 CREATE OR REPLACE FUNCTION aiolock.acquire(
     n bytea, me text, s bigint, form bigint[], ttl bigint, asked bigint, wait boolean,
@@ -501,7 +503,7 @@ BEGIN
     END IF;
     SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
         ORDER BY name, fence LIMIT 1;
-    IF FOUND THEN -- a holder already
+    IF FOUND THEN -- it is a holder already
         IF reaped THEN
             PERFORM aiolock._advance(n, us, me, 0, 0, false, 0); -- who ended may have held back others
         END IF;
@@ -521,14 +523,14 @@ BEGIN
         AND EXISTS (SELECT FROM aiolock.waiters WHERE name = n AND client = me AND seq = s);
     displaced := (asked > 0 AND NOT queued)::int;
 
-    -- At once: past those that wait, if it is in nobody's way.
+    -- It enters at once, past the queue, if it blocks no other.
     IF w.rule = '^' OR tail.name IS NULL OR (w.rule = '&' AND NOT wait AND NOT queued) THEN
-        w.ticket := -9223372036854775808; -- all of the queue are the others of its group
+        w.ticket := -9223372036854775808; -- the whole queue counts as the others of its group
         SELECT x.passing, x.fits INTO passing, ok FROM aiolock._fits(n, w, us, me, 0) x;
         IF ok THEN
             DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
             IF passing > 0 THEN
-                PERFORM aiolock._advance(n, us, me, 0, 0, false, passing); -- who came before it
+                PERFORM aiolock._advance(n, us, me, 0, 0, false, passing); -- those that came before
             END IF;
             f := aiolock._grant(n, w, ttl, us, false);
             RETURN concat_ws(' ', 'granted', f, ttl, displaced, 0) || aiolock._own();
@@ -544,14 +546,14 @@ BEGIN
                 SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
             END IF;
             IF waiting >= max_waiters THEN
-                IF opened AND w.rule <> '^' THEN -- dead ones have left: who was behind may fit
+                IF opened AND w.rule <> '^' THEN -- the dead are removed: those behind may fit
                     PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
                 END IF;
                 RETURN concat_ws(' ', 'full', waiting) || aiolock._own();
             END IF;
         END IF;
         w.ticket := asked;
-        IF asked = 0 THEN -- behind the last of its priority, also where the clock was set back
+        IF asked = 0 THEN -- behind the last of its priority, even if the clock was set back
             w.ticket := us + w.priority * 100000000000000;
             SELECT ticket INTO t FROM aiolock.waiters
                 WHERE name = n AND ticket < w.ticket + 50000000000000
@@ -572,7 +574,7 @@ BEGIN
             w.ticket := -9223372036854775808;
             SELECT x.fits INTO ok FROM aiolock._fits(n, w, us, me, 0) x;
             IF ok THEN
-                f := aiolock._grant(n, w, ttl, us, false); -- all that waited were dead
+                f := aiolock._grant(n, w, ttl, us, false); -- all waiters were dead
             END IF;
         END IF;
     END IF;
@@ -580,9 +582,9 @@ BEGIN
         RETURN concat_ws(' ', 'granted', f, ttl, displaced, 0) || aiolock._own();
     END IF;
 
-    -- It is taken.
+    -- The lock is taken.
     SELECT * INTO g FROM aiolock.grants WHERE name = n ORDER BY ends, fence LIMIT 1;
-    -- A lease that a transaction prolongs ends with that, soon.
+    -- A lease that is over, but prolonged by a transaction, ends with that transaction, so soon.
     t := CASE WHEN g.name IS NULL THEN 60000 WHEN g.ends > ms THEN g.ends - ms ELSE 100 END;
     IF NOT wait THEN
         IF g.name IS NULL OR g.client = '-' THEN
@@ -594,12 +596,12 @@ BEGIN
     SELECT count(*) INTO waiting FROM (
         SELECT FROM aiolock.waiters
         WHERE name = n AND (ticket, client, seq) < (w.ticket, w.client, w.seq) LIMIT 1) before_it;
-    -- Not who stands before it: a client would hand the lock on by itself then, and `check_fence`
-    -- neither knows of that at once, nor can keep it from it.
+    -- The answer does not tell which waiter is before it. Otherwise a client would hand the lock on
+    -- by itself, and `check_fence` would neither know of that at once, nor could prevent it.
     RETURN concat_ws(' ', 'queued', w.ticket, waiting + 1, t, us, displaced) || aiolock._own();
 END $$;
 
--- A holder, for who looks: the host is last, as it may be anything.
+-- A holder, for people: the host is last, as it may contain anything.
 CREATE OR REPLACE FUNCTION aiolock._party(g aiolock.grants, us bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -642,7 +644,7 @@ BEGIN
     RETURN '1' || aiolock._own();
 END $$;
 
--- No advisory locks: each line is about one row. In the order of names, as everywhere.
+-- Takes no advisory locks: each lease is one row. In the order of names, as everywhere.
 CREATE OR REPLACE FUNCTION aiolock.renew(
     names bytea[], me text, seqs bigint[], fences bigint[], ttls bigint[], late bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -686,7 +688,7 @@ CREATE OR REPLACE FUNCTION aiolock.finish(
     n bytea, me text, s bigint, f bigint, keep bigint, bury bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants := aiolock._take(n, me, s, f);
     w record;
 BEGIN
@@ -694,7 +696,7 @@ BEGIN
         RETURN (SELECT count(*) FROM aiolock.grants
             WHERE name = n AND fence = f AND client = '-' AND seq = 1);
     END IF;
-    -- As long as it is remembered, a late copy finds that it is done: so at least until then.
+    -- A late copy is told "done" for as long as that is remembered, so until `bury` at least.
     INSERT INTO aiolock.grants VALUES (n, f, '-', 1,
         greatest(us / 1000 + keep, (bury + 999) / 1000), false, false, 0, false, '', 0, 0, true,
         true, false, 0, 0, 0, 0);
@@ -710,7 +712,7 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock.request(n bytea, me text, late bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants;
     told bigint := 0;
 BEGIN
@@ -729,7 +731,7 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock.break_(n bytea, me text, fences bigint[]) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, false);
     g aiolock.grants;
     broken bigint := 0;
 BEGIN
@@ -784,7 +786,7 @@ BEGIN
     END IF;
     before := aiolock._permits(n, d, us);
     other := CASE WHEN d = permits_now THEN before ELSE d END;
-    -- Known again, after the last copy may have come, for as long as the client may send another.
+    -- Recognized, after the last copy may have come, for as long as the client may send another.
     until := (CASE WHEN late > 0 THEN late ELSE us END + 999) / 1000 + 10000;
     UPDATE aiolock.names SET permits = permits_now,
             declared = CASE WHEN other <> permits_now THEN other ELSE declared END,
@@ -837,7 +839,7 @@ BEGIN
     RETURN concat_ws(' ', coalesce(m.count, 0), encode(coalesce(m.value, ''), 'hex'));
 END $$;
 
--- The status of these names, in their order; without `queue` nobody who waits.
+-- The status of these names, in the given order; without `queue`, no waiters.
 CREATE OR REPLACE FUNCTION aiolock._statuses(ns bytea[], queue boolean) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -874,7 +876,7 @@ BEGIN
     RETURN aiolock._statuses(ARRAY[n], queue);
 END $$;
 
--- The status of the next names behind `start`, as many as `most`, of those that begin with `prefix`.
+-- The status of up to `most` names behind `start` that begin with `prefix`.
 CREATE OR REPLACE FUNCTION aiolock.snapshot(prefix bytea, start bytea, most integer) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -882,7 +884,7 @@ DECLARE
     ns bytea[] := '{}';
 BEGIN
     FOR i IN 1 .. most LOOP
-        -- The next one of each is a look into an index, however many they are.
+        -- Finding the next name takes one look into each index, however many rows a name has.
         SELECT x.name INTO n FROM (
             (SELECT name FROM aiolock.grants WHERE name > n ORDER BY name LIMIT 1)
             UNION ALL
@@ -897,17 +899,17 @@ END $$;
 
 -- Clients
 
--- What protocol this is: a client accepts its own, and the next one. (So does the check above.)
+-- The protocol: a client accepts its own, and the next one. (So does the check above.)
 CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql AS $$ SELECT 1 $$;
 
--- What time it is, in µs.
+-- The clock, in microseconds.
 CREATE OR REPLACE FUNCTION aiolock.clock() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN aiolock._clock();
 END $$;
 
--- The connection that calls it listens for this client from now on, for as long as it lasts.
+-- The calling connection listens for this client from now on, for as long as it lasts.
 CREATE OR REPLACE FUNCTION aiolock.hello(c text, k bigint, h text, p integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -915,7 +917,7 @@ BEGIN
         RAISE EXCEPTION 'no client of aiolock: %', c USING ERRCODE = 'AL002';
     END IF;
     PERFORM pg_advisory_lock(k);
-    -- Not a late copy of an earlier one, whose connection is gone: keys of a client grow.
+    -- A late copy for an earlier connection has no effect: the keys of a client grow.
     INSERT INTO aiolock.clients AS x VALUES (c, k, h, p)
         ON CONFLICT (id) DO UPDATE SET key = k, host = h, pid = p, seen = now() WHERE x.key < k;
 END $$;
@@ -926,7 +928,7 @@ BEGIN
     DELETE FROM aiolock.clients WHERE id = c;
 END $$;
 
--- A word of a client to itself: that it arrives shows that both its connections are there.
+-- A word of a client to itself: its arrival proves both connections of the client.
 CREATE OR REPLACE FUNCTION aiolock.beat(c text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -934,8 +936,8 @@ BEGIN
     RETURN aiolock._clock();
 END $$;
 
--- Send what the transactions before this one have left to tell other clients. In a transaction of
--- its own: a NOTIFY makes every other wait until its transaction is on the disk.
+-- Send the pushes to other clients that the transactions before this one have left. It has a
+-- transaction of its own: a NOTIFY makes all others wait until its transaction is on the disk.
 CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -949,8 +951,36 @@ BEGIN
     PERFORM set_config('aiolock.out', '', false);
 END $$;
 
--- Forget some of what nobody needs: clients that are gone, and names that nobody has asked for for
--- ten minutes since all was over that was known of them. One at a time, where the last has stopped.
+-- Notify clients again that may have missed a push: a session has ended before its `flush`. It
+-- had pushes for claims that nobody has confirmed, and for the first in the queue of a name that was
+-- closed. If a claim has ended meanwhile, its waiter comes back to its old place in the queue.
+CREATE OR REPLACE FUNCTION aiolock.notify_again(n bytea) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    g aiolock.grants;
+    first aiolock.waiters;
+BEGIN
+    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND claimed AND ends > us / 1000
+        ORDER BY name, fence
+    LOOP
+        PERFORM aiolock._push(n, g.client, '', concat_ws(' ', 'granted', g.seq,
+            aiolock._form(ROW(n, 0, g.client, g.seq, g.claim, g.shares, g.rule, g.number,
+                g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
+                g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
+    END LOOP;
+    IF aiolock._reap(n, us, '') THEN
+        PERFORM aiolock._advance(n, us, '', 0, 0, false, 0);
+    END IF;
+    SELECT * INTO first FROM aiolock.waiters WHERE name = n
+        ORDER BY name, ticket, client, seq LIMIT 1;
+    IF FOUND THEN
+        PERFORM aiolock._push(n, first.client, '', concat_ws(' ', 'done', first.seq));
+    END IF;
+END $$;
+
+-- Forget clients that are gone, and names that nobody has used for ten minutes after all that was
+-- known of them has ended. One sweep at a time, from where the last has stopped.
 CREATE OR REPLACE FUNCTION aiolock.sweep(most integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -970,7 +1000,7 @@ BEGIN
         CONTINUE WHEN m.keep_until > us / 1000 OR m.fence > us - 600000000;
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended(encode(m.name, 'hex'), 20));
         PERFORM FROM aiolock.names WHERE name = m.name AND keep_until <= us / 1000
-            AND fence <= us - 600000000; -- still
+            AND fence <= us - 600000000; -- it may have been used meanwhile
         CONTINUE WHEN NOT FOUND;
         CONTINUE WHEN EXISTS (
             SELECT FROM aiolock.grants WHERE name = m.name AND ends > us / 1000 - 600000);
@@ -988,9 +1018,9 @@ BEGIN
     RETURN forgotten;
 END $$;
 
--- For the users of a lock: within a transaction of theirs, see that the lock `name` is still held
--- under this fence, and that it stays so until the transaction ends: nobody else can have it before,
--- also where the lease ends meanwhile. Raises where it is not. True, so that it may stand in WHERE.
+-- For users of a lock, within a transaction of theirs: check that the lock `name` is still held
+-- under this fence, and keep it so until the transaction ends, even if the lease ends meanwhile: no
+-- other can have it before. Raises if it is not held. Returns true, so that it may stand in WHERE.
 CREATE OR REPLACE FUNCTION aiolock.check_fence(
     name text, fence bigint, prefix text DEFAULT 'aiolock', kind text DEFAULT 'lock'
 ) RETURNS boolean

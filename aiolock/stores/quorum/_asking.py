@@ -98,6 +98,7 @@ class Asking:
         stand = standing.stand
         proposal = max(stand.ticket - stand.form.priority * PRIORITY, self._seen + 1)
         asking, asked, sent = standing.asking, standing.asked, standing.sent
+        ttl, wait, most, heard = standing.ttl, standing.wait, standing.most, self._heard
         for server, seat in enumerate(self._seats):
             if not seat.in_reach or seat.silent_until > now:
                 self._ask(standing, server, now)
@@ -105,13 +106,8 @@ class Asking:
             asking[server] = asked[server] = True
             sent[server] = now
             seat.asked()
-            seat.member.vote(
-                *(stand, standing.ttl, proposal),
-                wait=standing.wait,
-                most=standing.most,
-                new=True,
-                heard=partial(self._heard, standing, server, now),
-            )
+            told = partial(heard, standing, server, now)
+            seat.member.vote(stand, ttl, proposal, wait=wait, most=most, new=True, heard=told)
 
     def _heard(  # which question, and its answer
         self,

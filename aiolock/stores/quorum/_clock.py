@@ -22,22 +22,34 @@ class Clocks:
     def __init__(self, servers: int) -> None:
         self._samples = [deque[int](maxlen=_SAMPLES) for _ in range(servers)]
         self._ahead: list[int | None] = [None] * servers
+        self._median = 0
 
     def heard(self, server: int, stamp: int, received: float) -> None:
         """An answer that came at ``received`` (s, by our clock) says that its was ``stamp``."""
         samples = self._samples[server]
         samples.append(stamp - int(received * 1e6))
-        self._ahead[server] = max(samples)
+        best = max(samples)
+        if best != self._ahead[server]:
+            self._know(server, best)
+
+    def _know(self, server: int, ahead: int | None) -> None:
+        self._ahead[server] = ahead
+        known = sorted(each for each in self._ahead if each is not None)
+        self._median = known[(len(known) - 1) // 2] if known else 0
 
     def forget(self, server: int) -> None:
         """It is another server now, or was started anew."""
         self._samples[server].clear()
-        self._ahead[server] = None
+        self._know(server, None)
 
     def now(self, local: float) -> int:
         """The servers' time, in µs; ours, where nothing is known of theirs."""
-        known = sorted(ahead for ahead in self._ahead if ahead is not None)
-        return int(local * 1e6) + (known[(len(known) - 1) // 2] if known else 0)
+        return int(local * 1e6) + self._median
+
+    def at(self, server: int, local: float) -> int | None:
+        """What this server's clock says at that time of ours, at least, in ms; None if unknown."""
+        ahead = self._ahead[server]
+        return None if ahead is None else (int(local * 1e6) + ahead) // 1000
 
     def off(self, server: int) -> float | None:
         """By how many seconds this server is ahead of the median; None where that is not known."""

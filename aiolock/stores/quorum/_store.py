@@ -212,8 +212,9 @@ class QuorumStore:
             return self._failed(_closed())
         if form.shared and form.rule is not Rule.ALWAYS and not form.counts:
             return self._failed(Unsupported(f"{name!r} is of a kind that a quorum does not offer"))
-        return self._candidates.acquire(
-            *(name, waiter, form, ttl), ticket=ticket, wait=wait, most=max_waiters
+        candidates = self._candidates
+        return candidates.acquire(
+            name, waiter, form, ttl, ticket=ticket, wait=wait, most=max_waiters
         )
 
     def release(

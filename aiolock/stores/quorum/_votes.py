@@ -210,15 +210,19 @@ class Ballot:
         """
         if self.phase is not Phase.WAITING:
             return []
-        standing = [
-            (server, vote)
-            for server, vote in enumerate(self.votes)
-            if vote is not None and self._stands(vote, now)
-        ]
-        if len(standing) < self.quorum:
+        votes, quorum = self.votes, self.quorum
+        if len(votes) - votes.count(None) < quorum:  # whether they stand or not
             self.unsure = self._once
             return self._give_way(now)
-        fence = self._fence(sorted(vote.number for _, vote in standing))
+        standing = [
+            (server, vote)
+            for server, vote in enumerate(votes)
+            if vote is not None and self._stands(vote, now)
+        ]
+        if len(standing) < quorum:
+            self.unsure = self._once
+            return self._give_way(now)
+        fence = self._fence(sorted([vote.number for _, vote in standing]))
         if self._is_known([vote for _, vote in standing], fence):
             if self.unsure:
                 return [Recall()]
@@ -240,7 +244,7 @@ class Ballot:
         return numbers[self.quorum - 1]
 
     def _is_known(self, standing: list[Vote], fence: int) -> bool:
-        return sum(vote.known >= fence for vote in standing) >= self.quorum
+        return sum([vote.known >= fence for vote in standing]) >= self.quorum
 
     def _give_way(self, now: float) -> list[Step]:
         steps: list[Step] = []
@@ -271,8 +275,9 @@ class Ballot:
     @property
     def deadline(self) -> float | None:
         """Until when a majority of the votes certainly stands; None if there is none."""
-        deadlines = sorted((vote.deadline for vote in self.votes if vote is not None), reverse=True)
-        return deadlines[self.quorum - 1] if len(deadlines) >= self.quorum else None
+        deadlines = [vote.deadline for vote in self.votes if vote is not None]
+        deadlines.sort()
+        return deadlines[-self.quorum] if len(deadlines) >= self.quorum else None
 
     # Handing on within one client
 

@@ -20,8 +20,8 @@ __all__ = ["ClusterStore", "RedisStore", "from_client", "from_url", "member_at",
 def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:
     """A store on the server at ``url``, or on a cluster.
 
-    With ``replicas`` it gives only what so many replicas have. `ValueError` for a URL that cannot
-    be right.
+    With ``replicas`` it tells only what this many replicas have, too. `ValueError` for an invalid
+    URL.
     """
     if is_of_a_cluster(url):
         return _on_cluster(seeds_at(url), prefix, replicas)
@@ -42,7 +42,7 @@ def _on_cluster(seeds: Seeds, prefix: str, replicas: Replicas | None) -> Cluster
 
 
 def member_at(url: str, prefix: str) -> RedisMember:
-    """The server at ``url`` as a member of a quorum. `ValueError` for one that cannot be right."""
+    """The server at ``url`` as a member of a quorum. `ValueError` for an invalid URL."""
     return RedisMember(pool_at(url), prefix)
 
 
@@ -51,7 +51,15 @@ def member_of(client: object, prefix: str) -> RedisMember:
     _check_client(client)
     if not isinstance(client, redis.asyncio.Redis):
         raise TypeError(f"a member of a quorum is one server, not a {type(client).__name__}")
-    return RedisMember(client.connection_pool, prefix)
+    pool: ConnectionPool = client.connection_pool
+    # By the name of its module, so that nobody imports it who does not use it.
+    modules = {base.__module__ for base in pool.connection_class.__mro__}
+    if any(module.partition(".")[0] == "fakeredis" for module in modules):
+        raise TypeError(
+            "a fakeredis cannot be a server of a quorum: it has no INFO, which tells whether a"
+            " server was restarted. For tests take three MemoryServer() of aiolock.stores.memory"
+        )
+    return RedisMember(pool, prefix)
 
 
 def from_client(

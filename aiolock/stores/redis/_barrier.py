@@ -1,12 +1,12 @@
-"""The replication barrier: what the server did before it has arrived at so many replicas.
+"""The replication barrier: all that the server did before it has reached so many replicas.
 
-``WAIT`` blocks its connection, and counts only what that connection itself has written. So it has
-one of its own, on which it writes a key and waits for replicas to have that: then they have all
-that the server had done before. One barrier is under way at a time, and covers all that was
-answered before it began; whoever comes meanwhile shares the next.
+``WAIT`` blocks its connection, and only counts what that connection itself has written. So the
+barrier has a connection of its own, on which it writes a key and waits until replicas have that:
+then they also have all that the server had done before. One barrier is under way at a time, and
+covers all answers that came before it began; later ones share the next.
 
-A barrier speaks of one server, as long as that is the master. It says which: see `Master`. Nothing
-that another one did is confirmed by it.
+A barrier holds for one server, as long as that is the master, and tells which (see `Master`). It
+confirms nothing that another server has answered.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from aiolock.stores.redis._sentinel import Address
 PATIENCE: Final = 1.0
 """Seconds to wait for the replicas, at most."""
 KEPT: Final = 3_600_000
-"""Milliseconds for which a barrier's key is kept: a full server takes no other."""
+"""Milliseconds for which a barrier's key is kept: a full server accepts no new one."""
 _SHORTEST: Final = 10
 """Milliseconds for which the server waits for the replicas at least: 0 would be for ever."""
 _GRACE: Final = 0.15
-"""Seconds, at most, for the server's word that they are late: it looks ten times a second."""
+"""Seconds, at most, to wait for the server's answer that they are late: it checks every 0.1 s."""
 _ANSWER: Final = 2.0
-"""Seconds behind that, after which the connection is taken for dead."""
+"""Seconds after that until the connection is taken for dead."""
 
 Replicas = int | Literal["all"]
-"""How many replicas are waited for; "all": as many as follow at that moment, one at least."""
+"""How many replicas to wait for; "all": as many as follow at that moment, at least one."""
 
 
 class Outcome(Enum):
-    """What a barrier says to one who has waited for it."""
+    """The outcome of a barrier for one answer."""
 
     CONFIRMED = "confirmed"
-    """So many replicas have it."""
+    """Enough replicas have it."""
     MISSED = "missed"
-    """Nobody knows whether they will: its time is over."""
+    """Its time is over, and it is not known whether they will."""
     ELSEWHERE = "elsewhere"
-    """It was answered by a server that is not the one of this barrier, or not the master it was."""
+    """Another server than the one of this barrier has answered it, or this one under an older
+    history."""
 
 
 class Waiting:
-    """Something that the server with this history has answered, and replicas are to have."""
+    """An answer of the server with this history that replicas must confirm."""
 
     __slots__ = ("_concluded", "_kept", "_timer", "history", "until")
 
@@ -66,19 +67,19 @@ class Waiting:
         self._timer = loop.call_later(late, self.conclude, Outcome.MISSED)
 
     def wait_in(self, kept: dict[Waiting, None]) -> None:
-        """Stand there, last, as long as somebody waits for it."""
+        """Be the last in there, until it is concluded or cancelled."""
         self._kept = kept
         kept[self] = None
 
     def conclude(self, outcome: Outcome) -> None:
-        """Tell whoever waits, once."""
+        """Tell the outcome, once."""
         concluded = self._concluded
         self.cancel()
         if concluded is not None:
             concluded(outcome)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more. Idempotent."""
+        """Nothing waits for it any more. Idempotent."""
         self._concluded = None
         self._timer.cancel()
         self._kept.pop(self, None)
@@ -97,22 +98,22 @@ class Barrier:
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._arrived: dict[Waiting, None] = {}
-        """Those that the next barrier is to cover."""
+        """What the next barrier will cover."""
         self._covered: dict[Waiting, None] | None = None
-        """Those that the one under way covers; None where there is none."""
+        """What the barrier under way covers; None if there is none."""
         self._master: Master | None = None
-        """What the one under way has said already."""
+        """The master of the barrier under way, once the server has told."""
         self._overdue: asyncio.TimerHandle | None = None
         self._ended = self._loop.time()
         self._closed = False
         self.history = ""
-        """Of the server that the last barrier was at, on this connection; empty before one."""
+        """The history of the server at the last barrier on this connection; empty before one."""
         self.confirmed = 0
-        """How many replicas confirmed the last one."""
+        """How many replicas confirmed the last barrier."""
         self.wanted = 1 if replicas == "all" else replicas
-        """How many had to."""
+        """How many had to confirm it."""
         self.error: Exception | None = None
-        """Why there is no connection, where there is none."""
+        """Why there is no connection; None while there is one."""
 
     async def open(self) -> None:
         """Connect; raises what redis-py raises."""
@@ -123,14 +124,14 @@ class Barrier:
         self._link.follow(address)
 
     def drop(self, reason: Exception) -> None:
-        """Give this connection up; those who wait get the next one's barrier."""
+        """Give this connection up; what waits is covered by a barrier on the next one."""
         self._link.drop(reason)
 
     def wait(self, history: str, within: float, concluded: Concluded) -> Waiting:
-        """Have a barrier cover what a server of this history has answered by now.
+        """Have a barrier cover what a server with this history has answered by now.
 
-        ``concluded`` is told what came of it, once, ``within`` so many seconds, unless that is
-        cancelled.
+        ``concluded`` gets the outcome, once, ``within`` this many seconds, unless the returned
+        waiting is cancelled.
         """
         waiting = Waiting(history, within, concluded)
         if self._closed:
@@ -142,7 +143,7 @@ class Barrier:
         return waiting
 
     def beat(self, silence: float) -> None:
-        """Try the connection, unless something was confirmed on it so many seconds ago."""
+        """Check the connection, unless a barrier ended on it less than ``silence`` seconds ago."""
         if self._covered is None and self._loop.time() - self._ended >= silence:
             self._begin(even_for_nobody=True)
 
@@ -152,8 +153,8 @@ class Barrier:
             return
         self._covered, self._arrived = covered, {}
         self._master, self.confirmed = None, 0
-        # As long as any of them: one that began anew for each that is in a hurry would never be
-        # confirmed where replicas are somewhat behind. Those see to their own time.
+        # It lasts as long as the longest of them: if it began anew for each short one, it would
+        # never end while replicas are somewhat behind. Each waiting ends in its own time.
         left = max([each.until for each in covered], default=self._loop.time() + PATIENCE)
         wait = max(_SHORTEST, int((left - self._loop.time()) * 1000))
         wire.write(self._request + command("WAIT", self.wanted, wait), at_once=True)
@@ -181,7 +182,7 @@ class Barrier:
     def _refused(self, refusal: Refusal) -> None:
         if code_of(refusal) in ("NOWAIT", "NOPERM"):
             self.drop(Refusal(f"NOWAIT {refusal}"))
-            self._give_up()  # nothing changes that soon
+            self._give_up()  # that does not change soon
         else:
             self.drop(refusal)
 
@@ -190,7 +191,7 @@ class Barrier:
             waiting.conclude(Outcome.MISSED)
 
     def _see_who_follows(self, master: Master) -> None:
-        """Where all are waited for, and there are fewer by now, ask again for those."""
+        """If "all" are awaited and fewer follow by now, begin again with those."""
         if self._replicas == "all" and max(1, master.following) < self.wanted:
             self.wanted = max(1, master.following)
             self._link.proved()
@@ -219,7 +220,7 @@ class Barrier:
             self._begin()
 
     def _go_before(self, older: Iterable[Waiting]) -> None:
-        """The next barrier is to cover these as well."""
+        """The next barrier must cover these as well."""
         both, self._arrived = [*older, *self._arrived], {}
         for waiting in both:
             waiting.wait_in(self._arrived)
@@ -241,7 +242,7 @@ class Barrier:
         """Confirm nothing any more, and disconnect. Idempotent."""
         self._closed = True
         self._give_up()
-        if self._covered is None and self._link.wire is not None:  # else it would not be read
+        if self._covered is None and self._link.wire is not None:  # else WAIT blocks it unread
             self._link.wire.write(self._forget, at_once=True)
         self._end()
         await self._link.aclose()

@@ -1,9 +1,9 @@
 """Locks on a Redis Cluster: each operation goes to the master that has the slot of its name.
 
-The client is subscribed to its one channel on every master that it uses, by an ordinary SUBSCRIBE:
-the script that hands a lock on runs where the lock is, and counts who listens there. The cluster
-brings what is published to the other nodes as well, so that it comes several times (`Echoes`).
-Where that is too much, pushes go by another channel: see `_sharded`.
+The client subscribes to its one channel on every master that it uses, by an ordinary SUBSCRIBE: the
+script that grants a lock runs where the lock is, and counts the listeners there. The cluster also
+sends each push to its other nodes, so a client gets it several times (`Echoes`). If that is too
+much traffic, pushes can go by another channel: see `_sharded`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ClusterStore(Masters):
         return answer if wait else self._plain(self._answered(answer))
 
     def _plain(self, coroutine: Coroutine[Any, Any, Value]) -> asyncio.Future[Value]:
-        """What comes of it, as a future: that may be told something else first, and no task may."""
+        """The coroutine's result as a plain future: unlike a task, it can be resolved earlier."""
         future: asyncio.Future[Value] = self._loop.create_future()
         task = asyncio.create_task(coroutine)
         task.add_done_callback(partial(copied, future))
@@ -124,9 +124,9 @@ class ClusterStore(Masters):
         return asyncio.ensure_future(together([renewed(each) for each in renewals]))
 
     def shard_of(self, name: str) -> Hashable:
-        """Which renewals have an answer together: not those of two slots of one master.
+        """The slot: renewals of two slots must not wait for each other, even at one master.
 
-        One of these may go to another master meanwhile, and hear nothing from there.
+        One of the slots may move to another master meanwhile, and its answer be missing.
         """
         return slot_of(name)
 
@@ -144,12 +144,12 @@ class ClusterStore(Masters):
         return replace(found, holders=holders, waiters=waiting)
 
     async def _introduced(self, parties: Sequence[Party]) -> tuple[Party, ...]:
-        """With host and process, where what their clients say of themselves is at another node."""
+        """The parties with host and process, when their clients' keys are at another node."""
         unknown = {each.client for each in parties if not each.host and each.client != NOBODY}
         asked = [client for client in unknown if client not in self._said]
         answers = await asyncio.gather(*map(self._who, asked), return_exceptions=True)
         for client, says in zip(asked, answers, strict=True):
-            if isinstance(says, bytes) and says:  # else nobody knows; it is for people only
+            if isinstance(says, bytes) and says:  # else it stays unknown: it is for people only
                 if len(self._said) >= _MOST_KNOWN:
                     self._said.clear()
                 self._said[client] = says
@@ -168,13 +168,13 @@ class ClusterStore(Masters):
         return asyncio.ensure_future(self._snapshot(start))
 
     async def _snapshot(self, start: str) -> Page:
-        """One master after the other; anew where slots have moved, and names with them."""
+        """One master after the other; from the start again if slots, and so names, have moved."""
         topology = self._topology
         version, number, restarts, at = _read_start(start)
         if start and version != topology.version and restarts < _RESTARTS:
             number, restarts, at = 0, restarts + 1, ""
         version, masters = topology.version, topology.masters
-        if number >= len(masters):  # there were more of them
+        if number >= len(masters):  # there were more masters before
             return Page((), "")
         slot = min(topology.slots_of(masters[number]))
         page = await self._at(slot, lambda node: node.snapshot(at))

@@ -1,17 +1,17 @@
 """How the Redis store writes a waiter down: one text, a member of the queue, read by the scripts.
 
-The only place that knows the format, with the scripts, its other end (see ``lua/``)::
+Only this module and the scripts (see ``lua/``) know the format::
 
     <mode><flags><claim>[<rule><number>[/<declared>]][+<ms>][~<ms>][@<ms>][!<n>][#<tag>]:<client>:<seq>
 
-The mode is ``x`` (exclusive) or ``s`` (shared). The flags: ``b`` where pushes to its client cannot
-be counted, so that nobody takes a count of 0 for dead; ``f`` `Form.fixed`; ``o`` `Form.once`;
+The mode is ``x`` (exclusive) or ``s`` (shared). The flags: ``b`` if its client cannot be counted,
+so that a count of 0 does not mean that it is dead; ``f`` `Form.fixed`; ``o`` `Form.once`;
 ``d`` `Form.downgrades`. The rule is one of `Rule`; ``+`` is `Form.after_loss`, ``~``
 `Form.after_grant`, ``@`` `Form.period`, ``!`` `Form.priority`; ``#`` the slot of a channel that its
-client has besides (see `_sharded`). A grant is the text of its waiter, ``:`` and the fence.
+client also listens to (see `_sharded`). A grant is the text of its waiter, ``:`` and the fence.
 
-A later version may write more: other letters before the claim, and other text behind it, which
-whoever does not know them passes over.
+A later version may write more: other letters before the claim, and other text after it. A reader
+passes over what it does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 from aiolock.store import Form, Rule, Waiter
 
 NOBODY: Final = "-"
-"""The client that holds a lock which is closed: its grant ends like any other, but is nobody's."""
+"""The client of a lock that stays closed: its grant ends like any other, but has no owner."""
 
 _TERM: Final = re.compile(r"([+~@])([0-9]{1,18})")
 _PRIORITY: Final = re.compile(r"!(-?[0-9]{1,2})(?![0-9])")
@@ -34,7 +34,7 @@ _FORM: Final = re.compile(
 
 
 def stem(form: Form, client: str, *, blind: bool) -> str:
-    """What the texts of all waiters of this form and client begin with; the number comes next."""
+    """The beginning of the texts of all waiters of this form and client; their number follows."""
     mode = "s" if form.shared else "x"
     flags = "b" * blind + "f" * form.fixed + "o" * form.once + "d" * form.downgrades
     rule = f"{form.rule.value}{form.number}" if form.rule is not Rule.ALWAYS else ""
@@ -51,18 +51,18 @@ def encode(waiter: Waiter, form: Form, *, blind: bool) -> str:
 
 
 def tagged(text: str, tag: str) -> str:
-    """The text of a waiter whose client has a channel of this tag's slot; as it is without one."""
+    """The text of a waiter with the tag of its client's channel; unchanged without a tag."""
     return text.replace(":", f"#{tag}:", 1) if tag else text
 
 
 def waiter_of(text: str) -> Waiter:
-    """Only who it is; `ValueError` for what is no waiter."""
+    """Only the waiter's id; `ValueError` for a text that is no waiter."""
     _, client, seq = text.rsplit(":", 2)
     return Waiter(client, int(seq))
 
 
 def decode(text: str) -> tuple[Waiter, Form, bool]:
-    """A waiter, its form, and whether it is blind; `ValueError` for what is no waiter."""
+    """A waiter, its form, and whether it is blind; `ValueError` for a text that is no waiter."""
     head, client, seq = text.split(":")
     form, blind = _decode_form(head)
     if not client or not seq.isdecimal():
@@ -71,7 +71,7 @@ def decode(text: str) -> tuple[Waiter, Form, bool]:
 
 
 def decode_any(text: str) -> tuple[Waiter, Form, bool]:
-    """The same; of what is no waiter, one that nobody answers for."""
+    """As `decode`; a text that is no waiter gives a waiter that belongs to no client."""
     try:
         return decode(text)
     except ValueError:
@@ -80,7 +80,7 @@ def decode_any(text: str) -> tuple[Waiter, Form, bool]:
 
 @lru_cache(maxsize=1024)
 def _decode_form(head: str) -> tuple[Form, bool]:
-    """What stands before the client, which is the same for all waiters of a lock."""
+    """The part before the client, which is the same for all waiters of a lock."""
     found = _FORM.fullmatch(head)
     if found is None:
         raise ValueError(f"no form of a waiter: {head!r}")

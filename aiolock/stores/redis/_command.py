@@ -1,4 +1,4 @@
-"""One call of a script, from being asked for to being answered, wherever it is sent meanwhile."""
+"""One call of a script, until it is answered, on whatever connections it is sent."""
 
 from __future__ import annotations
 
@@ -13,62 +13,72 @@ from aiolock.stores.redis._scripts import LIST, PRESENCE, SLOTS, Script
 from aiolock.stores.redis._slots import slot_of_key
 
 
-class Called(asyncio.Future[Any]):
-    """A future by which somebody is called in the very call that resolves it, and nobody else."""
+class Called:
+    """Stands for a future that no task awaits: it calls one function as soon as it is resolved.
 
-    def __init__(
-        self, heard: Callable[[Any, Exception | None], None], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(loop=loop)
+
+    What a future does besides costs more than all else that is done to ask.
+    """
+
+    __slots__ = ("_done", "_heard")
+
+    def __init__(self, heard: Callable[[Any, Exception | None], None]) -> None:
         self._heard = heard
+        self._done = False
+
+    def done(self) -> bool:
+        """Whether it was answered, or will not be."""
+        return self._done
 
     def set_result(self, result: Any, /) -> None:
-        super().set_result(result)
+        """It is answered."""
+        self._done = True
         self._heard(result, None)
 
-    def set_exception(self, exception: type | BaseException, /) -> None:
-        super().set_exception(exception)
-        error = self.exception()
-        self._heard(None, error if isinstance(error, Exception) else StoreError(str(error)))
+    def set_exception(self, error: Exception, /) -> None:
+        """It failed."""
+        self._done = True
+        self._heard(None, error)
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        cancelled = super().cancel(msg)
-        if cancelled:
-            error = StoreError("it was released before it was sent")
-            error.refused = True
-            self._heard(None, error)
-        return cancelled
+    def cancel(self) -> bool:
+        """It was not sent, and never will be; whether it had no answer."""
+        if self._done:
+            return False
+        error = StoreError("it was released before it was sent")
+        error.refused = True
+        self.set_exception(error)
+        return True
 
 
 class Command:
-    """What a pipe knows of it."""
+    """A command, as a pipe sees it."""
 
-    # Defaults on the class: most commands are answered before any of these is written to.
+    # Defaults on the class: most commands are answered before any of these is written.
     stamp: Callable[[Copies, float], bytes] | None = None
-    """One argument more, computed whenever it is written, by where it is written to."""
+    """Makes one more argument each time that it is written: it depends on the connection."""
     waiter: str | None = None
-    """Whose first question it is, where that waits for a connection, or for others of its turn."""
+    """The waiter whose first question it is, while that waits for a connection, or for others."""
     together = 1
-    """How many, this one and those that were written next, are one call, and have one reply."""
+    """How many commands, this one and those after it, are one call with one reply."""
     again = 0
     """How often it was written once more on the same connection."""
     times = 0
     """On how many connections it was written that may have carried it out."""
     asking = False
-    """Whether it goes to the master that its slot is being moved to, which takes it as asked."""
+    """Whether ASKING is sent before it: it goes to the master that its slot is being moved to."""
     hops = 0
-    """How often a node has sent it on."""
+    """How often a node has redirected it."""
     opens_for: Command | None = None
-    """This is ASKING, for that one, which is written directly after it."""
+    """Set for an ASKING: the command that is written directly after it."""
     refusal: Refusal | None = None
-    """Why it is to be written again in a moment."""
+    """Why it must be written again in a moment."""
 
     def __init__(
         self,
         script: Script,
         count: int,
         arguments: bytes,
-        future: asyncio.Future[Any],
+        future: asyncio.Future[Any] | Called,
         now: float,
         *,
         sure: bool,
@@ -87,19 +97,19 @@ class Command:
 
     @property
     def key(self) -> bytes:
-        """The first of its keys; empty where it has none."""
+        """Its first key; empty if it has none."""
         number, _, rest = self.arguments.partition(b"\r\n")[2].partition(b"\r\n")
         length, _, rest = rest.partition(b"\r\n")
         return rest[: int(length[1:])] if number not in (b"", b"0") else b""
 
     @property
     def slot(self) -> int:
-        """That of its keys; less than 0 where it is about a server, and not about a name."""
+        """The slot of its keys; less than 0 if it is about a server, and not about a name."""
         key = b"" if self.script in _OF_A_SERVER else self.key
         return slot_of_key(key) if key else -1
 
     def stand_in(self, nobody: asyncio.Future[Any]) -> Command:
-        """Who takes its place where its reply is due, while it is sent elsewhere."""
+        """A command that takes its place for the reply that is due, while it is sent elsewhere."""
         other = Command(self.script, self.count, self.arguments, nobody, self.sent, sure=False)
         other.together, other.waiter, other.times = self.together, self.waiter, self.times
         return other

@@ -1,4 +1,4 @@
-"""The same push, once from each node: a cluster brings what is published to all its nodes."""
+"""Echoes: the same push from each node, since a cluster sends a push to all its nodes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final
 
 _MOST: Final = 4096
 _LATE: Final = 10.0
-"""Seconds after which the same text by another connection is taken for another push: those of
-grants and losses never come again, so only what says "ask again" can be dropped in vain."""
+"""Seconds after which the same text by another connection counts as another push. Pushes of grants
+and losses are never repeated, so at worst one that says "ask again" is dropped."""
 
 _WORD: Final = b"p"
 """A client's word to itself, which proves the connection that it comes by."""
 
 
 class Echoes:
-    """What has come, by which connection, and when."""
+    """The pushes that have come, with the connection and time of each."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
         self._seen = OrderedDict[bytes, tuple[object, float]]()
 
     def is_new(self, connection: object, push: bytes) -> bool:
-        """Whether it came by this connection first, or by this one again."""
+        """Whether this push has not come before, except by this very connection."""
         if push == _WORD:
             return True
         now = self._time()
@@ -37,6 +37,6 @@ class Echoes:
         return True
 
     def forget(self, connection: object) -> None:
-        """It is no more: whatever came by it may come by another one."""
+        """The connection is gone: a push that came by it may now come by another one."""
         for push in [push for push, (by, _) in self._seen.items() if by is connection]:
             del self._seen[push]

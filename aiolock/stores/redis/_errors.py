@@ -1,8 +1,8 @@
-"""What a `StoreError` says: which server, what is wrong with it, and what to do.
+"""The texts of a `StoreError`: which server, what is wrong with it, and what to do.
 
-Servers differ in their words: Redis 6.2 wraps what went wrong within a script, 7.0 names the script
-behind it, and 7.2 and Valkey have another text for a missing right. redis-py takes the code off
-some errors and not off others.
+Servers word their errors differently. Redis 6.2 wraps an error from within a script, 7.0 adds the
+script's name after it, and 7.2 and Valkey have another text for a missing right. redis-py removes
+the code of some errors and not of others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ACL_RULE: Final = (
     " +pubsub|numsub +time +exists +get +set +pexpire +pttl +zadd +zcard +zincrby +zmscore +zrange"
     " +zrangebyscore +zrank +zrem +zremrangebyscore +zscore"
 )
-"""The least that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
+"""The rights that an ACL user needs, after `ACL SETUSER <name> on ><password>`."""
 
 CLUSTER_RIGHTS: Final = " +cluster|slots +asking"
-"""What it needs besides on the nodes of a cluster."""
+"""Further rights for the nodes of a cluster."""
 
 _CODES: Final[dict[type[Exception], str]] = {
     redis.exceptions.NoScriptError: "NOSCRIPT",
@@ -36,25 +36,25 @@ _CODES: Final[dict[type[Exception], str]] = {
     redis.exceptions.NoPermissionError: "NOPERM",
     redis.exceptions.BusyLoadingError: "LOADING",
 }
-"""The errors from which redis-py takes the code off."""
+"""The errors from which redis-py removes the code."""
 
 _WITHIN: Final = re.compile(r": -([A-Z]+) ")
 """How Redis 6.2 quotes the error of a command that a script called."""
 
 REDIRECTS: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
-"""Answers of a node whose commands another node is to carry out, or this one in a moment."""
+"""Refusals that mean: try another node, or this one again in a moment."""
 _CLUSTER: Final = ("CROSSSLOT", *REDIRECTS)
 _AT_ONCE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS", "MISCONF", "OOM")
 _DID_NOTHING: Final = frozenset((*_AT_ONCE, *_CLUSTER, "NOAUTH", "LATE", "NOSCRIPT"))
-"""Refused before the first write of a script: a server that has let it write once lets it end."""
+"""Refusals before the first write of a script: after one, a server lets the script finish."""
 
 
 class Refusal(redis.exceptions.ResponseError):
-    """An error the server answered, whole, with its code as the first word."""
+    """An error that the server answered, whole, with its code as the first word."""
 
 
 class DeafError(redis.exceptions.ConnectionError):
-    """What is published through the one connection does not arrive on the other."""
+    """A push published over one connection does not arrive on the other."""
 
 
 class MismatchError(redis.exceptions.RedisError):
@@ -62,7 +62,7 @@ class MismatchError(redis.exceptions.RedisError):
 
 
 class ClusterNodeError(redis.exceptions.ConnectionError):
-    """A server alone is asked for, and it is one of a cluster."""
+    """A single server was asked for, but this is a node of a cluster."""
 
 
 def as_answered(error: redis.exceptions.ResponseError) -> Refusal:
@@ -75,7 +75,7 @@ def as_answered(error: redis.exceptions.ResponseError) -> Refusal:
 
 
 def code_of(error: Exception) -> str:
-    """The code of an error that a server answered, also where it came from within a script."""
+    """The code of an error that a server answered, also of one from within a script."""
     text = str(error)
     code = _CODES.get(type(error)) or text.partition(" ")[0]
     if code == "ERR" and (within := _WITHIN.search(text)):
@@ -84,30 +84,30 @@ def code_of(error: Exception) -> str:
 
 
 def is_half_done(refusal: Exception) -> bool:
-    """Whether a script was ended in its middle: a key of it has gone to another node meanwhile."""
+    """Whether a script ended half-way, because a key of it has gone to another node."""
     return "non local key" in str(refusal)
 
 
 def did_nothing(refusal: Exception) -> bool:
-    """Whether a script that was answered so has certainly changed nothing."""
+    """Whether a script with this refusal has certainly changed nothing."""
     code = code_of(refusal)
-    # A right that is missing within a script may be missing after it has written.
+    # A right that is missing within a script may have been missed after a first write.
     return code in _DID_NOTHING or (code == "NOPERM" and "script" not in str(refusal))
 
 
 class Place(NamedTuple):
-    """Where a store connects to, for the texts."""
+    """The server of a store, for the texts."""
 
     address: str
     tls: bool
     database: object
     prefix: str
     cluster: bool = False
-    """Whether a cluster is what was asked for."""
+    """Whether a cluster was asked for."""
 
     @classmethod
     def of(cls, pool: ConnectionPool, prefix: str, *, cluster: bool = False) -> Place:
-        """Where connections of this pool go."""
+        """The server that connections of this pool go to."""
         options: dict[str, Any] = pool.connection_kwargs
         tls = issubclass(pool.connection_class, SSLConnection)
         return cls(address_of(pool), tls, options.get("db") or 0, prefix, cluster)
@@ -127,7 +127,7 @@ def address_of(pool: ConnectionPool) -> str:
 def store_error(error: Exception, place: Place, *, refused: bool = False) -> StoreError:
     """``error`` as the caller of aiolock sees it.
 
-    ``refused``: it is certain that the server has done nothing of what was asked.
+    ``refused``: the server has certainly not carried out the command.
     """
     said = str(error) or type(error).__name__
     wrong = _answered(error, said, place) or _unanswered(error, said, place)
@@ -143,7 +143,7 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 
 
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
-    """What is wrong, and what to do, where a server has answered with an error."""
+    """What is wrong, and what to do, if a server has answered with an error."""
     code, lower = code_of(error), said.lower()
     if (of_cluster := _of_cluster(error, code, lower, place)) is not None:
         return of_cluster
@@ -162,7 +162,7 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
 
 
 def _of_cluster(error: Exception, code: str, lower: str, place: Place) -> tuple[str, str] | None:
-    """The same, where it is about a cluster, or that there is none."""
+    """The same, if the error is about a cluster, or about its absence."""
     scheme = "rediss" if place.tls else "redis"
     if place.cluster and "cluster support disabled" in lower:
         return "is no node of a cluster", f"use {scheme}://{place.address}"
@@ -185,7 +185,7 @@ _UNSETTLED: Final[dict[str, tuple[str, str]]] = {
     "MOVED": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
     "ASK": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
 }
-"""What a cluster could not do in all the time that a command has."""
+"""What a cluster could not do within the whole time of a command."""
 
 _ANSWERS: Final[dict[str, tuple[str, str]]] = {
     "NOSCAN": (
@@ -262,11 +262,11 @@ _SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (
         ),
     ),
 )
-"""What is said without a code of its own, or with one that redis-py takes off."""
+"""Errors without a code of their own, or with one that redis-py removes."""
 
 
 def _unanswered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
-    """What is wrong, and what to do, where there was no connection or no answer, or none for us."""
+    """What is wrong, and what to do, if there was no connection or no usable answer."""
     if isinstance(error, MismatchError):
         return (
             f"has clients of another version of aiolock under the prefix {place.prefix!r}",
@@ -321,7 +321,7 @@ _CAUSES: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, str], ...]
         "cannot be reached: nothing listens there",
         "start it, or correct host and port",
     ),
-    # Several addresses of one host: asyncio says what became of each in one error.
+    # A host has several addresses: asyncio reports all attempts in one error.
     (
         (OSError, redis.exceptions.ConnectionError),
         "connect call failed",
@@ -353,11 +353,11 @@ _CAUSES: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, str], ...]
         "see its log; {other}",
     ),
 )
-"""What an error, or what it came from, is, a word in its text, and what that means."""
+"""The type of an error or of one of its causes, a word in its text, and what they mean."""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came from: redis-py wraps what the system says."""
+    """An error and its causes: redis-py wraps the system's errors."""
     for _ in range(10):
         if error is None:
             return

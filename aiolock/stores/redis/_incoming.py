@@ -21,14 +21,14 @@ from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, BEAT, OPEN, PRESENCE,
 from aiolock.stores.redis._wire import FEW
 
 _AGAIN: Final = 5
-"""How often a command is written again that the server refuses though it should not any more."""
+"""How often a refused command is written again, if the refusal should not come a second time."""
 _CLOCKS: Final = (OPEN, PRESENCE, BEAT)
-"""Their replies say what time it is, and are not asked for often."""
+"""Scripts whose replies have the server's clock, and which are rarely called."""
 
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
 """Answers of a server that cannot serve us now: connect again, to it or to its successor."""
 _ONLY_PATIENT: Final = ("READONLY", "NOREPLICAS")
-"""Those that may stay so for ever: waited for by a client that has been served before."""
+"""Those that may last for ever: only a client that was served before waits for their end."""
 
 
 def _not_an_answer(reply: Any) -> InvalidResponse:
@@ -36,7 +36,7 @@ def _not_an_answer(reply: Any) -> InvalidResponse:
 
 
 class Incoming(Redirects):
-    """The commands, and what becomes of each."""
+    """The commands, and their answers."""
 
     _probe_script: Script
     _admitted: Callable[[Any], None] | None
@@ -63,7 +63,7 @@ class Incoming(Redirects):
             self._see_whether_drained()
 
     def _received_together(self, first: Command, reply: Any) -> None:
-        """One reply for several, which from now on are as any others."""
+        """One reply for several commands, which from now on are treated one by one."""
         commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
         first.together = 1
         if isinstance(reply, Refusal):
@@ -83,6 +83,7 @@ class Incoming(Redirects):
             self._queued_one()
         for command, answer in zip(commands, answers, strict=True):
             if not command.future.done():
+                assert not isinstance(command.future, Called), "a member gathers nothing"
                 self._resolve(command.future, answer)
 
     def _refused_together(self, commands: list[Command], refusal: Refusal) -> None:
@@ -92,7 +93,7 @@ class Incoming(Redirects):
         if self._is_elsewhere(code):
             first, *others = commands
             for command in others:
-                command.times -= 1  # this copy has done nothing
+                command.times -= 1  # the server did nothing with this copy
             self._sent.extendleft(reversed(others))
             self._refused(first, refusal)
             return
@@ -109,7 +110,7 @@ class Incoming(Redirects):
             self._is_proved()
         try:
             if script.pushes and isinstance(reply, bytes):
-                # First: whoever is next need not wait for who was last.
+                # The push comes first: the next holder need not wait for the last one.
                 self._told(reply.decode("utf-8", "replace"))
         finally:
             if not future.done():
@@ -123,18 +124,19 @@ class Incoming(Redirects):
                         self.copies.read_clock(command.sent, answer.now)
                     if self._queued_one is not None and isinstance(answer, Queued):
                         self._queued_one()
-                    self._resolve(future, answer)
+                    if isinstance(future, Called):
+                        future.set_result(answer)  # who is called sees to what follows
+                    else:
+                        self._resolve(future, answer)
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
-        # Its task goes on at once where little else is to be done. In a crowd it waits for the next
-        # turn, so that what all of them send then goes out together; and so does whoever is
-        # answered behind one that waits.
+        # Its task continues at once if little else is to be done. In a crowd it continues in the
+        # next iteration, so that the commands of all tasks go out together; and so does every task
+        # that is answered after one that waits for that.
         if len(self._sent) < FEW and isinstance(future, Prompt) and not self._scheduled:
             future.resolve(answer)
             return
         future.set_result(answer)
-        if isinstance(future, Called):
-            return  # no task waits for it: who is called sees to what follows
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._next_turn)
@@ -145,7 +147,7 @@ class Incoming(Redirects):
     def _refused(self, command: Command, refusal: Refusal) -> None:
         code = code_of(refusal)
         if self._is_elsewhere(code):
-            command.times -= 1  # this copy has done nothing
+            command.times -= 1  # the server did nothing with this copy
             self._sent.appendleft(command)
             self._link.drop(refusal)
             return
@@ -156,11 +158,11 @@ class Incoming(Redirects):
         elif self._is_redirect(refusal):
             self._send_on([command], refusal)
         elif code == "LATE" and (told := re.search(r"\d+", str(refusal))):
-            # It is still waited for, so it was the clock that jumped; or we who were stopped.
+            # Its reply is still awaited, so the server's clock has jumped, or we were stopped.
             self.copies.read_clock(command.sent, int(told[0]))
             self._once_more(command, refusal)
         else:
-            if command.opens_for is not None:  # without it that one would go round in circles
+            if command.opens_for is not None:  # without ASKING, that one would go in circles
                 command = command.opens_for
                 command.sure = False
             self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
@@ -173,7 +175,7 @@ class Incoming(Redirects):
         return code in _ELSEWHERE and (self.patient or code not in _ONLY_PATIENT)
 
     def _once_more(self, command: Command, refusal: Refusal) -> None:
-        """Write a command again that the server has refused, and would not a second time."""
+        """Write a refused command again, if it would not be refused a second time."""
         now = self._time()
         wire = self._wire
         command.again += 1
@@ -183,16 +185,16 @@ class Incoming(Redirects):
             command.sent = now
             self._send(wire, command)
 
-    # The first one on a connection, which says whether this server serves us
+    # The probe: the first command on a connection
 
     def _probed(self, probe: Command, reply: Any) -> None:
-        """Whether this server serves us; then it gets what has waited for it."""
+        """Whether this server serves us; if so, it gets the commands that have waited."""
         self._probe = heard = None
         if isinstance(reply, Refusal):
             if self._admitted is not None or self._is_elsewhere(code_of(reply)):
                 self._link.drop(reply)
                 return
-            # Who has asked for something is to be told that it is refused, or served if it is not.
+            # Serve the commands anyway: each is told that it is refused, if it is.
         else:
             try:
                 said = self._probe_script.decode(reply)
@@ -207,8 +209,8 @@ class Incoming(Redirects):
             if self._admitted is not None:
                 self._admitted(said)
         self.quiet_since = probe.sent
-        # The link is proved when a command is answered: else a server that grants the probe, and
-        # nothing besides, would be dialled again and again without a pause.
+        # The link is proved only by a command's answer: otherwise a server that answers nothing but
+        # the probe would be dialled again and again without a pause.
         self._go_on(first=self._again)
         self._back(heard)
 

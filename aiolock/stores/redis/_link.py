@@ -1,4 +1,4 @@
-"""A link that is kept up: dialled, and dialled again whenever it breaks."""
+"""A link that is kept up: it is dialled again whenever it breaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Link:
     """One connection to the server, replaced when it breaks.
 
     ``received`` gets what the server sends; ``up`` is called when a new connection is ready to be
-    written to, ``down`` when there is none any more, with the reason.
+    written to, ``down`` with the reason when there is none any more.
     """
 
     def __init__(
@@ -39,28 +39,28 @@ class Link:
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
         self._round = 0
-        """Which redialling is the one that counts. (An eager task runs before anybody has it.)"""
+        """The number of the redialling that counts. (An eager task runs before it is stored.)"""
         self._dialling = set[asyncio.Task[None]]()
-        """That one, and those before it that were told to end."""
+        """The current redialling, and earlier ones that were cancelled but have not ended."""
         self._address: Address | None = None
-        """Where it is connected to, or is being connected to, if Sentinel has said so."""
+        """The address that it is, or is being, connected to, if Sentinel has told it."""
         self._told: Address | None = None
-        """Where to connect to next, without asking."""
+        """The address to connect to next, without asking."""
         self.wire: Wire | None = None
         self.error: Exception = ConnectionError("not connected")
-        """Why there was no connection the last time that there was none."""
+        """Why there was no connection, the last time."""
 
     async def open(self) -> None:
         """Connect for the first time; raises what redis-py raises."""
         wire = await self._dial(self._round)
-        if self._closed:  # meanwhile
+        if self._closed:  # during the dialling
             wire.reset()
             raise ConnectionError("closed while it was being connected")
         self.wire = wire
         self._up()
 
     def proved(self) -> None:
-        """The server answered as it should: the next break is a new one, mended without delay."""
+        """The server answered properly, so after the next break it is dialled without delay."""
         self._pause = 0.0
 
     def drop(self, reason: Exception) -> None:
@@ -103,7 +103,7 @@ class Link:
         try:
             return await dial(self._pool, self._received, self.drop, address)
         except BaseException:
-            # One that was told to end may take its time, and another has begun since.
+            # A cancelled dialling may take its time, and another may have begun since.
             if number == self._round:
                 self._address = None
             raise
@@ -111,7 +111,7 @@ class Link:
     async def _redial(self, number: int) -> None:
         wire = None
         try:
-            # Ends by the flag: cancellation alone can get lost in a driver (cpython gh-86296).
+            # Ends by the flag: a cancellation alone can get lost in a driver (cpython gh-86296).
             while wire is None and self._round == number and not self._closed:
                 await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
                 self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))

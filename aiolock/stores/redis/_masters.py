@@ -31,18 +31,18 @@ from aiolock.stores.redis._topology import Topology
 log = logging.getLogger("aiolock")
 
 NOW_AND_THEN: Final = 5.0
-"""Seconds after which to ask for the slots again, while all is well: so long a new master may have
-slots of ours, and take our waiters there for dead."""
+"""Seconds after which to ask for the slots again while all is well. So long, a new master may have
+slots of ours and take our waiters there for dead."""
 _SOON: Final = 0.25
 """The same while a master cannot be reached: a replica may take its place."""
 _LEAST: Final = 0.05
-"""Seconds between two questions, whatever happens."""
+"""Seconds between two questions, at least."""
 _ASKED: Final = 30.0
-"""Seconds for which a node is kept that has no slots, but is to get one."""
+"""Seconds for which a node without slots is kept that is about to get one."""
 
 
 class Masters(Routing):
-    """All masters that one client knows, and what they say (see `Neighbours`)."""
+    """All masters that one client knows, and their events (see `Neighbours`)."""
 
     def __init__(self, seeds: Seeds, prefix: str) -> None:
         super().__init__(Topology(seeds, prefix))
@@ -52,7 +52,7 @@ class Masters(Routing):
         self._opening = Opening()
         self._following: asyncio.Task[None] | None = None
         self._leaving = set[asyncio.Task[None]]()
-        """Nodes that are gone, while they are being disconnected from."""
+        """The tasks that disconnect from nodes that are gone."""
 
     # Opening and closing
 
@@ -67,16 +67,16 @@ class Masters(Routing):
         self._topology = Topology(self._seeds, self._prefix)
         self._news = asyncio.Event()
         self._asked: dict[Node, float] = {}
-        """When a node was last named that may have no slots yet."""
+        """When a redirect last led to a node that may have no slots yet."""
         self._waits = False
-        """Whether a waiter of ours has stood in a queue."""
+        """Whether a waiter of ours has ever stood in a queue."""
         await self._opening.run(self._open(), self.aclose)
 
     async def _open(self) -> None:
         try:
             self._learn(await self._topology.ask())
             await self._open_first()
-            if self._closing:  # and our cancellation was lost in a driver
+            if self._closing:  # our cancellation was lost in a driver
                 raise StoreError("the client was closed while it was opening")  # noqa: TRY301  # one place that cleans up
         except BaseException:
             self._closing = True
@@ -87,9 +87,9 @@ class Masters(Routing):
         self._following = asyncio.create_task(self._follow(), name="aiolock follow the cluster")
 
     async def _open_first(self) -> None:
-        """Connect to the master that keeps what we say of ourselves, or to another if it is down.
+        """Connect to the master that keeps our host and process, or to another if it is down.
 
-        What cannot work at all fails here.
+        A cluster that cannot work at all fails here.
         """
         home = self._topology.owners[slot_of_key(self._names.client(self._client).encode())]
         others = [node for node in self._topology.masters if node is not home]
@@ -100,7 +100,7 @@ class Masters(Routing):
                 await node.open_now(self._client, self._inbox)
             except StoreError as error:
                 if isinstance(error.__cause__, MismatchError):
-                    raise  # it may not have come about at another, but will
+                    raise  # another master may not know of it yet, but will
                 failure = failure or error
             else:
                 break
@@ -134,7 +134,7 @@ class Masters(Routing):
             task.cancel()
         if self._leaving:
             await asyncio.wait(self._leaving)
-        # Again: what one answers last may lead to another, which is dialled for that.
+        # In a loop: the last answer of one may lead to another, which is then dialled.
         while left := [node for node in nodes.values() if not node.gone]:
             await asyncio.gather(*(node.leave() for node in left))
         nodes.clear()
@@ -155,7 +155,7 @@ class Masters(Routing):
             try:
                 self._learn(await self._topology.ask())
             except StoreError:
-                pass  # none answers: so it is said to whoever asks for something
+                pass  # no node answers: each operation fails with that
             except Exception:
                 log.exception("aiolock: could not follow the cluster, and tries again")
             await asyncio.sleep(_LEAST)
@@ -202,7 +202,7 @@ class Masters(Routing):
         return Node(pool, self._prefix, address, self)
 
     def _is_gone(self, node: Node) -> None:
-        """It is no master any more: what it has not answered, others are asked."""
+        """The node is no master any more: send what it has not answered to others."""
         served = node.ready
         del self._topology.nodes[node.address]
         self._asked.pop(node, None)
@@ -215,7 +215,7 @@ class Masters(Routing):
         if served:
             self._inbox.reconnected()
 
-    # What the nodes say (see `Neighbours`)
+    # Events of the nodes (see `Neighbours`)
 
     def redirected(self, node: Node, commands: list[Command], refusal: Refusal) -> None:
         redirect = Redirect.read(refusal)
@@ -242,7 +242,7 @@ class Masters(Routing):
         self._pass(commands, other, asking=asking)
 
     def _ask_anew(self, key: str) -> None:
-        """Some of this name's keys were elsewhere in the middle of a step."""
+        """Some of this name's keys were at another node in the middle of a script."""
         if not self._closing:
             self._inbox.done(self._names.name(key))
 
@@ -250,7 +250,7 @@ class Masters(Routing):
         self._links.up(str(node.address))
         if node.takes_over:
             node.takes_over = False
-            self._inbox.reconnected()  # where we listen only now we were taken for dead
+            self._inbox.reconnected()  # until now we did not listen there, and were taken for dead
 
     def waits(self) -> None:
         if not self._waits:
@@ -258,7 +258,7 @@ class Masters(Routing):
             self._dial_all()
 
     def _dial_all(self) -> None:
-        """A slot may move to any master, and where nobody listens for us we are taken for dead."""
+        """Dial all: a slot may move to any of them, and one without our listener calls us dead."""
         for node in self._topology.masters:
             node.dial(self._client, self._inbox)
 

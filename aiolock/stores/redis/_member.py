@@ -26,12 +26,14 @@ from aiolock.stores.redis._errors import ClusterNodeError, Place, code_of, store
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._sentinel import is_managed
 from aiolock.stores.redis._session import Session
+from aiolock.stores.redis._store import KEPT
 from aiolock.stores.redis._subscription import Subscription
 from aiolock.stores.redis._voting import Admitted, VoteNames, VoteText, seen
 
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of names: less than a millisecond."""
-_ANY: Final = bulk(UNBOUNDED)
+_REMEMBERED: Final = 600_000
+"""Milliseconds for which the last number is known behind the end of a lease: as in the scripts."""
 
 
 class _Mailbox(Subscription):
@@ -68,20 +70,28 @@ class RedisMember(Session):
             )
         super().__init__(pool, prefix)
         self._names: VoteNames = VoteNames(prefix)
-        # Names come back, and the terms of a lock with them.
+        # Cached, because names come back, with the same ttl and options.
         self._asks = lru_cache(maxsize=4096)(self._encode_asks)
         self._leaves = lru_cache(maxsize=4096)(self._encode_leaves)
         self._place = Place.of(pool, prefix)
         self.address = f"{self._place.address}/{self._place.database}"
 
-    def _encode_asks(self, name: str, ttl: int, most: int, wait: bool) -> bytes:  # noqa: FBT001
-        """What is the same whenever a vote is asked for with these terms."""
-        values = bulk(ttl) + bulk(most) + bulk(int(wait))
+    def _encode_asks(
+        self,
+        name: str,
+        ttl: int,
+        closes: int,
+        most: int,
+        wait: bool,  # noqa: FBT001
+    ) -> bytes:
+        """The arguments that are the same whenever a vote is asked for with these options."""
+        kept = bulk(ttl + KEPT + closes) + bulk(ttl + _REMEMBERED)
+        values = bulk(ttl) + kept + bulk(most) + bulk(int(wait))
         return self._names.three(name) + self._channels + values
 
-    def _encode_leaves(self, name: str) -> bytes:
-        """… and whenever one is given back."""
-        return self._names.three(name) + self._channels
+    def _encode_leaves(self, name: str, simple: bool, upto: int = UNBOUNDED) -> bytes:  # noqa: FBT001
+        """The arguments that are the same whenever a vote of this name is released."""
+        return self._names.three(name) + self._channels + bulk(upto) + bulk(int(simple))
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
         self._charter = charter
@@ -119,7 +129,7 @@ class RedisMember(Session):
         self._call(voting.ENROL, *self._enrolment(memory), enrolled)
 
     async def _check_server(self) -> None:
-        """Before anything else is said there: what it is a member of."""
+        """Enrol, before any other command is sent there."""
         self._was_admitted(await self._pipe.call(voting.ENROL, *self._probe_arguments()))
         if self._charter.durable:
             await self._check_durable()
@@ -148,7 +158,7 @@ class RedisMember(Session):
             raise self.named(error) from error
 
     def named(self, error: Exception) -> Exception:
-        """The error, which is another where the server is a member of another quorum."""
+        """The error, or another one if the server cannot be a member or is one elsewhere."""
         cause = error.__cause__ if isinstance(error, StoreError) else error
         if not isinstance(cause, Exception):
             return error
@@ -198,10 +208,10 @@ class RedisMember(Session):
         own = (
             f"${len(who)}\r\n{who}\r\n${len(ticket)}\r\n{ticket}\r\n${len(number)}\r\n{number}\r\n"
         )
-        values = self._asks(stand.name, ttl, most, wait) + own.encode("ascii")
-        reply = Called(heard, self._loop)
+        values = self._asks(stand.name, ttl, stand.form.closes, most, wait) + own.encode("ascii")
+        reply = Called(heard)
         _ = self._pipe.call(
-            voting.VOTE, 12, values, late=True, waiter=who if new else None, reply=reply
+            voting.VOTE, 14, values, late=True, waiter=who if new else None, reply=reply
         )
 
     def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
@@ -214,12 +224,14 @@ class RedisMember(Session):
         own = (
             f"${len(who)}\r\n{who}\r\n${len(number)}\r\n{number}\r\n${len(inside)}\r\n{inside}\r\n"
         )
-        values = self._leaves(stand.name) + (_ANY if final else bulk(upto)) + own.encode("ascii")
+        simple = not (stand.form.shared or stand.form.closes)
         if final:
-            reply = Called(heard, self._loop)
-            _ = self._pipe.call(voting.RELEASE, 10, values, buries=True, reply=reply)
-        else:  # it comes back
-            self._call(voting.RELEASE, 11, values + bulk(0), heard)
+            values = self._leaves(stand.name, simple) + own.encode("ascii")
+            reply = Called(heard)
+            _ = self._pipe.call(voting.RELEASE, 11, values, buries=True, reply=reply)
+        else:  # the waiter comes back
+            values = self._encode_leaves(stand.name, simple, upto) + own.encode("ascii")
+            self._call(voting.RELEASE, 12, values + bulk(0), heard)
 
     def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
         who = self._text(stand.name, stand.waiter, stand.form)
@@ -286,7 +298,7 @@ class RedisMember(Session):
         keys = (2, self._names.keys(name)[0], self._names.value(name))
         self._call(voting.READ, 3, b"".join(map(bulk, keys)), heard)
 
-    def _call(  # a call of a script, and who hears of it
+    def _call(  # a call of a script, whose answer goes to `heard`
         self,
         script: scripts.Script,
         count: int,
@@ -297,7 +309,7 @@ class RedisMember(Session):
         buries: bool = False,
         waiter: str | None = None,
     ) -> None:
-        reply = Called(heard, self._loop)
+        reply = Called(heard)
         _ = self._pipe.call(
             *(script, count, values), late=late, buries=buries, waiter=waiter, reply=reply
         )

@@ -24,53 +24,53 @@ class Names:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.channels = f"{prefix}:push:"
-        # Names come back: an order is locked, released, and asked for again by the next waiter.
+        # Cached, because names come back: the next waiter asks for the same lock.
         self.three = lru_cache(maxsize=4096)(self._three)
         self.holders = lru_cache(maxsize=4096)(self._holders)
 
     def keys(self, name: str) -> list[str]:
-        """Holders, queue and fence."""
+        """The keys of its holders, its queue and its fence."""
         stem = f"{self._prefix}:{{{escape(name)}}}"
         return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
 
     def value(self, name: str) -> str:
-        """Where a value is put up (see `Store.post`)."""
+        """The key of a posted value (see `Store.post`)."""
         return f"{self._prefix}:{{{escape(name)}}}:value"
 
     @property
     def pattern(self) -> str:
-        """What all keys of names match; ``[`` and the like stand for themselves in a prefix."""
+        """A pattern for all keys of names; ``[`` and the like are escaped in the prefix."""
         return re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + ":{*}:*"
 
     def name(self, key: str) -> str:
-        """The name of which this is a key; a push carries that of its holders."""
+        """The name that a key belongs to; a push carries the key of the holders."""
         escaped = key[len(self._prefix) + 2 : key.rindex("}")]
         return unescape(escaped) if "%" in escaped else escaped
 
     def client(self, client: str) -> str:
-        """Where a client writes its host and process, for `status` to show."""
+        """The key under which a client writes its host and process, for `status`."""
         return f"{self._prefix}:client:{client}"
 
     @property
     def protocols(self) -> str:
-        """Where clients write which protocol they speak (see `_protocol`)."""
+        """The key of the protocols that clients speak (see `_protocol`)."""
         return f"{self._prefix}:protocols"
 
     def shard_channel(self, tag: str, client: str) -> str:
-        """The client's channel of a slot, which the tag is of."""
+        """The client's channel in the slot of this tag."""
         return f"{self.channels}{{{tag}}}:{client}"
 
     def barrier(self, client: str) -> str:
-        """What a client writes before it waits for replicas: see `Barrier`."""
+        """The key that a client writes before it waits for replicas: see `Barrier`."""
         return f"{self._prefix}:barrier:{client}"
 
     def tried(self, client: str) -> list[str]:
-        """Three keys of the client's own, to try on: in the slot of what it writes of itself."""
+        """Three keys of the client's own, to try commands on, in the slot of `client`."""
         stem = f"{self._prefix}:{{{self.client(client)}}}"
         return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
 
     def apart(self) -> tuple[str, str]:
-        """Two keys of different slots, which nobody uses."""
+        """Two keys of different slots, which nothing uses."""
         return f"{self._prefix}:{{a}}:apart", f"{self._prefix}:{{b}}:apart"
 
     def _holders(self, name: str) -> bytes:

@@ -26,33 +26,33 @@ ALL: Final = range(SLOTS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SentOn:
-    """Commands of another node's, of one slot, and whether they come by its ASK."""
+    """Redirected commands of one slot, and whether they come by an ASK."""
 
     commands: list[Command]
     asking: bool
 
 
 class Neighbours(Protocol):
-    """What a node knows of its cluster."""
+    """The other nodes of its cluster, as a node uses them."""
 
     def redirected(self, node: Node, commands: list[Command], refusal: Refusal) -> None:
-        """It has refused these, of one slot."""
+        """The node has refused these commands, of one slot."""
 
     def is_ready(self, node: Node) -> None:
-        """It serves us from now on."""
+        """The node serves us from now on."""
 
     def is_missing(self) -> None:
         """A node cannot be reached: another may have its slots soon."""
 
     def waits(self) -> None:
-        """A waiter of ours stands in a queue."""
+        """A waiter of ours is in a queue."""
 
     def slots_of(self, node: Node) -> frozenset[int]:
-        """The slots that it has, as far as is known."""
+        """The slots of the node, as far as they are known."""
         ...
 
     def link(self, node: Node, error: Exception | None) -> None:
-        """A connection of it broke; or, None, both are whole again."""
+        """A connection of the node broke; or (None) both are whole again."""
 
     def is_new(self, node: Node, push: bytes) -> bool:
         """Whether this push has not come by another node."""
@@ -60,14 +60,14 @@ class Neighbours(Protocol):
 
 
 class NodeInbox:
-    """The client's inbox, for what one node says."""
+    """The client's inbox, for the pushes of one node."""
 
     def __init__(self, inbox: Inbox, link: Callable[[Exception | None], None]) -> None:
         self._inbox = inbox
         self._link = link
 
     def link(self, error: Exception | None) -> None:
-        """Of this node, which is one of several."""
+        """The state of the link to this node, which is one of several."""
         self._link(error)
 
     def granted(  # noqa: PLR0917  # see `Inbox`
@@ -99,15 +99,15 @@ class NodeInbox:
         self._inbox.unconfirmed(name, waiter, form, fence, error)
 
     def reconnected(self) -> None:
-        """As the inbox's, for whatever name: which of them are here is not known for certain."""
+        """As the inbox's, for all names: it is not certain which names are here."""
         self._inbox.reconnected()
 
     def beat(self) -> None:
-        """Nobody asks instead: who waits may wait at another node."""
+        """Ignored, so no waiter asks instead: it may wait at another node."""
 
 
 class Node(RedisStore):
-    """Locks on one master; what is asked of it before it serves us is kept until then."""
+    """Locks on one master; operations that come before it serves us are kept until then."""
 
     def __init__(
         self, pool: ConnectionPool, prefix: str, address: Address, cluster: Neighbours
@@ -116,7 +116,7 @@ class Node(RedisStore):
         self.address = address
         self.ready = False
         self.gone = False
-        """It is no master any more, or the client is being closed."""
+        """The node is no master any more, or the client is being closed."""
         self.down = False
         """Whether a connection to it is broken."""
         self.takes_over = False
@@ -129,18 +129,18 @@ class Node(RedisStore):
         self._is_new = partial(cluster.is_new, self)
         self._queued = cluster.waits
         self._waiting: dict[Parked | _SentOn, None] = {}
-        """What was asked of it, and of others, in order, until it serves us."""
+        """Operations, and commands from other nodes, in order, until it serves us."""
         self._inherits = False
         """It has slots that were another node's when it was not connected to."""
         self._tag = ""
-        """Whose slot is one of its own."""
+        """The last tag that was found, see `tag`."""
         self._wanted = False
         self._dialling: asyncio.Task[None] | None = None
 
     # Connecting
 
     def dial(self, client: str, inbox: Inbox) -> None:
-        """Connect, until it serves us or is gone. Does nothing where that is under way."""
+        """Connect, until it serves us or is gone. Does nothing if that is under way."""
         if not self._wanted and not self.gone:
             self._wanted = True
             self._dialling = asyncio.create_task(
@@ -149,7 +149,7 @@ class Node(RedisStore):
 
     async def _dial(self, client: str, inbox: Inbox) -> None:
         pause = _FIRST_PAUSE
-        # Ends by the flag, too: cancellation alone can get lost in a driver (cpython gh-86296).
+        # Ends by the flag, too: a cancellation alone can get lost in a driver (cpython gh-86296).
         while not self.gone:
             try:
                 await self.open_now(client, inbox)
@@ -162,7 +162,7 @@ class Node(RedisStore):
                 break
 
     async def open_now(self, client: str, inbox: Inbox) -> None:
-        """Connect once; `StoreError` where that fails."""
+        """Connect once; `StoreError` if that fails."""
         await self.open(client, NodeInbox(inbox, self._link_changed))
         self._wanted = True
         self.error = None
@@ -170,7 +170,7 @@ class Node(RedisStore):
             self.ready = True
             if self._inherits:
                 self._pipe.copies.elsewhere()
-            self._go_on()  # first: what is asked now, and of whom, was asked after it
+            self._go_on()  # before any newer operation
             self._cluster.is_ready(self)
 
     def _link_changed(self, error: Exception | None) -> None:
@@ -178,9 +178,9 @@ class Node(RedisStore):
         self._cluster.link(self, error)
 
     async def leave(self) -> None:
-        """Disconnect; what is under way has been taken, or is waited for. Idempotent.
+        """Disconnect; commands under way have been taken by another node, or are awaited.
 
-        Cancelled, it waits for nothing, and disconnects.
+        Idempotent. If cancelled, it disconnects without waiting.
         """
         self.gone = True
         try:
@@ -194,10 +194,10 @@ class Node(RedisStore):
                 if self._dialling is not None:
                     await asyncio.wait([self._dialling])
                 await self.aclose()
-                await self._disconnect()  # for `aclose` had begun
+                await self._disconnect()  # `aclose` had begun, so it does nothing now
             raise
 
-    # What is asked before it serves us
+    # Operations before it serves us
 
     @property
     def parked(self) -> list[Parked]:
@@ -207,7 +207,7 @@ class Node(RedisStore):
     def inherit(self) -> None:
         """It has slots now of another node, and they may go back to that one.
 
-        There a copy may come late of what was given up here meanwhile.
+        A late copy of a command may reach that node, after its waiter has given up here.
         """
         self._inherits = True
         if self.ready:
@@ -218,18 +218,18 @@ class Node(RedisStore):
         parked.wait_in(self._waiting)
 
     def take_over(self, commands: list[Command], *, asking: bool = False) -> None:
-        """Carry out what was asked of another node, in order."""
+        """Carry out commands that were sent to another node, in order."""
         if self.ready:
             self._pipe.again(commands, asking=asking)
         else:
             self._waiting[_SentOn(commands, asking)] = None
 
     def hold(self, commands: list[Command]) -> None:
-        """Carry these out in a moment, and what is asked about their slot meanwhile after them."""
+        """Carry these out in a moment, and after them any others of their slot."""
         self._pipe.hold(commands)
 
     def take(self, slots: Container[int] = ALL) -> tuple[list[Command], list[Parked]]:
-        """What of these slots has no answer: it is another node's now."""
+        """Take all unanswered commands and operations of these slots, for another node."""
         commands: list[Command] = self._pipe.take(slots) if self.ready else []
         parked = list[Parked]()
         for each in list(self._waiting):
@@ -250,11 +250,11 @@ class Node(RedisStore):
                 del self._waiting[each]
                 self._pipe.again(each.commands, asking=each.asking)
 
-    # How it differs from one server
+    # Differences from a single server
 
     @property
     def tag(self) -> str:
-        """A number whose slot is one of its own; empty as long as it has none."""
+        """A number whose slot belongs to this node; empty as long as it has no slots."""
         slots = self._cluster.slots_of(self)
         if not slots:
             return ""
@@ -263,16 +263,16 @@ class Node(RedisStore):
         return self._tag
 
     def _own_keys(self) -> list[str]:
-        # The first of all, however the slots came here: who comes later is to find the same key.
+        # The lowest tag, however the slots came here: each client must find the same key.
         slots = self._cluster.slots_of(self)
         return [f"{self._names.protocols}:{{{tag_in(slots)}}}"] if slots else []
 
     def slots_changed(self) -> None:
-        """Which slots it has is known anew."""
+        """The slots of this node may have changed."""
 
     @property
     def _is_home(self) -> bool:
-        """Whether what the client says of itself is kept here."""
+        """Whether the key of the client's host and process is kept here."""
         own = slot_of_key(self._names.client(self._client).encode())
         return own in self._cluster.slots_of(self)
 

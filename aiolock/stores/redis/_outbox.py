@@ -1,4 +1,4 @@
-"""What was asked: written in its order, kept for the next connection, given up in its time."""
+"""Commands: written in order, kept for the next connection, given up when their time is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
-from aiolock.stores.redis._command import Called, Command
+from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Place, store_error
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, PRESENCE, Script, bulk
@@ -20,9 +20,9 @@ from aiolock.stores.redis._wire import FEW, Wire
 REPLY_TIMEOUT: Final = 4.0
 """Seconds without the reply that is due, after which the link is taken for dead."""
 COMMAND_TIMEOUT: Final = 9.0
-"""Seconds, over all reconnections, after which nobody knows what became of a command."""
+"""Seconds, over all reconnections, after which a command fails with its outcome unknown."""
 _MOST: Final = 32
-"""Questions in one call: what others ask of the server waits as long as the call takes."""
+"""Questions in one call: other clients of the server wait as long as the call takes."""
 LOOK: Final = 0.5
 _NONE: Final = bulk(0)
 _ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
@@ -41,7 +41,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        # Asyncio's own is that clock behind a method of Python's, once for each command.
+        # Asyncio's own clock is that one behind a method in Python, called for each command.
         self._time = time.monotonic if _is_plain(loop) else loop.time
         self.copies = Copies(self._time, bulk)
         self._wire: Wire | None = None
@@ -51,21 +51,21 @@ class Outbox:
         self._heard, self._heard_at = False, 0.0
         self._probe: Command | None = None
         self._opened = False
-        # What was written to the connection, in order; what is to be written to the next one.
+        # Commands written to this connection, in order; commands for the next one.
         self._sent: deque[Command] = deque()
         self._queued: dict[Command, None] = {}
-        # By slot: what is to be written again in a moment, and what was asked for since.
+        # By slot: commands to be written again in a moment, and those asked for since.
         self._held: dict[int, deque[Command]] = {}
-        # Of those in the queue, or no more: the first questions of waiters, never written.
+        # First questions of waiters that were never written, by waiter, in the queue or dropped.
         self._first: dict[str, list[Command]] = {}
         self._watch: asyncio.TimerHandle | None = None
-        # The last of those sent, in order: newcomers that wait for others of this turn.
+        # The last of those sent, in order: newcomers that wait for others of this loop iteration.
         self._gathered: list[Command] = []
         self._gathered_head = b""
         self._last_head: bytes | None = None
-        """Of the last command, if that was such a newcomer's, and no reply has come since."""
+        """The head of the last command, if such a newcomer sent it and no reply has come since."""
         self._scheduled = False
-        """Somebody goes on in the next turn, and so does whoever is answered after that."""
+        """A task continues in the next iteration, so every later answer waits for that, too."""
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
         self._known: set[Script] = set()
@@ -75,7 +75,7 @@ class Outbox:
 
     @property
     def waits_for(self) -> float:
-        """For how many seconds the reply is due of what was written first; 0 where none is."""
+        """Seconds for which the oldest reply has been due; 0 if none is."""
         return max(0.0, self._time() - self._sent[0].sent) if self._sent else 0.0
 
     def call(
@@ -90,17 +90,17 @@ class Outbox:
         buries: bool = False,
         waiter: str | None = None,
         joins: bytes | None = None,
-        reply: Called | None = None,
+        reply: Any = None,
     ) -> asyncio.Future[Any]:
         """Send a call with ``count`` encoded ``arguments``; the future is of the decoded reply.
 
-        ``sure``: carried out whatever becomes of the future. Without it, a command whose future
-        is done is not sent a second time. ``in_full`` sends the script itself, whether or not the
-        server knows it. With ``late`` one more argument, not counted, is written with each copy:
-        `Copies.not_after`; with ``buries``: `Copies.buried`. ``waiter``: whose first question
-        this is, see `forget`. ``joins``: what its arguments begin with, where it can be asked
-        together with others whose arguments begin alike. ``reply`` is the future, where no task
-        is to wait for it.
+        A ``sure`` command is carried out even if its future is done; another one is then not sent a
+        second time. ``in_full`` sends the script itself, even if the server knows it. With ``late``
+        one more argument, not counted, is written with each copy: `Copies.not_after`; with
+        ``buries``: `Copies.buried`. ``waiter`` is set if this is that waiter's first question, see
+        `forget`. ``joins`` is the head of its arguments, if it can be sent together with other
+        questions of the same head. ``reply``, a `Called`, stands for the future if
+        no task is to wait for it.
         """
         now = self._time()
         few = len(self._sent) < FEW
@@ -129,12 +129,12 @@ class Outbox:
                 command.waiter = waiter
                 self._gather(command, joins)
             else:
-                # Where little is under way this one waits for nothing: a lone hand-off is as fast
-                # as can be. Else the turn's commands go out together: 200 tasks do not make 200
+                # With few commands under way, write at once: a lone hand-off is as fast as can be.
+                # Otherwise the commands of one iteration go out together: 200 tasks do not make 200
                 # packets.
                 if self._gathered:
                     self._write_gathered()
-                if late:  # as `_write` does, which is called for few
+                if late:  # as `_write`; inlined here to save the call
                     count += 1
                     arguments += copies.stamp if now < copies.stamp_until else copies.not_after(now)
                 elif buries:
@@ -154,7 +154,7 @@ class Outbox:
             self._first.setdefault(waiter, []).append(command)
 
     def _gather(self, command: Command, head: bytes) -> None:
-        """Keep it back for others of this turn: the one before it asks for the same lock, too."""
+        """Hold it back for others of this iteration: the one before asks for the same lock, too."""
         command.times = 0
         if not self._gathered:
             self._gathered_head = head
@@ -216,7 +216,7 @@ class Outbox:
         self._write(wire, command)
 
     def _nobody(self) -> asyncio.Future[Any]:
-        """For a reply that nobody waits for."""
+        """The future of a reply that no task waits for."""
         nobody: asyncio.Future[Any] = self._loop.create_future()
         nobody.cancel()
         return nobody
@@ -224,8 +224,8 @@ class Outbox:
     def _in_full(self, script: Script, count: int) -> bytes:
         """The first call of a script on this connection, by which the server learns it.
 
-        Not left to a NOSCRIPT, which costs a command its place among those that were sent after it.
-        And only the first: a crowd's questions in full would be megabytes.
+        A NOSCRIPT error would cost the command its place among those sent after it. Only the first
+        call is in full: for a crowd of questions that would be megabytes.
         """
         self._known.add(script)
         return script.call_in_full(count)
@@ -234,7 +234,7 @@ class Outbox:
         """Keep it for the next connection, for as long as it is wanted."""
         command.together = 1
         self._queued[command] = None
-        if not command.sure:
+        if not command.sure and isinstance(command.future, asyncio.Future):
             command.future.add_done_callback(partial(self._unwanted, command))
 
     def _unwanted(self, command: Command, _: asyncio.Future[Any]) -> None:
@@ -249,14 +249,14 @@ class Outbox:
 
     @property
     def _pending(self) -> list[Command]:
-        """All that has no answer."""
+        """All commands without an answer."""
         return [
             *self._sent,
             *self._queued,
             *(each for held in self._held.values() for each in held),
         ]
 
-    # Given up
+    # Giving up
 
     def _give_up(self, command: Command) -> None:
         error = command.refusal or self._link.error
@@ -267,13 +267,13 @@ class Outbox:
             command.future.set_exception(store_error(error, self._place, refused=refused))
 
     def _look(self) -> None:
-        """See, while anything is under way, whether the link is dead or a command has run out."""
+        """Check, while commands are under way, if the link is dead or a command's time is over."""
         self._watch = None
         now = self._time()
         for command in self._sent:
             if now - command.born >= COMMAND_TIMEOUT:
                 self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))
-        if self._heard:  # since we have looked: behind what is slow the link is not dead
+        if self._heard:  # since the last look: so the link is alive, if slow
             self._heard, self._heard_at = False, now
         if self._sent and now - max(self._sent[0].sent, self._heard_at) >= REPLY_TIMEOUT:
             self._link.drop(TimeoutError(f"no reply for {REPLY_TIMEOUT:.0f} s"))
@@ -286,14 +286,14 @@ class Outbox:
             self._watch = self._loop.call_later(LOOK, self._look)
 
     def _drop_old(self, now: float) -> None:
-        """Give up what has waited too long for a connection."""
-        # Not the first ones only: what came from another node is older than others before it.
+        """Give up commands that have waited too long for a connection."""
+        # Look at all of them: one from another node may be older than those before it.
         for command in [each for each in self._queued if now - each.born >= COMMAND_TIMEOUT]:
             self._queued.pop(command, None)
             self._give_up(command)
         while self._first:
             waiter, commands = next(iter(self._first.items()))
-            # Somewhat longer, for who hears of it only now.
+            # Kept somewhat longer, for a caller that hears of the failure only now.
             if now - commands[-1].born < COMMAND_TIMEOUT + 2 * LOOK:
                 break
             del self._first[waiter]

@@ -1,4 +1,4 @@
-"""Operations on names whose master is not connected to yet, or not known."""
+"""Operations on names whose master is not connected yet, or not known."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
 from aiolock.stores.redis._store import RedisStore
 
 _LONGER: Final = 0.25
-"""Seconds more than a command has, for one that is started late."""
+"""Seconds by which its time is longer than a command's, since it may be started late."""
 
 
 class Parked:
     """One operation that is started as soon as its node serves us.
 
-    Its future fails when it has not been answered in the time that a command has, whether or not it
-    was started. One that is not ``sure`` is not started any more once its future is done, and none
-    after its time: wherever it was kept until then, it is no more.
+    Its future fails if it is not answered in the time of a command, whether or not it was started.
+    One that is not ``sure`` is not started once its future is done, and none is started after its
+    time: it leaves the place where it was kept.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Parked:
         *,
         sure: bool,
     ) -> None:
-        """``error`` makes what it fails with, of whether it is certain that nothing was done."""
+        """``error`` makes the error; it is told whether certainly nothing was done."""
         loop = asyncio.get_running_loop()
         self.slot = slot
         self.future: asyncio.Future[Any] = loop.create_future()
@@ -38,7 +38,7 @@ class Parked:
         self._error = error
         self._sure = sure
         self._kept: dict[Any, None] = {}
-        """Where it waits."""
+        """The place where it waits."""
         self._started: asyncio.Future[Any] | None = None
         self._timer = loop.call_later(COMMAND_TIMEOUT + _LONGER, self.give_up)
         self.future.add_done_callback(self._over)
@@ -50,11 +50,11 @@ class Parked:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether it is carried out though nobody waits for its answer."""
+        """Whether it is carried out though nothing waits for its answer."""
         return self._sure and self.future.cancelled()
 
     def wait_in(self, kept: dict[Any, None]) -> None:
-        """Stand there, last, for as long as it is to be started."""
+        """Be the last in there, until it is started or over."""
         self._kept = kept
         kept[self] = None
 
@@ -67,7 +67,7 @@ class Parked:
         started.add_done_callback(partial(copied, self.future))
 
     def give_up(self) -> None:
-        """Its time is over."""
+        """End it: its time is over."""
         self._timer.cancel()
         self._kept.pop(self, None)
         if not self.future.done():
@@ -75,7 +75,7 @@ class Parked:
 
     def _over(self, _: asyncio.Future[Any]) -> None:
         if self._goes_on and self._started is None:
-            return  # if that can be in its time
+            return  # it is still started, if that is possible in its time
         self._timer.cancel()
         self._kept.pop(self, None)
         if self._started is not None and not self._sure:
@@ -83,7 +83,7 @@ class Parked:
 
 
 def copied(future: asyncio.Future[Any], started: asyncio.Future[Any]) -> None:
-    """What has come of the second, the first is told, unless it was told something else."""
+    """Copy the outcome of ``started`` to ``future``, unless that is done already."""
     if started.cancelled():
         future.cancel()
     elif (error := started.exception()) is not None:

@@ -1,8 +1,8 @@
 """The commands: all tasks write to one connection, and replies come back in the same order.
 
-A command that was under way when the connection broke is sent again on the next one, in order:
-each is idempotent, so nobody needs to know whether the server had carried it out. The first copy
-may still come to the server after that: see `aiolock.stores._copies`.
+A command that was under way when the connection broke is sent again on the next one, in order. Each
+is idempotent, so it does not matter whether the server had carried it out. The first copy may still
+reach the server after that: see `aiolock.stores._copies`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from aiolock.stores.redis._sentinel import Address
 class Pipe(Incoming):
     """One multiplexed connection for the commands of all tasks.
 
-    After a break, the new connection is tried before anything is sent on it: by ``probe``, the
-    arguments of a presence, or of another script that says who listens and what time it is. A
+    After a break, the new connection is checked before any command is sent on it, by ``probe``: the
+    arguments of a presence, or of another script that tells who listens and the server's clock. A
     server that cannot serve us refuses it.
     """
 
@@ -48,13 +48,13 @@ class Pipe(Incoming):
     ) -> None:
         """``told`` gets each push that comes with a reply; ``lost`` why there is no connection.
 
-        ``back`` is called when there is a connection again after there was none: replies, and
-        the pushes with them, may have been lost. It gets what the probe said, how many listen to
-        the client's channel, unless that was refused. ``again`` is called just before that, when
-        what it asks is still asked before all that has waited for the connection. ``redirected`` is
-        for a node of a cluster, and so is ``queued``, which is called when a waiter of ours has
-        come to stand in a queue. ``admitted`` gets what the probe said, before anything else is
-        sent; where it is given, nothing is sent to a server that refuses the probe.
+        ``back`` is called when there is a connection again: replies, and pushes with them, may have
+        been lost. It gets the probe's answer, which is how many listen to the client's channel;
+        None if the probe was refused. ``again`` is called just before; commands that it sends come
+        before all that waited for the connection. ``redirected`` and ``queued`` are for a node of a
+        cluster; ``queued`` is called when a waiter of ours is in a queue. ``admitted`` gets the
+        probe's answer before anything else is sent; if it is given, nothing is sent to a server
+        that refuses the probe.
         """
         super().__init__()
         self._link = Link(pool, received=self._received, up=self._up, down=self._down)
@@ -73,7 +73,7 @@ class Pipe(Incoming):
         await self._link.open()
 
     def drop(self, reason: Exception) -> None:
-        """Give this connection up: what is asked waits for another, or is told this."""
+        """Give this connection up: commands wait for another, or fail with this reason."""
         self._link.drop(reason)
 
     def follow(self, address: Address) -> None:
@@ -83,7 +83,7 @@ class Pipe(Incoming):
     def _up(self) -> None:
         self._known.clear()
         self._proved = False
-        if not self._opened:  # what is to be told first is who we are, in full
+        if not self._opened:  # the first command introduces us, and is sent in full
             self._opened = True
             self._go_on()
             return
@@ -97,7 +97,7 @@ class Pipe(Incoming):
             self._watch = self._loop.call_later(_outbox.LOOK, self._look)
 
     def _down(self, reason: Exception) -> None:
-        """Queue again what has no answer, in the order in which it was asked for."""
+        """Queue the commands without an answer again, in the order in which they were asked for."""
         if self._wire is not None:
             self._wire = None
             self.copies.lost()
@@ -115,9 +115,9 @@ class Pipe(Incoming):
         self._lost(reason)
 
     async def aclose(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for what is under way, then disconnect. Idempotent."""
+        """Wait up to ``timeout`` seconds for commands under way, then disconnect. Idempotent."""
         if self._pending and self._drained is None:
-            # Of the replies, not of the futures: those may be cancelled while a release goes on.
+            # For the replies, not the futures: those may be cancelled while a release goes on.
             self._drained = self._loop.create_future()
             await asyncio.wait([self._drained], timeout=timeout)
         self._closed = True

@@ -1,8 +1,8 @@
-"""Which protocols are spoken under a prefix: clients of other versions may be there as well.
+"""The protocols that are spoken under a prefix: clients of other versions may be there as well.
 
-One key of the prefix (of each master, in a cluster) is a sorted set of the protocols, scored by
-when a client of each was here last. Every client writes its own there when it connects, and with
-its heartbeat. The script does not where it finds one that ours does not work beside: see
+One key of the prefix (one for each master of a cluster) is a sorted set of the protocols. The score
+is when a client of that protocol was last here. Every client writes its own when it connects, and
+with its heartbeat. The script does not, if it finds a protocol that ours does not work beside: see
 `_protocols`.
 """
 
@@ -15,15 +15,15 @@ from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.redis._errors import MismatchError
 
 PROTOCOL: Final = 1
-"""That of this version: of keys, scripts, waiters' ids and pushes."""
+"""The protocol of this version: its keys, scripts, waiters' ids and pushes."""
 SPOKEN: Final = 600_000
 """Milliseconds for which a protocol counts as spoken after a client of it was here."""
 AGAIN: Final = 120.0
-"""Seconds after which ours is written again, however busy the connections are."""
+"""Seconds after which our protocol is written again, however busy the connections are."""
 
 
 def mismatch(others: Sequence[int]) -> MismatchError | None:
-    """Why we may not be here, if any of these is not to be beside us."""
+    """Why we must not be here, if any of these protocols does not work beside ours."""
     apart = [other for other in others if not works_beside(PROTOCOL, other)]
     if not apart:
         return None

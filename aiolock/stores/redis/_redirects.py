@@ -1,4 +1,4 @@
-"""On a node of a cluster: what it refuses is another node's, or its own again in a moment."""
+"""Redirects in a cluster: commands that belong to another node, or must be tried again soon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_A_MOMENT: Final = 0.02
 """Seconds after which a command is written again that a cluster cannot carry out just now."""
 
 Redirected = Callable[[list[Command], Refusal], None]
-"""What is done with commands of one slot that were refused so, in their order."""
+"""Gets the commands of one slot that were refused, in order, and the refusal."""
 
 
 class Redirects(Outbox):
@@ -29,27 +29,27 @@ class Redirects(Outbox):
         )
 
     def _send_on(self, commands: list[Command], refusal: Refusal) -> None:
-        """Commands that are another node's, or that none can carry out just now.
+        """Send commands on that belong to another node, or that no node can carry out now.
 
-        So are those of the same slot that were written after them. All go on in their order.
+        Later commands of the same slot go on with them, in order.
         """
         assert self._redirected is not None
         slot = commands[0].slot
         if not is_half_done(refusal):
             for command in commands:
-                command.times -= 1  # this copy has done nothing
+                command.times -= 1  # the server did nothing with this copy
         if slot < 0:
-            self._fail(commands[0], refusal)  # it is about this server
+            self._fail(commands[0], refusal)  # the command is about this server
             return
         wanted = [command for command in commands if command.wanted]
         if not wanted:
-            return  # nor is this the reply to what was written after it
+            return  # what was written after it gets a reply of its own
         for command in wanted:
             command.refusal = refusal
         self._redirected([*wanted, *self._take_sent({slot})], refusal)
 
     def _take_sent(self, slots: Container[int]) -> list[Command]:
-        """What was written and has no answer, which is not waited for any more."""
+        """Take the commands of these slots that are written but not answered."""
         if self._gathered:
             self._write_gathered()
         taken = list[Command]()
@@ -61,7 +61,7 @@ class Redirects(Outbox):
         return taken
 
     def take(self, slots: Container[int]) -> list[Command]:
-        """All of these slots that has no answer, in order: it is another node's now."""
+        """Take all unanswered commands of these slots, in order: another node has the slots now."""
         taken = self._take_sent(slots)
         for slot in [slot for slot in self._held if slot in slots]:
             taken += self._held.pop(slot)
@@ -76,7 +76,7 @@ class Redirects(Outbox):
         return taken
 
     def again(self, commands: Sequence[Command], *, asking: bool = False) -> None:
-        """What was asked of another node, in order; ``asking``: its slot is being moved to here."""
+        """Send commands that came from another node, in order; ``asking``: by an ASK redirect."""
         now = self._time()
         for command in commands:
             command.asking = asking
@@ -96,7 +96,7 @@ class Redirects(Outbox):
             self._watch = self._loop.call_later(_outbox.LOOK, self._look)
 
     def hold(self, commands: Sequence[Command]) -> None:
-        """Write these of one slot again in a moment, and before them nothing else of that slot."""
+        """Write these of one slot again in a moment; until then nothing else of that slot."""
         slot = commands[0].slot
         held = self._held.get(slot)
         if held is None:

@@ -1,13 +1,11 @@
-"""The Redis store that gives only what replicas have: ``connect(replicas=)``.
+"""The Redis store that tells only what its replicas have, too: ``connect(replicas=)``.
 
-What it is answered it tells its client once a `Barrier` has confirmed it: a grant, a lease that is
-prolonged, what is counted or done. So a body does not begin, and a deadline does not move, by what
-a fail-over may forget. What may be forgotten without harm waits for nothing: a place in the queue,
-or that something was released.
-
-A barrier speaks of one master, and so does each answer. In a fail-over one connection may have the
-new master while another has still the old one. So it is known of each connection whose it is, and
-what a barrier at another master covers is not confirmed by it, but asked for again.
+It passes an answer on to its client when a `Barrier` has confirmed it: a grant, a renewed lease, a
+count, or that work is done. So no body begins, and no deadline moves, by something that a fail-over
+may forget. What may be forgotten without harm is not held back: a place in the queue, or a release.
+A barrier holds for one master, and so does each answer. In a fail-over, one connection may have the
+new master while another still has the old one. So the store knows the master of each connection. An
+answer that is covered only by a barrier at another master is not confirmed, but asked for again.
 """
 
 from __future__ import annotations
@@ -55,9 +53,9 @@ class ReplicatedStore(RedisStore):
     async def open(self, client: str, inbox: Inbox) -> None:
         self._barrier = Barrier(self._pool, self._names.barrier(client), self._replicas)
         self.history = ""
-        """Of the master that answers commands now; empty while that is not known."""
+        """The history of the master that answers commands now; empty while that is not known."""
         self.losses = 0
-        """How often the connection for commands was lost."""
+        """How often the command connection was lost."""
         self._reading = self._asking = False
         await super().open(client, inbox)
 
@@ -69,7 +67,7 @@ class ReplicatedStore(RedisStore):
         )
 
     async def _check_server(self) -> None:
-        """See that there are as many replicas, and that we may wait for them."""
+        """Check that there are as many replicas, and that the user may wait for them."""
         master = await self._ask_who_is_master()
         self.history = master.history
         least = 1 if self._replicas == "all" else self._replicas
@@ -103,11 +101,11 @@ class ReplicatedStore(RedisStore):
 
     def _forget_us(self) -> None:
         super()._forget_us()
-        # By this connection: its own may be blocked until replicas come.
+        # By this connection: the barrier's own may be blocked until replicas answer.
         arguments = b"".join(map(bulk, (1, self._names.barrier(self._client), 1)))
         self._pipe.call(scripts.BARRIER, 3, arguments).add_done_callback(ignore)
 
-    # What is confirmed before it is told
+    # Answers that are confirmed before the client gets them
 
     def acquire(
         self,
@@ -137,7 +135,7 @@ class ReplicatedStore(RedisStore):
         ask = partial(super().renew, renewals)
         if not any(renewal.ttl for renewal in renewals):
             return ask()
-        # Each deadline is watched by itself, so the short ones need not hurry the others.
+        # The watchdog watches each deadline, so leases with a short one need not hurry the others.
         within = max(_within(renewal.form) for renewal in renewals)
         return _Confirmed(self, ask, any, within)
 
@@ -195,7 +193,7 @@ class ReplicatedStore(RedisStore):
         if not self._closing:
             self._inbox.reconnected()
 
-    # Which master each connection has
+    # The master of each connection
 
     def _lost(self, reason: Exception) -> None:
         self.losses += 1
@@ -203,7 +201,7 @@ class ReplicatedStore(RedisStore):
         super()._lost(reason)
 
     def _again(self) -> None:
-        """Whose connection this is has to be known before anything else is answered on it."""
+        """Find out the master of this connection before anything else is answered on it."""
         self._reading = False
         self.differ()
 
@@ -212,7 +210,7 @@ class ReplicatedStore(RedisStore):
         return self._pipe.call(scripts.BARRIER, 3, arguments)
 
     def differ(self) -> None:
-        """The connections may have different masters: see which the one for commands has."""
+        """The connections may have different masters: find out that of the command connection."""
         if not self._reading:
             self._reading = True
             told = self._ask_who_is_master()
@@ -221,7 +219,7 @@ class ReplicatedStore(RedisStore):
     def _told_who_is_master(self, losses: int, told: asyncio.Future[Master]) -> None:
         failed = told.cancelled() or told.exception() is not None
         if losses != self.losses:
-            return  # it may have been told by a connection that has gone: it was asked again
+            return  # the answer came by a connection that is gone; it was asked for again
         self._reading = False
         if failed or self._closing:
             return
@@ -232,7 +230,7 @@ class ReplicatedStore(RedisStore):
         if self._subscription.history not in ("", history):
             self._subscription.drop(elsewhere)
 
-    # What is said where replicas are missing
+    # Errors when replicas are missing
 
     def _too_few(self, following: int) -> str:
         place = Place.of(self._pool, self._prefix)
@@ -248,7 +246,7 @@ class ReplicatedStore(RedisStore):
         )
 
     def unconfirmed(self, outcome: Outcome, within: float) -> StoreError:
-        """What is raised where replicas did not confirm something ``within`` so many seconds."""
+        """The error when replicas did not confirm something ``within`` this many seconds."""
         place, barrier = Place.of(self._pool, self._prefix), self._barrier
         if isinstance(barrier.error, Refusal):
             return store_error(barrier.error, place)
@@ -269,7 +267,7 @@ class ReplicatedStore(RedisStore):
 
 
 def _within(form: Form) -> float:
-    """For how many seconds replicas are waited for."""
+    """How many seconds to wait for the replicas."""
     return min(form.claim / 3000, PATIENCE)
 
 
@@ -278,9 +276,9 @@ def _is_granted(answer: Answer) -> bool:
 
 
 def _without_neighbour(answer: Any) -> Any:
-    """A client that knows who stands behind its holder would hand the lock on by itself.
+    """The answer without ``before``: with it, the client would hand the lock on by itself.
 
-    That body would begin before replicas know of its grant. (See `Store.pass_on`.)
+    The next body would then begin before replicas know of its grant. (See `Store.pass_on`.)
     """
     if isinstance(answer, Queued) and answer.before is not None:
         return answer._replace(before=None)
@@ -296,13 +294,13 @@ def _was_done(answer: int) -> bool:
 
 
 class _Confirmed(Prompt):
-    """The answer to an operation, told once replicas have what it says."""
+    """The answer to an operation, resolved once replicas have what it tells."""
 
     _waiting: Waiting | None = None
     _losses = -1
     _until = 0.0
     _limit: asyncio.TimerHandle | None = None
-    """Once it was asked for again: until when."""
+    """Ends the time for an operation that was started again."""
 
     def __init__(
         self,
@@ -312,11 +310,11 @@ class _Confirmed(Prompt):
         within: float,
         failed: Callable[[Any, StoreError], None] | None = None,
     ) -> None:
-        """``matters`` says of an answer whether it is to be confirmed.
+        """``matters`` says whether an answer must be confirmed.
 
-        With ``failed``, which is told of an answer that is not, it is asked for again where the
-        master is another by then, or has broken the connection: in the time that a command has.
-        Without, that is an error, and whoever gets it asks again.
+        With ``failed``, the operation is started again if the master has changed, or the connection
+        broke, before the confirmation, within the time of a command. ``failed`` gets an answer that
+        was not confirmed. Without it, that is an error, and the caller asks again.
         """
         self._time = asyncio.get_running_loop().time
         self._began = self._time()
@@ -363,7 +361,7 @@ class _Confirmed(Prompt):
             self.resolve(_without_neighbour(answer.result()))
         else:
             now = self._time()
-            if self._losses != self._store.losses:  # after a break there is as much time again
+            if self._losses != self._store.losses:  # after a break, the full time again
                 self._losses, self._until = self._store.losses, now + self._within
             left = max(0.0, self._until - now)
             barrier, history = self._store._barrier, self._store.history
@@ -389,7 +387,7 @@ class _Confirmed(Prompt):
             self.set_exception(error)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """As of any future; and the store need not carry it out (see `Store`)."""
+        """As of any future; the store may then drop the operation (see `Store`)."""
         self._answer.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
@@ -397,7 +395,7 @@ class _Confirmed(Prompt):
 
 
 class _Known(Subscription):
-    """A subscription of which it is known whose it is."""
+    """A subscription whose master is known."""
 
     def __init__(
         self,
@@ -414,9 +412,9 @@ class _Known(Subscription):
         self._request = command("INFO", "replication") + self._request
         self.granted = granted
         self.history = ""
-        """Of the master whose pushes come here; empty while that is not known."""
+        """The history of the master whose pushes come here; empty while that is not known."""
         self.speaks = False
-        """Whether what is delivered now has come here, and not by the other connection."""
+        """Whether the push that is delivered now came here, not by the command connection."""
 
     def _down(self, reason: Exception) -> None:
         self.history = ""

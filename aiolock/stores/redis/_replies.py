@@ -1,4 +1,4 @@
-"""What the scripts of the protocol answer, read: by the store, and by whoever asks who is there."""
+"""Decodes the replies of the scripts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _queued(  # noqa: PLR0917  # in the order of the reply
 
 
 def several(reply: Any, waiters: Sequence[Waiter]) -> list[Answer]:
-    """What the acquire_several script says to each of these waiters."""
+    """The answers of the acquire_several script, for each of these waiters."""
     if not isinstance(reply[1], int):
         if len(reply) != len(waiters):
             raise ValueError("not as many answers as waiters")
@@ -92,7 +92,7 @@ def was(reply: Any) -> int:
 
 
 def was_before(reply: Any) -> int:
-    """The same, of a release that had been sent before, which may have been what did it."""
+    """As `was`, for a release that had been sent before: the first copy may have done it."""
     return was(reply) or WAS_UNKNOWN
 
 
@@ -102,9 +102,9 @@ def posted(reply: Any) -> Posted:
 
 
 def status(name: str, reply: Any) -> Status:
-    """What the status script says of this name."""
+    """The answer of the status script, for this name."""
     now, held, queued, limit, clients = reply
-    # What each client says of itself, and how many listen for it.
+    # What each client says of itself, and how many listen to its channel.
     known = {
         client.decode(): (says, heard > 0)
         for client, says, heard in zip(*[iter(clients)] * 3, strict=True)
@@ -119,7 +119,7 @@ def status(name: str, reply: Any) -> Status:
     holders, closed = list[Party](), 0.0
     for grant, end in _pairs(held):
         text, _, minted = grant.decode().rpartition(":")
-        # Less the half by which a claim is marked.
+        # Without the fraction that marks a claim.
         left = (int(float(end)) - now / 1000) / 1000
         if decode_any(text)[0].client == NOBODY:
             closed = max(closed, left)
@@ -144,7 +144,7 @@ def _party(
     fence: int = 0,
     remaining: float = 0.0,
 ) -> Party:
-    """A holder since so many µs, or a waiter; ``says`` is what its client says of itself."""
+    """A holder since this time (µs), or a waiter; ``says`` is what its client says of itself."""
     host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
     return Party(
         client=waiter.client,
@@ -167,7 +167,7 @@ def said_of(party: Party, says: bytes) -> Party:
 
 
 def _since(text: str, ticket: int) -> int:
-    """When a waiter with this ticket came, in µs."""
+    """When the waiter with this ticket came, in µs."""
     return ticket - decode_any(text)[1].priority * PRIORITY
 
 
@@ -176,7 +176,7 @@ def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:
 
 
 class Listed(NamedTuple):
-    """Where a page of keys ends, ``0`` if it is the last, and the keys."""
+    """A page of keys: where it ends (``0``: it is the last), and the keys."""
 
     cursor: str
     keys: list[str]
@@ -186,7 +186,7 @@ def listed(reply: Any) -> Listed:
     cursor, keys = reply
     texts = list[str]()
     for key in keys:
-        with contextlib.suppress(UnicodeDecodeError):  # no key of ours
+        with contextlib.suppress(UnicodeDecodeError):  # not a key of aiolock
             texts.append(key.decode())
     return Listed(cursor.decode(), texts)
 
@@ -196,26 +196,26 @@ def as_is(reply: Any) -> Any:
 
 
 class Opened(NamedTuple):
-    """The eviction policy, where it matters and may be known, and the server's clock (µs)."""
+    """The eviction policy, if it matters and may be known, and the server's clock (µs)."""
 
     policy: str
     now: int
 
 
 class Present(NamedTuple):
-    """How many heard the client's word to itself, and the server's clock (µs)."""
+    """How many received the client's word to itself, and the server's clock (µs)."""
 
     heard: int
     now: int
     others: tuple[int, ...] = ()
-    """The protocols that other clients speak there, where those are not ours."""
+    """The protocols that other clients speak there, if they are not ours."""
 
 
 class Master(NamedTuple):
-    """Of whom the barrier script speaks."""
+    """The master that a barrier is about."""
 
     history: str
-    """What this server has as long as it is the master, and no other server ever has as one."""
+    """The id of its replication history, which no other server ever has while it is a master."""
     following: int
     """How many replicas follow it now."""
 
@@ -231,9 +231,9 @@ def opened(reply: Any) -> Opened:
 
 
 class Range(NamedTuple):
-    """Slots of a cluster, from the first to the last, and where their master is.
+    """Slots of a cluster, from the first to the last, and the address of their master.
 
-    The host is empty where that is the one that has said so.
+    The host is empty if that is the node that has answered.
     """
 
     first: int
@@ -243,7 +243,7 @@ class Range(NamedTuple):
 
 
 def ranges(reply: Any) -> list[Range]:
-    """What CLUSTER SLOTS says."""
+    """The answer of CLUSTER SLOTS."""
     found = list[Range]()
     for first, last, master, *_ in reply:
         found.append(Range(int(first), int(last), _host(master), int(master[1])))
@@ -252,7 +252,7 @@ def ranges(reply: Any) -> list[Range]:
 
 def _host(master: Any) -> str:
     host, _, *more = master
-    if host == b"?":  # it has no name, where nodes are known by their names; but an address
+    if host == b"?":  # the node has no host name, though names are preferred; but it has an address
         about = dict(zip(*[iter(more[-1] if len(more) > 1 else ())] * 2, strict=True))
         host = about.get(b"ip")
     return host.decode() if host else ""

@@ -1,7 +1,7 @@
-"""Each operation goes to the master of a cluster that has its slot, and waits where there is none.
+"""Each operation goes to the master of a cluster that has its slot, or waits for one.
 
-What is asked of a master that is not connected to yet waits there (`Parked`); what is about a slot
-that nobody has waits here; and neither waits for longer than any command.
+An operation on a master that is not connected yet waits there (`Parked`). One on a slot that no
+master has waits here. Neither waits longer than the time of a command.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from aiolock.stores.redis._topology import Topology
 Value = TypeVar("Value")
 
 _HOPS: Final = 4
-"""So often a command is sent on at once, and then after a moment."""
+"""Of a command's redirections, one in this many waits for a moment; the others are immediate."""
 
 
 class Routing:
-    """What one client asks, on its way to the masters."""
+    """The operations of one client, on their way to the masters."""
 
     _client: str
     _inbox: Inbox
     _loop: asyncio.AbstractEventLoop
     _news: asyncio.Event
-    """Set where there is a reason to ask for the slots."""
+    """Set when there is a reason to ask for the slots."""
 
     def __init__(self, topology: Topology) -> None:
         self._closing = True
         self._topology = topology
         self._homeless: dict[Parked, None] = {}
-        """What is about slots that no master has."""
+        """Operations on slots that no master has."""
         self._stranded = list[list[Command]]()
-        """The same of what was sent to masters that had them; each of one slot."""
+        """Commands that were sent to a master before its slot had none; each list of one slot."""
         self._limits = dict[Command, asyncio.TimerHandle]()
-        """Of commands that no pipe looks after: until when they wait."""
+        """The timers of commands that no pipe looks after."""
         self._first: dict[Waiter, Parked] = {}
-        """The first questions of waiters, as long as they were not started."""
+        """The first questions of waiters, as long as they are not started."""
 
-    # What is asked
+    # Operations
 
     def _at(
         self,
@@ -60,7 +60,7 @@ class Routing:
     ) -> asyncio.Future[Value]:
         """Start it at the master that has this slot, once that serves us.
 
-        ``first``: whose first question it is, which is forgotten where that is given up before.
+        ``first``: the waiter whose first question it is; it is dropped if the waiter gives up.
         """
         node = self._topology.owners[slot]
         if node is not None and node.ready:
@@ -76,7 +76,7 @@ class Routing:
         return parked.future
 
     def _answered_first(self, waiter: Waiter, answer: asyncio.Future[Any]) -> None:
-        if not answer.cancelled():  # else its release comes next
+        if not answer.cancelled():  # else its release follows, which needs the entry
             self._first.pop(waiter, None)
 
     def _park(self, parked: Parked) -> None:
@@ -108,7 +108,7 @@ class Routing:
 
         return error
 
-    # What was sent already
+    # Commands that were sent already
 
     def _hand_on(self, node: Node, slots: set[int] | range = range(SLOTS)) -> None:
         commands, parked = node.take(slots)
@@ -121,7 +121,7 @@ class Routing:
             self._park(each)
 
     def _go_to_owner(self, commands: list[Command]) -> None:
-        """These of one slot go to the master that has it, once one has."""
+        """Send these, of one slot, to the master that has it, once one has."""
         owner = self._topology.owners[commands[0].slot]
         if owner is not None:
             self._pass(commands, owner)
@@ -143,7 +143,7 @@ class Routing:
             node.hold(commands)
 
     def _house_all(self) -> None:
-        """What is about slots that no master had may find one now."""
+        """Look for a master again for all that is about slots that had none."""
         homeless, self._homeless = self._homeless, {}
         for parked in homeless:
             self._park(parked)
@@ -152,11 +152,12 @@ class Routing:
             self._go_to_owner(commands)
 
     def _limit(self, commands: list[Command]) -> None:
-        """They wait for no longer than any command, though no pipe looks after them."""
+        """Limit their waiting to the time of a command, since no pipe looks after them."""
         for command in commands:
             if command not in self._limits and not command.future.done():
                 until = command.born + COMMAND_TIMEOUT
                 self._limits[command] = self._loop.call_at(until, self._give_up, command)
+                assert isinstance(command.future, asyncio.Future), "members are no cluster"
                 command.future.add_done_callback(partial(self._limitless, command))
 
     def _limitless(self, command: Command, _: asyncio.Future[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The Lua scripts of the protocol, as they are sent: `lua/*.lua` with their includes put in."""
+"""The Lua scripts of the protocol, as they are sent: `lua/*.lua` with their includes inserted."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
 
 
 def _source(name: str) -> str:
-    """The text of a script: its includes put in, its named constants put where they are used.
+    """The text of a script: includes inserted, and constants replaced by their values.
 
-    A constant that every function refers to would otherwise be an upvalue of each of them, which
-    costs more than all that the release of a free lock does.
+    A constant that every function uses would otherwise be an upvalue of each of them. Making those
+    costs more than the whole release of a free lock.
     """
     text = _included(name, set())
     constants = dict(_CONSTANT.findall(text))
@@ -45,10 +45,10 @@ def _source(name: str) -> str:
 
 
 def _included(name: str, known: set[str]) -> str:
-    """A file with what it includes, but for what is ``known`` where it stands.
+    """A file with its includes inserted, except those that are already ``known`` there.
 
-    What a script includes stands where it is named. What a function includes stands inside that
-    function: nobody else sees it, and it costs nothing until the function is called.
+    The includes of a script stand where they are named. Those of a function stand inside that
+    function: they are local to it, and cost nothing until it is called.
     """
     text = _read(name)
     known = known | {name}
@@ -95,24 +95,24 @@ class Script:
         *,
         pushes: bool = False,
     ) -> None:
-        """``decode_again`` is for the reply to a call that was sent more than once.
+        """``decode_again`` decodes the reply to a call that was sent more than once.
 
-        Its own first copy may have done what the second finds done. ``pushes``: a reply that is a
-        text is a push, which goes with it.
+        The first copy may have done what the second finds done. ``pushes``: a reply that is a text
+        is a push to this client.
         """
         self.name = name
         self.pushes = pushes
         self.decode = decode
         self.decode_again = decode_again or decode
         self.source = _source(name)
-        # Redis names a script by its SHA-1; nothing here rests on that being hard to forge.
+        # Redis names a script by its SHA-1; nothing here depends on that being hard to forge.
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         self._by_digest = b"$7\r\nEVALSHA\r\n" + bulk(self.digest)
         self._in_full = b"$4\r\nEVAL\r\n" + bulk(self.source)
         self._heads: dict[int, bytes] = {}
 
     def call(self, count: int) -> bytes:
-        """How a call with ``count`` arguments (the number of keys, the keys, the values) begins."""
+        """The head of a call with ``count`` arguments (number of keys, the keys, the values)."""
         try:
             return self._heads[count]
         except KeyError:
@@ -120,7 +120,7 @@ class Script:
             return head
 
     def call_in_full(self, count: int) -> bytes:
-        """The same for a server that does not know the script, and remembers it from then on."""
+        """The head of a call to a server that does not know the script yet, and then learns it."""
         return b"*%d\r\n%b" % (count + 2, self._in_full)
 
 

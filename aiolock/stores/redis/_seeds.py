@@ -1,4 +1,4 @@
-"""Where a cluster is asked for its nodes, and how each of them is connected to."""
+"""Where a cluster is asked for its nodes, and how to connect to each of them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def _as_is(address: Address) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Nodes that are asked first, and what all connections have in common."""
+    """The nodes that are asked first, and the options that all connections share."""
 
     addresses: tuple[Address, ...]
     kind: type[AbstractConnection]
     options: dict[str, Any]
     remap: Callable[[Address], Address] = _as_is
-    """Where a node is for us that says to be elsewhere."""
+    """Maps the address that a node gives to the one at which we reach it."""
     sharded: bool = False
     """Whether pushes are to stay within their shard (see `_sharded`)."""
 
     def pool(self, address: Address) -> ConnectionPool:
-        """What connects to the node there."""
+        """A pool of connections to the node there."""
         host, port = address
         return ConnectionPool(self.kind, host=host, port=port, **self.options)
 
@@ -46,7 +46,7 @@ class Seeds:
 
 
 def seeds_of(client: RedisCluster) -> Seeds:
-    """The nodes that a client of the caller's starts with; it connects as that does."""
+    """The first nodes of a caller's client, with the options by which it connects."""
     untyped: Any = client
     given: dict[str, Any] = untyped.connection_kwargs
     options = {

@@ -1,7 +1,7 @@
-"""Where the master is, by Sentinel: all Sentinels are asked at once.
+"""Asks Sentinel where the master is: all Sentinels at once.
 
-redis-py asks them one after the other, and one that hangs (not: is dead) would keep us from the
-others for longer than an attempt to connect may take, at each attempt again.
+redis-py asks them one after the other. A Sentinel that hangs (unlike one that is dead) would keep
+us from the others for longer than an attempt to connect may take, in each attempt again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aiolock.stores.redis._scripts import command
 _ANSWER: Final = 1.0
 """Seconds for an answer."""
 _OTHERS: Final = 0.1
-"""Seconds more for those of the others, once there is one: of a fail-over that it missed."""
+"""Seconds more for the others, once one has answered: it may have missed a fail-over."""
 _BEHIND: Final = 10.0
-"""Seconds since a fail-over was heard of, for which nobody is believed who knows of earlier ones
-only: Sentinels that reach each other have told each other by then. (Those that were set up anew
-count from 0 again.)"""
+"""Seconds after a fail-over was heard of, in which a Sentinel that only knows earlier ones is not
+believed: by then, Sentinels that reach each other have told each other. (Sentinels that were set up
+anew count from 0 again.)"""
 
 
 _QUESTIONS: Final = (("SENTINEL", "MASTER"), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME"))
@@ -41,20 +41,20 @@ class _Master(NamedTuple):
 Address = tuple[str, int]
 
 _known: Final = WeakKeyDictionary[ConnectionPool, tuple[int, float]]()
-"""The latest fail-over that a Sentinel of each pool knew of, and until when that counts."""
+"""The epoch of the latest fail-over known for each pool, and until when it counts."""
 
 
 async def locate(pool: ConnectionPool) -> Address | None:
-    """Where the master of the moment is; None where the pool does not connect by Sentinel.
+    """The address of the present master; None if the pool does not connect by Sentinel.
 
-    `MasterNotFoundError` says what became of each Sentinel where none knows one.
+    `MasterNotFoundError` if no Sentinel knows one; it tells the answer of each.
     """
     return await _locate(pool) if is_managed(pool) else None
 
 
 def is_managed(pool: ConnectionPool) -> bool:
-    """Whether its connections go to whatever server Sentinel has for the master."""
-    managed: Any = pool  # in part without types
+    """Whether its connections go to the server that Sentinel names as the master."""
+    managed: Any = pool  # redis-py has no types for a part of it
     return isinstance(pool, SentinelConnectionPool) and bool(managed.is_master)
 
 
@@ -106,7 +106,7 @@ async def _locate(pool: Any) -> Address:
 
 
 async def _ask(sentinel: ConnectionPool, pool: Any) -> _Master:
-    """The master as this Sentinel knows it, unless it takes it for down."""
+    """The master as this Sentinel knows it; an error if the Sentinel takes it for down."""
     replies: list[Any] = []
     answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -138,8 +138,8 @@ def _read(about: list[bytes], address: list[bytes], *, least_others: int) -> _Ma
     texts = [text.decode() for text in about]
     known = dict(zip(texts[::2], texts[1::2], strict=True))
     host, port = address[0].decode(), int(address[1])
-    # In a fail-over of its own it has the address of the new master before it says so of itself,
-    # but the epoch of the fail-over already, and what is down is the old one.
+    # During a fail-over of its own, it gives the address of the new master before the rest tells of
+    # it. The epoch is that of the fail-over by then, and the master that is down is the old one.
     if (host, port) == (known["ip"], int(known["port"])) and (
         {"s_down", "o_down"} & set(known["flags"].split(","))
     ):

@@ -1,6 +1,6 @@
-"""One Redis server through two connections, of commands and of pushes: opened, and kept alive.
+"""One Redis server through two connections, for commands and for pushes: opened and kept alive.
 
-What is asked there is up to who inherits from it: `RedisStore`, and a member of a quorum.
+The commands are those of a subclass: `RedisStore`, or a member of a quorum.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from aiolock.stores.redis._switches import Switches
 log = logging.getLogger("aiolock")
 
 HEARTBEAT: Final = 10.0
-"""Seconds of silence on either connection, after which both are tried."""
+"""Seconds of silence on either connection, after which both are checked."""
 HEARTBEAT_TIMEOUT: Final = 4.0
 """Seconds for the heartbeat's push to arrive."""
 PUSH_TIMEOUT: Final = 1.5
-"""Seconds for the first push to arrive, when a client opens: so long for each of `_TRIES`."""
+"""Seconds for the first push to arrive, when a client opens; for each of `_TRIES`."""
 _TRIES: Final = 3
 CLOCK: Final = 60.0
 """Seconds after which the server's clock is read again, however busy the connections are."""
 FORGET_CLIENT: Final = 3_600_000
-"""Milliseconds for which host and process of a client are kept; written again twice as often."""
+"""Milliseconds for which a client's host and process are kept; written again twice as often."""
 _MOST_STEMS: Final = 1024
-"""Locks whose form is kept encoded."""
+"""Forms that are kept encoded."""
 
 
 class Session:
     """A client's link to one Redis (or Valkey)."""
 
     _probe_script = scripts.PRESENCE
-    """What is asked first on each new connection."""
+    """The script that is called first on each new connection."""
     _admitted: Callable[[Any], None] | None = None
-    """Gets what that said, where nothing else may be asked of a server that refuses it."""
+    """Gets that script's answer; if set, a server that refuses the script is asked nothing else."""
     _patience = HEARTBEAT_TIMEOUT
-    """Seconds to wait for what is under way when it is closed."""
+    """Seconds to wait for the commands under way when it is closed."""
 
     def __init__(self, pool: ConnectionPool, prefix: str) -> None:
         self._pool = pool
@@ -75,22 +75,22 @@ class Session:
         self._names = Names(prefix)
         self._channels = bulk(self._names.channels)
         self._stems: dict[int, tuple[Form, str]] = {}
-        """By the identity of a form, which is kept for as long, as hashing it takes longer."""
+        """By the id of a form, which is kept with it: hashing the form would take longer."""
         self._closing = True
         self._beating = False
         """The next question is the heartbeat, too."""
         self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
         self._switches: Switches | None = None
-        """Only where Sentinel says who the master is."""
+        """Set only if Sentinel says which server is the master."""
         self._slots_apart = False
-        """Whether the server is one of a cluster, where a script has keys of one slot only."""
+        """Whether the server is one of a cluster, where a script may use keys of one slot only."""
         self._redirected: Redirected | None = None
         self._queued: Callable[[], None] | None = None
         self.others: tuple[int, ...] = ()
-        """The protocols that other clients speak here, where those are not ours."""
+        """The protocols that other clients speak here, if they are not ours."""
         self._is_new: Callable[[bytes], bool] | None = None
-        """For a node of a cluster of several."""
+        """Set for a node of a cluster with several."""
 
     @property
     def protocols(self) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ class Session:
             )
 
     def _check_opening(self) -> None:
-        if self._closing:  # and our cancellation was lost in a driver
+        if self._closing:  # our cancellation was lost in a driver
             raise StoreError("the client was closed while it was opening")
 
     def _make_subscription(self) -> Subscription:
@@ -166,31 +166,31 @@ class Session:
         )
 
     async def _check_server(self) -> None:
-        """The commands have a connection, for the first time; nothing else has."""
+        """Called when the command connection is open for the first time, before the other one."""
 
     def _lost(self, reason: Exception) -> None:
-        """The commands have no connection any more."""
+        """The command connection broke."""
         self._links.down("commands", reason)
 
     def _again(self) -> None:
         """The commands are about to go on, on another connection."""
 
     def _back(self, heard: int | None) -> None:
-        """The commands have a connection again: what came with a lost reply must be asked for.
+        """The command connection works again: ask for pushes that came with lost replies.
 
-        And see whether it is to where we are subscribed: after a fail-over it is not, and there
-        our waiters would pass for dead.
+        Also check that it leads to the server where we are subscribed. After a fail-over it may
+        not, and the new server would take our waiters for dead.
         """
         self._links.up("commands")
         if self._counted is not None and not self._closing:
             if heard == 0:
-                self._ask_whether_heard()  # it may have been subscribed meanwhile
+                self._ask_whether_heard()  # the subscription may have moved meanwhile
             self._inbox.reconnected()
 
     def _moved(self, address: Address) -> None:
-        """Sentinel has said where the master is.
+        """Sentinel has told where the master is.
 
-        The subscription first: where nobody listens for them, our waiters pass for dead.
+        The subscription moves first: where it is missing, our waiters are taken for dead.
         """
         self._subscription.follow(address)
         self._pipe.follow(address)
@@ -209,7 +209,7 @@ class Session:
         await self._disconnect()
 
     def _forget_us(self) -> None:
-        # To nobody: a word to us would lie unread when the subscription ends.
+        # No word to ourselves: it would lie unread when the subscription ends.
         values = (1, self._names.client(self._client), self._names.channels, "p", 1, "")
         arguments = b"".join(map(bulk, values))
         self._pipe.call(scripts.PRESENCE, len(values), arguments).add_done_callback(ignore)
@@ -221,10 +221,10 @@ class Session:
         await self._pipe.aclose(timeout=self._patience)
         await self._subscription.aclose()
 
-    # What is said of waiters
+    # How waiters are written down
 
     def _text(self, name: str, waiter: Waiter, form: Form) -> str:
-        """The waiter of this name as it is written down (see `_codec`)."""
+        """The text of this waiter (see `_codec`)."""
         known = self._stems.get(id(form))
         if known is None:
             if len(self._stems) >= _MOST_STEMS:
@@ -234,11 +234,11 @@ class Session:
 
     @property
     def _blind(self) -> bool:
-        """Whether nobody may take this client's waiters for dead: who listens is not counted."""
+        """Whether this client's waiters are never to be taken for dead: it cannot be counted."""
         return not self._counted
 
     def who(self, client: str) -> asyncio.Future[bytes]:
-        """What a client says of itself; empty where it says nothing."""
+        """What a client says of itself; empty if it says nothing."""
         arguments = bulk(1) + bulk(self._names.client(client))
         return self._pipe.call(scripts.WHO, 2, arguments)
 
@@ -255,14 +255,14 @@ class Session:
         return len(values), b"".join(map(bulk, values))
 
     def _own_keys(self) -> list[str]:
-        """The key on this server that is of no name: who is here, by which to speak to it."""
+        """The keys of this server itself: the one with the protocols that are spoken here."""
         return [self._names.protocols]
 
     def _say_who_we_are(self) -> asyncio.Future[_replies.Opened]:
         keys = [*self._names.tried(self._client), self._names.client(self._client)]
         who = (f"{socket.gethostname()} {os.getpid()}", FORGET_CLIENT)
         arguments = b"".join(map(bulk, (4, *keys, *who)))
-        # In full, so that a user who may not EVAL learns it now and not after a SCRIPT FLUSH.
+        # In full, so that a user without a right to EVAL fails now, not after a SCRIPT FLUSH.
         return self._pipe.call(scripts.OPEN, 7, arguments, in_full=True)
 
     async def _introduce(self) -> None:
@@ -270,7 +270,7 @@ class Session:
         try:
             policy, _ = await self._say_who_we_are()
         except StoreError as error:
-            # What is held elsewhere can still be released, so a full server is no reason to fail.
+            # A full server is no reason to fail: locks that are held can still be released.
             if not isinstance(error.__cause__, Exception) or code_of(error.__cause__) != "OOM":
                 raise
             log.warning("aiolock: %s", error)
@@ -283,10 +283,10 @@ class Session:
                 )
 
     async def _see_whether_cluster(self) -> None:
-        """Whether keys of two slots are refused; `StoreError` for one of a cluster's many masters.
+        """Find out if keys of two slots are refused; `StoreError` for one of several masters.
 
-        A cluster of one master serves as any server does: so do those that are one for us, of as
-        many servers as may be.
+        A cluster with one master serves like any server; so does a proxy that shows a cluster as
+        one server, whatever is behind it.
         """
         keys = b"".join(map(bulk, (2, *self._names.apart())))
         nothing = b"".join(map(bulk, ("-", 0, "-", 0)))
@@ -306,17 +306,17 @@ class Session:
             )
 
     def slots(self) -> asyncio.Future[list[_replies.Range]]:
-        """Which master has which slots; none where there is no cluster, or we may not ask."""
+        """The slots of each master; empty if there is no cluster, or the user may not ask."""
         values = (len(own := self._own_keys()), *own)
         return self._pipe.call(scripts.SLOTS, len(values), b"".join(map(bulk, values)))
 
     async def _hear_ourselves(self) -> bool:
-        """See that what is published where our commands go reaches us; whether it is counted.
+        """Check that a push published by our commands reaches us; True if we are counted.
 
-        More than once: a subscription that breaks just now is there again in a moment, and else
-        our waiters could never be told from dead ones, or a dead one from them.
+        It is tried more than once: a subscription that breaks just now is back in a moment, and
+        without it our waiters could never be told from dead ones.
         """
-        # First in full, and then by its digest, which is another right.
+        # First in full, then by digest: EVAL and EVALSHA are two rights.
         counted = await self._is_heard()
         for _ in range(_TRIES):
             self._subscription.word.clear()
@@ -336,7 +336,7 @@ class Session:
         return False
 
     async def _is_heard(self) -> bool:
-        """Whether we are counted; `StoreError` where we may not be, for those who are there."""
+        """Whether we are counted; `StoreError` if clients with another protocol exclude ours."""
         present = await self._presence()
         if (error := mismatch(present.others)) is not None:
             raise store_error(error, Place.of(self._pool, self._prefix))
@@ -344,7 +344,7 @@ class Session:
         return present.heard > 0
 
     def _beat(self) -> None:
-        """Try both connections when either has been silent: the reply proves one, the push both."""
+        """Check both connections if either was silent: the reply proves one, the push both."""
         now = self._loop.time()
         if now - self._introduced > FORGET_CLIENT / 2000:
             self._introduce_again(now)
@@ -357,10 +357,10 @@ class Session:
         self._beating = True
         if now - self._marked < AGAIN:
             self._inbox.beat()
-        if self._beating:  # nobody has asked
+        if self._beating:  # no question has carried the heartbeat
             self._beating = False
             self._ask_whether_heard()
-        # From now, not from the reply: both links may be dead, and each is seen to by itself.
+        # Counted from now, not from the reply: both connections may be dead.
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 
     def _introduce_again(self, now: float) -> None:
@@ -373,13 +373,13 @@ class Session:
 
     def _beaten(self, since: float | None, present: asyncio.Future[Present]) -> None:
         if present.cancelled() or present.exception() is not None or self._closing:
-            return  # the pipe sees to its own connection
+            return  # the pipe deals with its own connection
         self.others = present.result().others
         if (error := mismatch(self.others)) is not None:
-            # All was gone, and then they came. The next connection is refused as long as they stay.
+            # The key of protocols was lost, and others came. They also refuse our next connection.
             self._pipe.drop(error)
             return
-        # Where it was not subscribed yet, or has been since, nobody could have been counted.
+        # The count proves nothing if the subscription was not there, or was renewed meanwhile.
         stayed = since is not None and since == self._subscription.since
         if present.result().heard == 0 and self._counted and stayed:
             self._subscription.drop(ConnectionError("the server has lost our subscription"))
@@ -390,6 +390,6 @@ class Session:
 
 
 def ignore(done: asyncio.Future[Any]) -> None:
-    """A heartbeat that failed is no news: the connection is seen to where it failed."""
+    """Ignore a failed heartbeat: the connection that failed is dealt with elsewhere."""
     if not done.cancelled():
         done.exception()

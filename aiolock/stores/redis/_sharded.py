@@ -1,13 +1,13 @@
-"""Pushes that stay within their shard, where a cluster is large: ``push=sharded``.
+"""Pushes that stay within their shard, for a large cluster: ``push=sharded``.
 
-What is published by PUBLISH goes to every node of a cluster. So the client is subscribed to one
-channel more on each master: a shard channel, of a slot that this master has, on which SPUBLISH
-reaches nobody but the shard. A number whose slot that is, the tag, goes with each waiter, so that
-whichever client's script has something to say to it knows the channel.
+A push by PUBLISH goes to every node of a cluster. So the client subscribes to one more channel on
+each master: a shard channel, in a slot that this master has. A push by SPUBLISH on it reaches that
+shard only. A number in that slot, the tag, is written down with each waiter, so that every client's
+script that pushes to the waiter knows the channel.
 
-Nothing rests on that channel. Who is alive is counted by the plain one, here as everywhere, and
-what nobody hears on the shard channel is published as ever. So clients need not agree on where the
-slots are, nor on how they want to be spoken to; and a slot that moves costs no push.
+Nothing depends on that channel. Listeners are counted on the plain one, as everywhere, and a push
+that reaches no one on the shard channel is published on the plain one. So clients need not agree on
+where the slots are, nor on which way of pushing they use; and a moving slot loses no push.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from aiolock.stores.redis._subscription import Subscription
 class Tags:
     """The tag of each waiter: by the slot of its name, and by when it came.
 
-    A waiter keeps its tag, which is part of how it is written down, wherever its slot goes. Those
-    that come after a move get that of the new master.
+    A waiter keeps its tag, which is part of its text, wherever its slot goes. Waiters that come
+    after a move get that of the new master.
     """
 
     def __init__(self) -> None:
         self._of_slot: dict[int, list[tuple[int, str]]] = {}
-        """From which number of a waiter on it is which tag, in order."""
+        """For each slot: from which number of a waiter on it has which tag, in order."""
         self._last = 0
         """The highest number of a waiter so far."""
 
     def tag(self, slot: int, number: int, now: str) -> str:
-        """That of the waiter of this number; ``now`` is the tag of the slot's master."""
+        """The tag of the waiter of this number; ``now`` is that of the slot's present master."""
         self._last = max(self._last, number)
         tags = self._of_slot.setdefault(slot, [(0, now)])
         if tags[-1][1] != now:
@@ -51,7 +51,7 @@ class Tags:
 
 
 class ShardSubscription(Subscription):
-    """Listens on the shard channel, too."""
+    """A subscription that also listens on the shard channel."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ShardSubscription(Subscription):
         channel: Callable[[], str],
         has_moved: Callable[[], None],
     ) -> None:
-        """``channel`` says which that is now, empty where there is none.
+        """``channel`` gives the present shard channel, empty if there is none.
 
         ``has_moved`` is called when its slot has gone to another node.
         """
@@ -76,14 +76,14 @@ class ShardSubscription(Subscription):
         self._listens_on = ""
 
     def listen(self) -> None:
-        """Subscribe to the channel of now, unless that was done."""
+        """Subscribe to the present shard channel, unless that was done."""
         channel = self._channel()
         if channel and channel != self._listens_on and self._link.wire is not None:
             self._listens_on = channel
             self._link.wire.write(command("SSUBSCRIBE", channel), at_once=True)
 
     def _subscribe(self) -> None:
-        # First: whoever is counted by the plain one is spoken to by this one.
+        # Before the plain channel: a waiter that is counted there gets its pushes here.
         self._listens_on = ""
         self.listen()
         super()._subscribe()
@@ -135,7 +135,7 @@ class ShardedNode(Node):
         return self._names.shard_channel(self.tag, self._client) if self.tag else ""
 
     def slots_changed(self) -> None:
-        """That of the channel may have gone to another node, or this node has its first."""
+        """The channel's slot may have gone to another node, or this node may have its first."""
         if self.ready:
             self._subscription.listen()
 

@@ -1,4 +1,4 @@
-"""The slots of a cluster: of keys, of names, and where the servers say that they are."""
+"""The slots of a cluster: those of keys and names, and redirects between nodes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aiolock.stores.redis._names import escape
 
 SLOTS: Final = 16384
 UNNAMED: Final = "?"
-"""What a node is called that has no name, where nodes are known by their names."""
+"""The host of a node without a host name, in a cluster where names are preferred."""
 
 Address = tuple[str, int]
 
 
 def slot_of_key(key: bytes) -> int:
-    """The slot of a key: that of what stands in its first braces, if anything does."""
+    """The slot of a key: that of the text in its first braces, if there is any."""
     start = key.find(b"{") + 1
     end = key.find(b"}", start) if start else -1
     return crc_hqx(key[start:end] if end > start else key, 0) % SLOTS
@@ -32,14 +32,14 @@ def slot_of(name: str) -> int:
 
 
 def tag_in(slots: Container[int]) -> str:
-    """The first number whose slot is one of these, of which there must be any."""
+    """The first number whose slot is one of these; there must be at least one."""
     return next(tag for tag in map(str, itertools.count()) if slot_of_key(tag.encode()) in slots)
 
 
 class Redirect(NamedTuple):
-    """Where a node sends a command on to; the host is empty where that is the node's own.
+    """A redirect to another node. The host is empty if it is the node's own host.
 
-    It is `UNNAMED` where that node has no name.
+    It is `UNNAMED` if that node has no name.
     """
 
     code: str
@@ -49,7 +49,7 @@ class Redirect(NamedTuple):
 
     @classmethod
     def read(cls, refusal: Refusal) -> Redirect | None:
-        """What MOVED or ASK says; None for any other answer."""
+        """The redirect in a MOVED or ASK; None for any other refusal."""
         code = code_of(refusal)
         if code not in ("MOVED", "ASK"):
             return None

@@ -27,22 +27,22 @@ from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._session import Session
 
 KEPT: Final = 60_000
-"""Milliseconds for which the holders are kept behind the end of a lease: `KEPT` of the scripts."""
+"""Milliseconds for which the holders' key outlives the last lease: `KEPT` of the scripts."""
 _NEWCOMER: Final = bulk(0)
-"""A ticket that is none."""
+"""The ticket of a newcomer, which has none."""
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of a snapshot: less than a millisecond."""
 _CLOSES: Final = bulk(1)
 _CLOSES_NOTHING: Final = bulk(0)
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
-"""How a release goes on: whether it may close the lock, and until when copies may come."""
+"""The last arguments of a release: it does not close the lock, and no copies can come."""
 
 
 class RedisStore(Session):
-    """Locks on one Redis (or Valkey), through two connections: commands, and pushes."""
+    """Locks on one Redis (or Valkey), through two connections: one for commands, one for pushes."""
 
     _resizes = itertools.count(1)
-    """One for all, since a name of a cluster may move from one of its nodes to another."""
+    """One counter for all stores, since a name of a cluster may move from one node to another."""
 
     def __init__(self, pool: ConnectionPool, prefix: str) -> None:
         super().__init__(pool, prefix)
@@ -74,7 +74,7 @@ class RedisStore(Session):
             head + own + place,
             sure=False,
             late=True,
-            waiter="" if ticket else who,  # a newcomer's only question may never be sent
+            waiter="" if ticket else who,  # only a newcomer's question may be left unsent
             joins=head if joins else None,
         )
 
@@ -89,7 +89,7 @@ class RedisStore(Session):
         grant = f"${len(who)}\r\n{who}\r\n${len(str(fence))}\r\n{fence}\r\n".encode("ascii")
         arguments = self._names.three(name) + grant + self._channels
         if fence and not entered:
-            # A grant that came too late: its waiter asks again, so it is not to be buried.
+            # A grant that came too late: its waiter asks again, so it must not be marked as gone.
             return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
         arguments += _CLOSES if entered and form.closes else _CLOSES_NOTHING
         return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
@@ -186,5 +186,5 @@ class RedisStore(Session):
 
 
 async def together(parts: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
-    """The answers of several renewals as that of one."""
+    """The answers of several renewals, joined as those of one."""
     return [each for part in await asyncio.gather(*parts) for each in part]

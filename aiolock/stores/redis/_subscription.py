@@ -29,7 +29,7 @@ Granting = Callable[[str, Waiter, Form, int, int, int], None]
 
 
 class Subscription:
-    """Keeps the client's channel subscribed, and hands what arrives there to its inbox.
+    """Keeps the client's channel subscribed, and delivers its pushes to the inbox.
 
     ``again`` is called when it is subscribed once more.
     """
@@ -45,17 +45,17 @@ class Subscription:
         again: Callable[[], None],
         is_new: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """``is_new`` says whether a push has not come by another connection already."""
+        """``is_new`` says whether a push has not already come over another connection."""
         self._link = Link(pool, received=self._received, up=self._subscribe, down=self._down)
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
         self._inbox = inbox
         self.granted: Granting = inbox.granted
-        """Who gets each grant."""
+        """Gets each grant."""
         self._links = links
         self._again = again
         self.since: float | None = None
-        """Since when the server that it is connected to has said that it is subscribed."""
+        """When the present server confirmed the subscription; None while it is not subscribed."""
         self._is_new = is_new
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[None] = self._loop.create_future()
@@ -127,11 +127,11 @@ class Subscription:
             self.deliver(push.decode("utf-8", "replace"))
 
     def deliver(self, push: str) -> None:
-        """Hand a push to the inbox, whichever way it came."""
+        """Deliver a push to the inbox, by whichever connection it came."""
         try:
             hand_over = self._read(push)
         except ValueError:
-            # Whoever may publish to our channel can send anything; it is no reason to hear no more.
+            # Anyone with the right to publish can send anything here: that must not end the link.
             if not self._warned:
                 self._warned = True
                 log.warning("aiolock: ignores a push that is not one of aiolock's: %.100r", push)
@@ -139,7 +139,7 @@ class Subscription:
             hand_over()
 
     def _read(self, push: str) -> Callable[[], None]:
-        """What this push is to do; `ValueError` if it is none."""
+        """The call that this push stands for; `ValueError` for a text that is no push."""
         kind, _, rest = push.partition(" ")
         if kind == "g":
             waiter, fence, lease, now, key = rest.split(" ", 4)
@@ -169,6 +169,6 @@ class Subscription:
         """Unsubscribe and disconnect. Idempotent."""
         self._confirm()
         if self._link.wire is not None:
-            # For fakeredis: a server sees for itself that we are gone.
+            # Needed for fakeredis only: a server notices by itself that the connection ended.
             self._link.wire.write(b"*1\r\n$11\r\nUNSUBSCRIBE\r\n", at_once=True)
         await self._link.aclose()

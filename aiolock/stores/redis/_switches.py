@@ -1,8 +1,8 @@
-"""Told by Sentinel of a new master, and not only by a connection to the old one that breaks.
+"""Follows Sentinel's messages about new masters, without waiting for a connection to break.
 
-In a fail-over by hand the old master lives, and takes writes for ten seconds more that will be
-forgotten. One that hangs keeps its connections. And after a crash nobody should sit out a pause
-between two attempts to connect once there is a new master.
+In a fail-over by hand the old master lives, and for ten more seconds takes writes that will be
+forgotten. A master that hangs keeps its connections. And after a crash, a client should not sit out
+a pause between two attempts to connect once there is a new master.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from aiolock.stores.redis._wire import Wire
 log = logging.getLogger("aiolock")
 
 _CHANNELS: Final = ("+switch-master", "+failover-state-reconf-slaves")
-"""What any Sentinel says of a fail-over that is done; and the one that carries it out, as soon as
-the new master is one: the other replicas are told first, and that takes some time."""
+"""The message of any Sentinel about a finished fail-over; and that of the Sentinel that carries it
+out, as soon as the new master is one. Telling the other replicas takes some time after that."""
 _ANSWER: Final = 2.0
 """Seconds for a Sentinel to confirm the subscription."""
 _SILENCE: Final = 5.0
-"""Seconds of silence after which the Sentinel is tried; and for its answer, before it is left."""
+"""Seconds of silence after which the Sentinel is asked; and for its answer, before it is left."""
 _PAUSE: Final = 1.0
 """Seconds between two attempts to subscribe at a Sentinel, or to ask them where the master is."""
 
 
 class Switches:
-    """A subscription to each Sentinel, and another when it breaks.
+    """A subscription to each Sentinel, renewed when it breaks.
 
-    To each, for the one that carries a fail-over out knows of it first: the others are told by a
-    message that may be lost with the connections to the old master, and then two seconds later.
+    To each, because the Sentinel that carries out a fail-over knows of it first. The others are
+    told by a message that may be lost with the connections to the old master, and then hear of it
+    two seconds later.
 
-    What they say is only a reason to ask all Sentinels (`locate`), and so is a new subscription, as
-    a message may have been missed. ``moved`` gets each answer.
+    A message is only a reason to ask all Sentinels (`locate`); so is a new subscription, because a
+    message may have been missed. ``moved`` gets each answer.
     """
 
     def __init__(self, pool: ConnectionPool, moved: Callable[[Address], None]) -> None:
@@ -58,8 +59,8 @@ class Switches:
         ]
 
     async def _ask(self) -> None:
-        """Ask once for all that was said meanwhile."""
-        # Ends by the flag, too: cancellation can get lost in a driver (cpython gh-86296).
+        """Ask once for all messages that have come meanwhile."""
+        # Ends by the flag, too: a cancellation can get lost in a driver (cpython gh-86296).
         while not self._closed:
             await self._news.wait()
             self._news.clear()
@@ -68,12 +69,12 @@ class Switches:
                 if address is not None and not self._closed:
                     self._moved(address)
             except (RedisError, OSError) as error:
-                log.debug("aiolock: %s", error)  # who needs a connection asks, too, and says so
+                log.debug("aiolock: %s", error)  # reported where a connection is needed
             except Exception:
                 log.exception("aiolock: could not follow Sentinel, and tries again")
             else:
                 continue
-            # What was said must not be lost with the answer: nobody says it twice.
+            # Ask again until there is an answer: the message is not repeated.
             self._news.set()
             await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
 
@@ -144,7 +145,7 @@ class _Subscribed:
             self._broken.set_exception(error)
 
     async def broken(self) -> None:
-        """Raise what ends the connection, once it has ended, or when this Sentinel is silent."""
+        """Wait until the connection has ended or this Sentinel is silent, and raise the reason."""
         assert self._wire is not None
         asked = False
         while not await self._over_within(_SILENCE):
@@ -168,4 +169,4 @@ class _Subscribed:
             self._wire.close()
             await self._wire.wait_closed()
         if not self._broken.cancel():
-            self._broken.exception()  # seen
+            self._broken.exception()  # retrieved, so that it is not logged

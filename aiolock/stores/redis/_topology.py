@@ -1,4 +1,4 @@
-"""Which master has which slot, as the nodes of the cluster say."""
+"""Which master has which slot, as the nodes of the cluster tell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiolock.stores.redis._seeds import Seeds
 from aiolock.stores.redis._slots import SLOTS, UNNAMED, Address, Redirect
 
 _ANSWER: Final = 2.0
-"""Seconds for a node to say which slots there are."""
+"""Seconds for a node to answer which slots there are."""
 
 
 class Topology:
@@ -48,21 +48,21 @@ class Topology:
 
     @property
     def masters(self) -> list[Node]:
-        """Those that have slots, in an order that lasts while there is no change."""
+        """The nodes that have slots, in an order that lasts while there is no change."""
         return sorted(
             {owner for owner in self.owners if owner is not None}, key=lambda node: node.address
         )
 
     def assign(self, slot: int, node: Node) -> None:
-        """This one has it now."""
+        """The node has this slot now."""
         if self.owners[slot] is not node:
             self.owners[slot] = node
             self.version += 1
 
     def replace(self, owners: list[Node | None]) -> dict[tuple[Node, Node], set[int]]:
-        """Take in what a node says; the slots that have gone from one node to another.
+        """Take over a node's answer; returns the slots that went from one node to another.
 
-        A slot that nobody has stays where it was, until somebody has it.
+        A slot that no node has stays where it was, until another node has it.
         """
         moved: dict[tuple[Node, Node], set[int]] = {}
         if owners != self.owners:
@@ -76,9 +76,9 @@ class Topology:
         return moved
 
     async def ask(self) -> list[Range]:
-        """What any of the nodes says, those that we are connected to first.
+        """The slots as any of the nodes tells them, those that we are connected to first.
 
-        `StoreError` where none says anything.
+        `StoreError` if none answers.
         """
         ready = [node for node in self.nodes.values() if node.ready and not node.down]
         random.shuffle(ready)
@@ -137,21 +137,21 @@ class Topology:
         return found
 
     def _placed(self, found: Iterable[Range], said_by: Address) -> list[Range]:
-        """As they are reached from here."""
+        """The ranges, with addresses at which the nodes are reached from here."""
         placed = list[Range]()
         for first, last, host, port in found:
             placed.append(Range(first, last, *self.reached((host or said_by[0], port))))
         return placed
 
     def named(self, redirect: Redirect, by: Node) -> Address | None:
-        """Where a node sends us on to; None where that is not said, and cannot be told."""
+        """The address of a redirect; None if the node does not tell it, and it cannot be found."""
         host, port = redirect.host, redirect.port
         if host == UNNAMED:
-            # It has no name, and others are known by theirs: by its port, if no other has that.
+            # That node has no host name: find it by its port, if no other node has the same port.
             hosts = {known for known, at in self.nodes if at == port}
             return (hosts.pop(), port) if len(hosts) == 1 else None
         return self.reached((host or by.address[0], port))
 
     def reached(self, address: Address) -> Address:
-        """Where a node is reached that says to be there."""
+        """The address at which a node is reached from here, by the address that it gives."""
         return self._seeds.remap(address)

@@ -1,9 +1,9 @@
-"""URLs of Redis and Valkey: what redis-py takes, and those of a Sentinel's service or a cluster.
+"""URLs of Redis and Valkey: those of redis-py, and those of a Sentinel's service or a cluster.
 
-``redis+sentinel://[user:password@]host[:port],host[:port]/service[/db][?option=value]`` is what
-redis-sentinel-url, LangChain and others take; redis-py itself has no such URL, nor one like
-``redis+cluster://[user:password@]host[:port],host[:port][?option=value]``. Of its options one is
-aiolock's: ``push``.
+``redis+sentinel://[user:password@]host[:port],host[:port]/service[/db][?option=value]`` is the form
+of redis-sentinel-url, LangChain and others; redis-py itself has no such URL, nor one like
+``redis+cluster://[user:password@]host[:port],host[:port][?option=value]``. One option is aiolock's
+own: ``push``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, parse_url
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 
+from aiolock.stores._urls import each_once
 from aiolock.stores.redis._seeds import Seeds
 
 SENTINEL_PORT: Final = 26379
@@ -27,25 +28,26 @@ _ADDRESS: Final = re.compile(
 )
 _HIGHEST_PORT: Final = 65535
 _PUSH: Final = {"broadcast": False, "sharded": True}
-"""Whether pushes stay within their shard, by what a cluster's URL says."""
+"""Whether pushes stay within their shard, by the option in a cluster's URL."""
 _OF_THE_SENTINELS: Final = ("sentinel_username", "sentinel_password")
 _FOR_BOTH: Final = ("ssl_", "socket_")
-"""What the options begin with that hold for connections to the Sentinels, too."""
+"""Prefixes of the options that also hold for connections to the Sentinels."""
 
 
 def pool_at(url: str) -> ConnectionPool:
-    """What connects to ``url``; `ValueError` for one that cannot be right. No I/O.
+    """A pool of connections to ``url``; `ValueError` for an invalid one. No I/O.
 
     No error shows any of the URL but its scheme and the names of options: it may hold passwords,
     and in a wrong URL these may be anywhere.
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.replace("valkey", "redis")
+    each_once(_options(rest))
     kind, _, sentinel = scheme.partition("+")
     pool = _sentinels_pool(url, tls=kind == "rediss") if sentinel else _pool(f"{scheme}://{rest}")
     options: Any = pool.connection_kwargs
     try:
-        pool.connection_class(**options)  # connects nothing, but sees every option
+        pool.connection_class(**options)  # connects nothing, but checks every option
     except TypeError as error:
         raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
     return pool
@@ -57,7 +59,7 @@ def is_of_a_cluster(url: str) -> bool:
 
 
 def seeds_at(url: str) -> Seeds:
-    """The cluster at ``url``; `ValueError` for one that cannot be right. No I/O; as `pool_at`."""
+    """The cluster at ``url``; `ValueError` for an invalid one. No I/O; errors as `pool_at`."""
     scheme, _, rest = url.partition("://")
     scheme = scheme.replace("valkey", "redis")
     shape = _CLUSTER_SHAPE.format(scheme=scheme)
@@ -67,6 +69,7 @@ def seeds_at(url: str) -> Seeds:
         raise ValueError(f"a cluster has no databases, and this URL names one: {shape}")
     login, at, addresses = places.rpartition("@")
     given = parse_qsl(query, keep_blank_values=True)
+    each_once(given)
     push = dict(given).get("push", "broadcast")
     if push not in _PUSH:
         raise ValueError(f"the option push of a cluster's URL is {' or '.join(_PUSH)}: {shape}")
@@ -78,10 +81,15 @@ def seeds_at(url: str) -> Seeds:
     nodes = tuple(_addresses(addresses, shape, "nodes", PORT))
     seeds = Seeds(nodes, kind, options, sharded=_PUSH[push])
     try:
-        kind(**options)  # connects nothing, but sees every option
+        kind(**options)  # connects nothing, but checks every option
     except TypeError as error:
         raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
     return seeds
+
+
+def _options(rest: str) -> list[tuple[str, str]]:
+    query = rest.partition("#")[0].partition("?")[2]
+    return parse_qsl(query, keep_blank_values=True)
 
 
 def _pool(url: str) -> ConnectionPool:
@@ -103,7 +111,7 @@ def _sentinels_pool(url: str, *, tls: bool) -> ConnectionPool:
     given = parse_qsl(query, keep_blank_values=True)
     own = {name.removeprefix("sentinel_"): v for name, v in given if name in _OF_THE_SENTINELS}
     others = urlencode([(name, value) for name, value in given if name not in _OF_THE_SENTINELS])
-    # redis-py knows which type each option has, and how a user is written.
+    # redis-py knows the type of each option, and how a user is written.
     options: dict[str, Any] = {**parse_url(f"redis://{login}{at}localhost/{database}?{others}")}
     for known_better in ("host", "port", "connection_class"):
         options.pop(known_better, None)

@@ -1,9 +1,9 @@
 """One connection to the server: redis-py makes it (TLS, ACL user, Sentinel), then we own it.
 
-This is the one file that reaches below redis-py's public surface. On an ordinary connection it
-puts its own protocol on the transport and feeds hiredis itself, which costs a third of what
-redis-py's streams do per reply. Where there is no transport (fakeredis), the same `Wire` runs on
-the public methods. ``tests/test_wire.py`` fails the day redis-py changes underneath.
+Only this file uses private parts of redis-py. On an ordinary connection it puts its own protocol on
+the transport and feeds hiredis itself, which costs a third of what redis-py's streams do per reply.
+Where there is no transport (fakeredis), the same `Wire` runs on the public methods.
+``tests/test_wire.py`` fails when redis-py changes these parts.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CONNECT_TIMEOUT: Final = 5.0
 """Seconds for one attempt to connect and authenticate."""
 
 FEW: Final = 2
-"""Up to so many commands at a time are sent each at once: so the server has begun with the first,
-a release for which somebody waits perhaps, while we prepare the second. More are sent together."""
+"""Up to this many commands at a time are each sent at once: so the server begins with the first (it
+may be a release that a task waits for) while we prepare the second. More are sent together."""
 _MANY: Final = 32
-"""So many are not kept back for the rest of the turn: the server works on them meanwhile."""
+"""So many are sent without waiting for the end of the iteration: the server works meanwhile."""
 
 _NO_LINGER: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
@@ -51,7 +51,7 @@ class Wire(Protocol):
     """An open connection. Everything that comes goes to the two functions given to `dial`."""
 
     def write(self, data: bytes, *, at_once: bool) -> None:
-        """Send, at once or with all else that this turn of the event loop sends. Never raises."""
+        """Send, at once or together with all else that this loop iteration sends. Never raises."""
         ...
 
     def close(self) -> None:
@@ -59,8 +59,8 @@ class Wire(Protocol):
         ...
 
     def reset(self) -> None:
-        """The same, and what was written and has not left this machine never will, as far as we
-        can help it: it will be written again elsewhere, and is not to come after that.
+        """As `close`; data that has not left this machine is dropped, as far as possible: it will
+        be written again elsewhere, and must not arrive after that.
         """
         ...
 
@@ -77,13 +77,13 @@ async def dial(
 ) -> Wire:
     """Connect as ``pool`` would, and own the connection.
 
-    ``received`` gets each reply (a `Refusal` for an error), ``broken`` the end of the connection,
-    once, unless we closed it. ``address`` is where a pool of Sentinel's is to connect to. Raises
-    what redis-py raises, and `TimeoutError`.
+    ``received`` gets each reply (a `Refusal` for an error); ``broken`` is called once when the
+    connection ends, unless we closed it. ``address`` is where a pool of Sentinel's connects to.
+    Raises what redis-py raises, and `TimeoutError`.
     """
     options: dict[str, Any] = {
         **pool.connection_kwargs,
-        # RESP2 and bytes whatever the caller's client speaks: what we read is the same for all.
+        # RESP2 and bytes, whatever the caller's client uses: we read the same from all.
         "protocol": 2,
         "decode_responses": False,
         # Our own deadlines bound every command, and a retry inside would hide a lost reply.
@@ -108,7 +108,7 @@ async def dial(
         await connection.disconnect(nowait=True)
         raise
     transport = _transport(connection)
-    if hasattr(transport, "set_protocol"):  # uvloop's transports are of no common class
+    if hasattr(transport, "set_protocol"):  # uvloop's transports have no common base class
         return _TransportWire(connection, transport, received, broken)
     return _PublicWire(connection, received, broken)
 
@@ -118,9 +118,9 @@ def _transport(connection: Any) -> Any:
 
 
 def _forget_what_is_unsent(transport: Any) -> None:
-    """Have the kernel end this connection with a reset, and without what it has still to send.
+    """Have the kernel end this connection with a reset, and drop the data it has not sent.
 
-    An ordinary end leaves that to be sent again and again, until the network lets it through.
+    An ordinary end would leave that data to be sent again until the network lets it through.
     """
     with contextlib.suppress(OSError, AttributeError):  # closed already, or no socket at all
         end = transport.get_extra_info("socket")
@@ -133,13 +133,13 @@ _connections: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 def _forked() -> None:
     """In the child of a fork: let go of the parent's connections.
 
-    Else they stay open for as long as the child lives, and a parent that was killed would still
-    count as somebody who listens. Not by closing them: that would speak to the server in the
-    parent's name where there is TLS, and the numbers could be given to other files.
+    Otherwise they stay open while the child lives, and a parent that was killed would still count
+    as a listener. They are not closed: with TLS that would speak to the server in the parent's
+    name, and their file numbers could be given to other files.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for connection in _connections:
-        with contextlib.suppress(OSError, AttributeError):  # it is closed, or has no socket
+        with contextlib.suppress(OSError, AttributeError):  # closed, or no socket
             number = _transport(connection).get_extra_info("socket").fileno()
             if number >= 0:
                 os.dup2(nothing, number, inheritable=False)
@@ -170,7 +170,7 @@ class _TransportWire(asyncio.Protocol):
         self._held_back: list[bytes] = []
         self._closed = False
         transport.set_protocol(self)
-        # redis-py's stream may have paused the transport; ours reads all there is.
+        # redis-py's stream may have paused the transport; this protocol reads without pauses.
         transport.resume_reading()
 
     def write(self, data: bytes, *, at_once: bool) -> None:
@@ -208,8 +208,8 @@ class _TransportWire(asyncio.Protocol):
         except Exception as error:
             log.exception(_BUG)
             self._end(error)
-        # The tasks that this has woken run before what is called soon from here: all that they
-        # send in their first step leaves with one system call. A few need not wait for that.
+        # The tasks woken here run before the callbacks scheduled here: all that they send in their
+        # first step leaves with one system call. A few need not wait for that.
         if replies > FEW and not self._corked:
             self._corked = True
             self._soon(self._flush)
@@ -239,7 +239,7 @@ class _TransportWire(asyncio.Protocol):
 
 
 class _PublicWire:
-    """The same through redis-py's public methods: a task that reads and one that writes."""
+    """A `Wire` on redis-py's public methods: one task reads and one writes."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class _PublicWire:
         self._reading = asyncio.create_task(self._read(), name="aiolock read")
         self._sending = asyncio.create_task(self._send(), name="aiolock send")
 
-    def write(self, data: bytes, *, at_once: bool) -> None:  # always soon
+    def write(self, data: bytes, *, at_once: bool) -> None:  # never at once here
         self._outbox.put_nowait(data)
 
     async def _send(self) -> None:
@@ -302,7 +302,7 @@ class _PublicWire:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._outbox.put_nowait(None)  # after what is still to be sent
+            self._outbox.put_nowait(None)  # after the data that is still to be sent
 
     async def wait_closed(self) -> None:
         await asyncio.wait([self._sending])

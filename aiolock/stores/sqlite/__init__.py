@@ -20,5 +20,5 @@ def from_url(url: str, prefix: str) -> SQLiteStore:
         )
     if parts.query:
         raise ValueError(f"an SQLite URL takes no options: leave {parts.query!r} away")
-    # Elsewhere (SQLAlchemy) four slashes are written before an absolute path: they are as good.
+    # SQLAlchemy writes four slashes before an absolute path: they are accepted, too.
     return SQLiteStore(Path(f"/{path.lstrip('/')}"), prefix)

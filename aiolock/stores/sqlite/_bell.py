@@ -1,7 +1,7 @@
-"""What a client is rung by: a datagram, which says only that there is something to fetch.
+"""The bell of a client: a datagram to it only says that there are pushes to fetch.
 
-It is a Unix socket beside the database. Where there are no such sockets, it is a UDP socket of the
-machine itself, whose port the client tells the others.
+It is a Unix socket beside the database. Where there are no such sockets, it is a UDP socket on the
+loopback address, and the client writes down its port for the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEVERAL: Final = 64
 
 
 class Bell:
-    """One client's: its event loop listens, and whoever has made it closes it."""
+    """The bell of one client: its event loop listens; the code that made it closes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,26 +42,26 @@ class Bell:
                     path.unlink()
                 with _reached(path) as where:
                     self._socket.bind(where)
-                path.chmod(0o666)  # whoever may enter the directory may ring
+                path.chmod(0o666)  # any user who may enter the directory may ring
         except BaseException:
             self._socket.close()
             raise
 
     @property
     def port(self) -> int:
-        """Of a UDP socket; 0 where it has a path."""
+        """The port of a UDP socket; 0 for a Unix socket."""
         is_local = self._socket.family == socket.AF_INET
         return int(self._socket.getsockname()[1]) if is_local else 0
 
     def is_gone(self) -> bool:
-        """Whether somebody has removed it, so that nobody can ring."""
+        """Whether its socket file was removed, so that no client can ring."""
         return not self.port and not self._path.exists()
 
     async def listen(self, rung: Callable[[], None]) -> None:
-        """Call that whenever somebody has rung."""
+        """Call ``rung`` whenever a client has rung."""
         loop = asyncio.get_running_loop()
         if self.port:
-            # Also on the event loop of Windows, which has no `add_reader`.
+            # This also works on the event loop of Windows, which has no `add_reader`.
             self._transport, _ = await loop.create_datagram_endpoint(
                 lambda: _Heard(rung), sock=self._socket
             )
@@ -76,7 +76,7 @@ class Bell:
         rung()
 
     def ignore(self) -> None:
-        """Listen no more; called by the event loop that does. Idempotent."""
+        """Listen no more; called in the event loop that does. Idempotent."""
         if self._transport is not None:
             self._transport.close()
         if self._loop is not None:
@@ -84,11 +84,11 @@ class Bell:
         self._transport = self._loop = None
 
     def close(self) -> None:
-        """Be rung no more. Idempotent."""
+        """Close the socket. Idempotent."""
         self._socket.close()
 
     def forget(self) -> None:
-        """In the child of a fork: let go of what is the parent's, and change nothing of it."""
+        """In the child of a fork: let go of the parent's socket, without any effect on it."""
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())
 
@@ -102,8 +102,8 @@ class _Heard(asyncio.DatagramProtocol):
 
 
 def ring(path: Path, port: int) -> None:
-    """Ring the bell with this path, or port. Where it is rung already, that does."""
-    # It is gone; or it has not read what rang before.
+    """Ring the bell with this path or port; if it is ringing already, that is enough."""
+    # The bell is gone, or has unread datagrams already.
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
         if sys.platform == "win32" or port:
             _send(socket.AF_INET, (_LOCAL, port))

@@ -1,8 +1,8 @@
-"""The time by which leases end in a file: the same for all processes of the machine, and never set.
+"""The clock by which leases in a file end: the same for all processes of the machine, never set.
 
-It runs with the time since the machine was started, also while that sleeps. What it showed then is
-written down in the file, once for each start; from there on nobody asks the wall clock, which may
-be set. Where the kernel does not tell which start this is, it is the wall clock after all.
+It counts the time since the machine was started, also while that sleeps. Once for each start, the
+time of the start is written down in the file; from then on the wall clock, which may be set, is not
+read. If the kernel does not tell which start this is, the wall clock is used after all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OFFSETS: Final = Path("/proc/self/timens_offsets")
 
 
 def boot() -> str:
-    """Which start of the machine this is; empty where that is not known."""
+    """The id of this start of the machine; empty if that is not known."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return ""  # not Linux
     try:
@@ -33,7 +33,7 @@ def _is_shifted() -> bool:
     try:
         lines = _OFFSETS.read_text("ascii").splitlines()
     except FileNotFoundError:
-        return False  # a kernel that has none
+        return False  # this kernel has no time namespaces
     return any(line.split() != ["boottime", "0", "0"] for line in lines if "boottime" in line)
 
 
@@ -48,5 +48,5 @@ def wall() -> int:
 
 
 def clock(began: int | None) -> Callable[[], int]:
-    """A clock that showed ``began`` when the machine was started; without that, the wall clock."""
+    """A clock that showed ``began`` when the machine was started; None: the wall clock."""
     return wall if began is None else lambda: began + since_boot()

@@ -1,4 +1,4 @@
-"""The connection to the file: that it is ours, and that all processes have the same one."""
+"""The connection to the file: checks that it is aiolock's, and the same for all processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION: Final = 1
 BUSY: Final = 4.0
 """Seconds to wait for the transactions of other processes."""
 _LOG: Final = 4 << 20
-"""Bytes of the log, at most, that stay when it is not needed any more."""
+"""Bytes of the log, at most, that are kept when it is no longer needed."""
 _OPENINGS: Final = 5
 
 _SCHEMA: Final = """
@@ -46,7 +46,7 @@ CREATE TABLE clock (boot TEXT NOT NULL, began INTEGER NOT NULL);
 
 
 class Connection:
-    """One connection, which is opened again where the file is another one."""
+    """One connection, which is opened again when the file was replaced."""
 
     def __init__(self, path: Path, prefix: str, presence: Presence) -> None:
         self._path = path
@@ -56,13 +56,13 @@ class Connection:
         self._files = Files(path, presence.directory)
         self._database: sqlite3.Connection | None = None
         self._identity: Identity | None = None
-        """Of the files that are open; None if others are to be opened."""
+        """The identity of the open files; None if they must be opened again."""
         self._patience = BUSY
         self.protocol = VERSION
-        """The newest of those who have used the file."""
+        """The newest protocol of those that have used the file."""
 
     def open(self) -> None:
-        """Open what is there now; make it where there is nothing."""
+        """Open the file that is there now; make it if there is none."""
         self.close()
         check_place(self._path)
         with self._files.opened_by_one(BUSY):
@@ -72,16 +72,16 @@ class Connection:
         raise StoreError(f"{self._name} is removed again and again: see who does that")
 
     def _is_opened(self) -> bool:
-        """Whether what was opened is what is there now: it may have to be waited for."""
+        """Open it, which may have to wait; False if the file was replaced meanwhile."""
         if not self._files.exists():
-            # A log without its file is none, and an error to SQLite.
+            # A log without its file is useless, and an error to SQLite.
             self._files.remove()
         before = self._files.identity()[0]
         database = self._database = sqlite3.connect(
             self._path,
             isolation_level=None,
             timeout=BUSY,
-            check_same_thread=False,  # a fork closes it, in whichever thread it is made
+            check_same_thread=False,  # a fork closes it, in whatever thread the fork is made
         )
         try:
             self._set_up(database)
@@ -100,7 +100,7 @@ class Connection:
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreError(f"{self._name} cannot keep a write-ahead log: it says {mode!r}")
-        # A power cut ends all processes that lock here, and what they hold, as well.
+        # A power cut also ends all processes that lock here, and so all that they hold.
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA journal_size_limit = {_LOG}")
         database.execute("BEGIN IMMEDIATE")
@@ -120,7 +120,7 @@ class Connection:
             raise
 
     def _check(self, database: sqlite3.Connection) -> int:
-        """The protocol of what is in it, 0 for nothing. `StoreError` if it is not for us."""
+        """The protocol of its contents, 0 for an empty file; `StoreError` if we cannot use it."""
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if not version and tables:
@@ -136,12 +136,12 @@ class Connection:
         return int(version)
 
     def _set_clock(self, database: sqlite3.Connection) -> None:
-        """Have the clock that all processes have, since this start of the machine."""
+        """Take the clock that all processes share, for this start of the machine."""
         row = database.execute("SELECT boot, began FROM clock").fetchone()
         (fence,) = database.execute("SELECT last FROM fence").fetchone()
         boot = _clock.boot()
         if row is None or (row[0] != boot and not self._presence.others()):
-            # It goes on from what it showed last, should the wall clock be wrong after the start.
+            # It continues from its last reading, in case the wall clock is wrong after the start.
             began = max(_clock.wall(), fence) - _clock.since_boot() if boot else 0
             row = boot, began
             database.execute("DELETE FROM clock")
@@ -155,17 +155,17 @@ class Connection:
         self._clock = _clock.clock(row[1] if row[0] else None)
 
     def follow(self) -> bool:
-        """Open the files again where they are others: somebody has removed ours. Whether it had to.
+        """Open the files again if any of them was replaced or removed; True if so.
 
-        Then nothing may be known there of any name. (That the number of the file is the same tells
-        nothing: a new one may have got it, once nobody had the old one open.)
+        Then the new file may know nothing of any name. (The same inode number proves nothing: a new
+        file may get it once no process has the old one open.)
         """
         identity = self._files.identity()
         if identity == self._identity:
             return False
         if self._identity is not None and identity[0] == self._identity[0]:
-            # The file without its log, or its index: whoever has it open is on its own. So
-            # everybody is to have another one.
+            # The file is the same, but its log or index is not: a process that has them open is cut
+            # off from the others. So all of them must get a new file.
             with self._files.opened_by_one(BUSY):
                 if self._files.identity() == identity:
                     self._files.remove()
@@ -173,18 +173,18 @@ class Connection:
         return True
 
     def is_whole(self) -> bool:
-        """Whether what is open is what is there."""
+        """Whether the open files are the ones that are there."""
         return self._identity is not None and self._identity == self._files.identity()
 
     def close(self) -> None:
-        """Have nothing open. Idempotent."""
+        """Close all. Idempotent."""
         self._identity = None
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def wait_for(self, patience: float) -> None:
-        """Wait so many seconds for the transactions of others, from now on."""
+        """From now on, wait this many seconds for the transactions of others."""
         if patience != self._patience:
             self.execute(f"PRAGMA busy_timeout = {int(1000 * patience)}")
             self._patience = patience
@@ -200,10 +200,10 @@ class Connection:
         self.execute("BEGIN IMMEDIATE")
         try:
             if self.execute("PRAGMA user_version").fetchone() != (self.protocol,):
-                self.protocol = self._check(self._database)  # of a later version than was here
+                self.protocol = self._check(self._database)  # a later version has come
             fence, *clock = self.execute("SELECT last, boot, began FROM fence, clock").fetchone()
             if tuple(clock) != self._began:
-                # Somebody who has taken all of us for dead has begun anew.
+                # Another process took all of us for dead, and has set the clock anew.
                 self._set_clock(self._database)
             return Transaction(self._database, self._presence, self._prefix, self._clock, fence)
         except BaseException:
@@ -211,10 +211,10 @@ class Connection:
             raise
 
     def commit(self) -> None:
-        """Have done what was done."""
+        """Commit the transaction."""
         self.execute("COMMIT")
 
     def roll_back(self) -> None:
-        """Have done nothing. Idempotent: some errors have seen to that."""
+        """Undo the transaction. Idempotent: after some errors SQLite has done so already."""
         if self._database is not None and self._database.in_transaction:
             self.execute("ROLLBACK")

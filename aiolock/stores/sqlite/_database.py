@@ -1,7 +1,7 @@
-"""What a client asks of the file: whatever has gathered is carried out in one transaction.
+"""A client's operations on the file: all that have gathered are carried out in one transaction.
 
-`BEGIN IMMEDIATE` keeps out all other processes meanwhile. Those to which there is something to tell
-are rung when it is committed.
+`BEGIN IMMEDIATE` keeps out all other processes meanwhile. After the commit, the clients that have
+pushes to fetch are rung.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from aiolock.stores.sqlite._presence import Presence
 from aiolock.stores.sqlite._transaction import Transaction
 
 _IN_PASSING: Final = 0.1
-"""Seconds to wait for other processes with what can be done later as well."""
+"""Seconds to wait for other processes, for work that can be done later as well."""
 
 
 class _Failed(Exception):
-    """An operation cannot be carried out, whatever the file is like."""
+    """An operation cannot be carried out, though the file can be used."""
 
 
 class Database:
-    """One client's. All of it is used by one thread, but that a fork closes the connection."""
+    """The database of one client. One thread uses it; only a fork may close the connection."""
 
     def __init__(
         self,
@@ -42,24 +42,24 @@ class Database:
         presence: Presence,
         replaced: Callable[[], object],
     ) -> None:
-        """``replaced`` is called when another file is there, of which nothing is known."""
+        """``replaced`` is called when the file is another one, which knows nothing of any name."""
         self._path = path
         self._client = client
         self._presence = presence
         self._replaced = replaced
         self._connection = Connection(path, prefix, presence)
         self._mutex = threading.Lock()
-        """Held while the thread is at work here, so that a fork finds nothing half done."""
-        with _one_fork:  # which goes through all of them, in whichever thread it is
+        """Held while the thread works here, so that a fork finds nothing half-done."""
+        with _one_fork:  # a fork goes through all of them, in whatever thread it is made
             _all.add(self)
 
     @property
     def protocol(self) -> int:
-        """The newest of those who have used the file."""
+        """The newest protocol of those that have used the file."""
         return self._connection.protocol
 
     def open(self) -> None:
-        """Make the file where there is none. `StoreError` where it cannot be used."""
+        """Make the file if there is none; `StoreError` if it cannot be used."""
         with self._mutex:
             try:
                 self._connection.open()
@@ -67,9 +67,9 @@ class Database:
                 raise failure(self._path, error) from error
 
     def close(self) -> None:
-        """Close the file, with what is left for this client, which nobody will fetch."""
+        """Close the file, and remove this client's pushes, which nobody will fetch."""
         with self._mutex:
-            with contextlib.suppress(sqlite3.Error, OSError):  # whoever sweeps will see to it
+            with contextlib.suppress(sqlite3.Error, OSError):  # else another client's sweep does
                 if self._connection.is_whole():
                     self._connection.wait_for(_IN_PASSING)
                     self._connection.execute("DELETE FROM inbox WHERE client = ?", (self._client,))
@@ -81,7 +81,7 @@ class Database:
             return self._carry_out(operations, _connection.BUSY)
 
     def sweep(self) -> Sequence[Told]:
-        """Forget what nobody needs, if that can be done in passing."""
+        """Forget what nobody needs, if other processes leave room for it."""
         with self._mutex:
             return self._carry_out((), _IN_PASSING, sweep=True).told
 
@@ -97,16 +97,16 @@ class Database:
             if len(operations) == 1:
                 return CarriedOut([Outcome(None, failure(self._path, fault.__cause__))], [])
             return self._each_by_itself(operations, patience)
-        except Exception as error:  # noqa: BLE001  # whatever it is must not end the thread
+        except Exception as error:  # noqa: BLE001  # no error may end the thread
             return CarriedOut(failed(failure(self._path, error), len(operations)), [], served=False)
         for client in theirs:
-            # It is committed. Whom it does not reach asks by itself, later.
+            # It is committed. A client that the ring does not reach asks by itself, later.
             with contextlib.suppress(Exception):
                 self._presence.ring(client)
         return CarriedOut([Outcome(answer) for answer in answers], told)
 
     def _each_by_itself(self, operations: Sequence[Operation], patience: float) -> CarriedOut:
-        """One of them cannot be carried out: each in a transaction of its own."""
+        """One of them cannot be carried out: give each a transaction of its own."""
         outcomes: list[Outcome] = []
         told: list[Told] = []
         for number, operation in enumerate(operations):
@@ -123,7 +123,7 @@ class Database:
     def _together(
         self, operations: Sequence[Operation], *, sweep: bool
     ) -> tuple[list[Any], list[Told], dict[str, None]]:
-        """What they answer, what is for this client, and who else is to be rung."""
+        """Their answers, the pushes for this client, and the other clients to ring."""
         transaction = self._connection.begin()
         try:
             told = transaction.fetch(self._client)
@@ -145,10 +145,10 @@ class Database:
             raise
         return answers, told, theirs
 
-    # A fork: SQLite counts what a process has locked, and a child would count on its parent's
+    # Forks: SQLite tracks file locks per process, and a child would count on its parent's
 
     def before_fork(self) -> None:
-        """Have nothing open that a child would inherit."""
+        """Close what a child would inherit."""
         self._mutex.acquire()
         self._connection.close()
 
@@ -157,7 +157,7 @@ class Database:
         self._mutex.release()
 
     def in_child(self) -> None:
-        """Be the parent's, who goes on."""
+        """Leave all to the parent, which goes on."""
         self._mutex.release()
         self._presence.forget()
 

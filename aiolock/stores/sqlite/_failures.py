@@ -1,4 +1,4 @@
-"""What a `StoreError` says of the file, after which nothing was done."""
+"""The texts of a `StoreError` about the file; after each of them nothing was done."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ADVICE: Final = {
 
 
 def name(path: Path) -> str:
-    """What it is called in a sentence."""
+    """The name of the file, for a sentence."""
     return f"the SQLite file {path}"
 
 
 def failure(path: Path, error: BaseException | None) -> StoreError:
-    """As its user is told."""
+    """The error that the caller gets."""
     if isinstance(error, StoreError):
         error.refused = True
         return error

@@ -9,10 +9,10 @@ if sys.platform == "win32":  # pragma: no cover  # written, but never tried
     import msvcrt
 
     _FAR = 1 << 30
-    """What is locked there can be read by nobody else, and so nothing is there."""
+    """A locked byte cannot be read by others, so lock one that is far behind the contents."""
 
     def take(file: int) -> bool:
-        """Lock it; whether that could be. Nobody else does, but for the moment of a look."""
+        """Lock it; True if that succeeds. Others hold it only for the moment of a look."""
         os.lseek(file, _FAR, os.SEEK_SET)
         try:
             msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
@@ -21,7 +21,7 @@ if sys.platform == "win32":  # pragma: no cover  # written, but never tried
         return True
 
     def is_taken(file: int) -> bool:
-        """Whether another process, or another descriptor of this one, has it locked."""
+        """Whether another process, or another descriptor of this one, has locked it."""
         if not take(file):
             return True
         os.lseek(file, _FAR, os.SEEK_SET)
@@ -32,12 +32,12 @@ else:
     import fcntl
 
     def take(file: int) -> bool:
-        """Lock it; whether that could be. Nobody else does, but for the moment of a look."""
+        """Lock it; True if that succeeds. Others hold it only for the moment of a look."""
         return _lock(file, fcntl.LOCK_EX)
 
     def is_taken(file: int) -> bool:
-        """Whether another process, or another descriptor of this one, has it locked."""
-        # Shared, so that two that look at the same time do not take each other for its owner.
+        """Whether another process, or another descriptor of this one, has locked it."""
+        # Shared, so that two processes that look at once do not take each other for the owner.
         return not _lock(file, fcntl.LOCK_SH)
 
     def _lock(file: int, how: int) -> bool:

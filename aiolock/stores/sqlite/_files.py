@@ -1,8 +1,8 @@
-"""The files of a database: which they are, and that all processes have the same.
+"""The files of a database: their identity, and that all processes have the same ones.
 
-SQLite knows its log and its index by their names alone. Whoever removes one of the three while they
-are used parts the processes: those that have them open go on with what nobody else sees. So each
-transaction looks whether they are still there, and they are opened by one process at a time.
+SQLite finds its log and its index by their names alone. If one of the three files is removed while
+it is in use, the processes part: those that have it open go on with data that no other sees. So
+each transaction checks that they are still there, and one process at a time opens them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiolock.errors import StoreError
 from aiolock.stores.sqlite._filelock import take
 
 Identity = tuple[tuple[int, int] | None, ...]
-"""Device and number of the file, its log and its index; None where there is none."""
+"""Device and inode number of the file, its log and its index; None for one that is not there."""
 
 _LOOK: Final = 0.005
 
@@ -31,7 +31,7 @@ class Files:
         self._guard = directory / "opening"
 
     def identity(self) -> Identity:
-        """Which they are now."""
+        """The identity of the present files."""
         return tuple(map(_identity, self._paths))
 
     def exists(self) -> bool:
@@ -39,32 +39,81 @@ class Files:
         return self._paths[0].exists()
 
     def remove(self) -> None:
-        """Remove what is there of them, the file first."""
+        """Remove those that are there, the database file first."""
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
     @contextlib.contextmanager
     def opened_by_one(self, within: float) -> Generator[None]:
-        """Nobody else opens them, or removes them, meanwhile."""
-        self._guard.parent.mkdir(exist_ok=True)
+        """Meanwhile, no other process opens or removes them.
+
+        If they cannot be opened, a directory that was made for that is removed again: nothing is
+        left beside a file that is not ours.
+        """
         until = time.monotonic() + within
-        # To read is enough for a lock, and all that another user may do with it.
-        guard = os.open(self._guard, os.O_CREAT | os.O_RDONLY, 0o666)
+        guard, made = None, False
         try:
-            while not take(guard):  # there is no waiting for it with a limit but to look again
-                if time.monotonic() > until:
-                    raise StoreError(
-                        f"another process has been opening {self._paths[0]} for {within:g} s: see"
-                        " whether it is stopped"
-                    )
-                time.sleep(_LOOK)
+            while guard is None:
+                made |= self._make_directory()
+                guard = self._taken(within, until)
             yield
+        except BaseException:
+            if made and guard is not None:  # while it is ours nobody else is at work there
+                with contextlib.suppress(OSError):
+                    self._guard.unlink()
+                    self._guard.parent.rmdir()
+            raise
         finally:
+            if guard is not None:
+                os.close(guard)
+
+    def _taken(self, within: float, until: float) -> int | None:
+        """The file that one at a time has open and locked; None where it was removed meanwhile."""
+        try:
+            # To read is enough for a lock, and all that another user may do with it.
+            guard = os.open(self._guard, os.O_CREAT | os.O_RDONLY, 0o666)
+        except FileNotFoundError:
+            if time.monotonic() > until:
+                raise
+            return None
+        try:
+            self._wait_for(guard, within, until)
+            if is_at(self._guard, guard):
+                return guard
+        except BaseException:
             os.close(guard)
+            raise
+        os.close(guard)
+        return None
+
+    def _wait_for(self, guard: int, within: float, until: float) -> None:
+        while not take(guard):  # there is no waiting for it with a limit but to look again
+            if time.monotonic() > until:
+                raise StoreError(
+                    f"another process has been opening {self._paths[0]} for {within:g} s: see"
+                    " whether it is stopped"
+                )
+            time.sleep(_LOOK)
+
+    def _make_directory(self) -> bool:
+        """Whether it was not there."""
+        try:
+            self._guard.parent.mkdir()
+        except FileExistsError:
+            return False
+        return True
 
 
 _BESIDE: Final = ("-wal", "-shm")
+
+
+def is_at(path: Path, file: int) -> bool:
+    """Whether this open file is the one that is there."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

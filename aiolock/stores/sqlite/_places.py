@@ -1,4 +1,4 @@
-"""Where such a file may lie: on a disk of this machine."""
+"""Where such a file may be: on a disk of this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NETWORK: Final = {
 
 
 def check_place(path: Path) -> None:
-    """`StoreError` where its locks would not be seen by all, or its directory is not there."""
+    """`StoreError` if other processes may not see its locks, or its directory is not there."""
     directory = path.parent
     if not directory.is_dir():
         raise StoreError(f"there is no directory {directory}: make it, for the locks in {path}")
@@ -48,11 +48,11 @@ def check_place(path: Path) -> None:
 
 
 def _kind(directory: str, mounts: str = "/proc/self/mounts") -> str:
-    """The type of the file system; empty where that cannot be known."""
+    """The type of the file system; empty if that cannot be known."""
     try:
         lines = Path(mounts).read_text("utf-8", "replace").splitlines()
     except OSError:
-        return ""  # no Linux
+        return ""  # not Linux
     found, kind = "", ""
     for line in lines:
         _, where, what, *_ = line.split(" ")

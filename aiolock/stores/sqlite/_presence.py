@@ -1,6 +1,6 @@
-"""Who is there: a file for each client beside the database, locked while its process lives.
+"""Which clients are alive: each has a file beside the database, locked while its process lives.
 
-The kernel drops a lock with the process that has it, however that ends. In the file stands what the
+The kernel drops a lock with the process that has it, however that ends. The file holds what the
 client says of itself.
 """
 
@@ -18,12 +18,13 @@ from typing import Final, NamedTuple
 from aiolock.stores.sqlite import _bell
 from aiolock.stores.sqlite._bell import Bell
 from aiolock.stores.sqlite._filelock import is_taken, take
+from aiolock.stores.sqlite._files import is_at
 
 _MOST: Final = 1000
-"""Clients of which it is remembered what they say of themselves."""
+"""Clients whose files' contents are kept in memory."""
 _TRIES: Final = 100
 _ORPHAN: Final = 60.0
-"""Seconds after which a socket without a file is nobody's: who enters makes the socket first."""
+"""Seconds after which a socket without a file is an orphan: a client makes its socket first."""
 
 
 class Says(NamedTuple):
@@ -32,7 +33,7 @@ class Says(NamedTuple):
     host: str
     pid: int
     port: int
-    """Of its bell; 0 where that has a path."""
+    """The port of its bell; 0 for a Unix socket."""
 
 
 class Presence:
@@ -43,13 +44,13 @@ class Presence:
         self._client = client
         self._lock: int | None = None
         self.bells: list[Bell] = []
-        """Its own, the last of which the others ring; whoever listens closes those before it."""
+        """Its bells. The others ring the last one; the listening loop closes those before it."""
         self._says = dict[str, Says]()
 
-    # One's own
+    # This client
 
     def enter(self) -> None:
-        """Be there, for as long as nobody removes what is made for that. `OSError` if it fails."""
+        """Be alive to others, until its files are removed. `OSError` if it fails."""
         self.directory.mkdir(exist_ok=True)
         for _ in range(_TRIES):
             if not self.bells or self.bells[-1].is_gone():
@@ -60,20 +61,20 @@ class Presence:
                 self._lock = None
                 says = Says(socket.gethostname(), os.getpid(), self.bells[-1].port)
                 self._lock = self._list(json.dumps(says).encode())
-            if self.is_there():  # or somebody has cleaned up what was not locked yet
+            if self.is_there():  # else another client has removed the unlocked file
                 return
         raise OSError(errno.EBUSY, "others remove its files again and again", str(self.directory))
 
     def _list(self, says: bytes) -> int | None:
-        """Make the file, and lock it; None where somebody has removed it at once."""
+        """Make the file, and lock it; None if another client has removed it at once."""
         path = self._file(self._client)
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             if hasattr(os, "fchmod"):
-                os.fchmod(file, 0o644)  # others look whether it is locked
+                os.fchmod(file, 0o644)  # others open it to see whether it is locked
             os.ftruncate(file, 0)
             os.write(file, says)
-            # Somebody who cleans up may have it just now, be it to be stopped over it.
+            # A client that cleans up may hold the lock just now, and even be stopped meanwhile.
             if take(file):
                 return file
         except BaseException:
@@ -85,14 +86,14 @@ class Presence:
         return None
 
     def is_there(self) -> bool:
-        """Whether the others can see it, and ring: nobody has cleared the directory out."""
+        """Whether others can see it and ring: its files have not been removed."""
         return self._is_listed() and not self.bells[-1].is_gone()
 
     def _is_listed(self) -> bool:
-        return self._lock is not None and _is_at(self._file(self._client), self._lock)
+        return self._lock is not None and is_at(self._file(self._client), self._lock)
 
     def leave(self) -> None:
-        """Be there no more. Idempotent."""
+        """Remove its files. Idempotent."""
         for bell in self.bells:
             bell.close()
         if self._lock is not None:
@@ -101,9 +102,9 @@ class Presence:
         self._remove(self._client)
 
     def forget(self) -> None:
-        """In the child of a fork: let go of what is the parent's, and change nothing of it.
+        """In the child of a fork: let go of the parent's files, without any effect on them.
 
-        A lock that is shared with a child lasts as long as the child.
+        A lock that a child shares would last as long as the child.
         """
         for bell in self.bells:
             bell.forget()
@@ -112,10 +113,10 @@ class Presence:
         self._lock = None
         self.bells.clear()
 
-    # The others
+    # Other clients
 
     def listens(self, client: str) -> bool:
-        """Whether that client's process lives. `OSError` where that cannot be known."""
+        """Whether that client's process lives. `OSError` if that cannot be known."""
         if client == self._client:
             return self._lock is not None
         try:
@@ -128,12 +129,12 @@ class Presence:
             os.close(file)
 
     def others(self) -> list[str]:
-        """The other clients that live."""
+        """The other clients that are alive."""
         clients = (path.stem for path in self.directory.glob("*.lock"))
         return [each for each in clients if each != self._client and self.listens(each)]
 
     def says(self, client: str) -> Says:
-        """What it says of itself; nothing where it is gone."""
+        """What this client says of itself; empty if it is gone."""
         known = self._says.get(client)
         if known is None:
             try:
@@ -146,16 +147,16 @@ class Presence:
         return known
 
     def ring(self, client: str) -> None:
-        """Tell it that there is something to fetch."""
+        """Tell it that there are pushes to fetch."""
         _bell.ring(self._socket(client), self.says(client).port)
 
     def clean_up(self) -> None:
-        """Remove the files of those that are gone."""
+        """Remove the files of clients that are gone."""
         now = time.time()
         for path in self.directory.iterdir():
             if path.stem == self._client:
                 continue
-            with contextlib.suppress(OSError):  # somebody else has removed it
+            with contextlib.suppress(OSError):  # another client has removed it
                 if path.suffix == ".lock":
                     self._clean_up(path)
                 elif _is_orphan(path, now):
@@ -164,8 +165,8 @@ class Presence:
     def _clean_up(self, path: Path) -> None:
         file = os.open(path, os.O_RDONLY)
         try:
-            # While it is ours nobody else can be there, so it is nobody's that we remove.
-            if take(file) and _is_at(path, file):
+            # While we hold the lock, no client can be alive by this file, so it may be removed.
+            if take(file) and is_at(path, file):
                 self._remove(path.stem)
         finally:
             os.close(file)
@@ -183,15 +184,7 @@ class Presence:
 
 
 def _is_orphan(path: Path, now: float) -> bool:
-    """Whether this is a socket of nobody's."""
+    """Whether this is a socket whose client is gone."""
     if path.suffix != ".sock" or path.with_suffix(".lock").exists():
         return False
     return now - path.stat().st_mtime > _ORPHAN
-
-
-def _is_at(path: Path, file: int) -> bool:
-    """Whether this open file is the one that is there."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file))
-    except FileNotFoundError:
-        return False

@@ -1,8 +1,7 @@
 """One client's time with the file, from opening to closing.
 
-A thread of its own works on the file; the event loop listens to the bell that others ring. Whatever
-it has open is its own, and it sees to it that nothing of that is left, also where the loop is
-closed before the client.
+A thread of its own works on the file; the event loop listens to the bell that others ring. The
+session closes and removes all that it has made, even if the loop is closed before the client.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from aiolock.stores.sqlite._failures import failure
 from aiolock.stores.sqlite._presence import Presence
 
 HEARTBEAT: Final = 5.0
-"""Seconds after which a client looks whether the others still see it."""
+"""Seconds after which a client checks whether the others still see it."""
 SWEEP: Final = 60.0
-"""Seconds after which it looks for what others have left, and nobody needs."""
+"""Seconds after which it looks for things of others that nobody needs any more."""
 _FETCH_AGAIN: Final = 0.1
-"""Seconds after which it tries once more to fetch what was left for it: at first, then later."""
+"""Seconds after which it first retries to fetch its pushes; later retries come after longer."""
 
 
 class Session:
-    """What is between the opening of a client and its closing."""
+    """One client, from opening to closing."""
 
     def __init__(self, path: Path, prefix: str, client: str, inbox: Inbox) -> None:
-        # By whichever path it is reached, it is one file, with one directory of clients.
+        # Resolve the path: one file has one directory of clients, by whatever path it is reached.
         self._path = path = Path(os.path.realpath(path))
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
@@ -57,7 +56,7 @@ class Session:
 
     @property
     def protocol(self) -> int:
-        """The newest of those who have used the locks."""
+        """The newest protocol of those that have used the locks."""
         return self._database.protocol
 
     # In the event loop
@@ -65,7 +64,7 @@ class Session:
     async def open(self) -> None:
         """Open the file; `StoreError` says why it cannot be used.
 
-        Cancelled, it is over at once: the thread ends by itself.
+        A cancellation ends the call at once; the thread ends by itself.
         """
         try:
             await self._worker.begin()
@@ -76,7 +75,7 @@ class Session:
         self._is_open = True
 
     def stop(self) -> None:
-        """End, once what was asked is carried out. Idempotent."""
+        """End, once all earlier operations are carried out. Idempotent."""
         self._is_open = False
         if self._coming_back is not None:
             self._coming_back.cancel()
@@ -85,7 +84,7 @@ class Session:
         self._worker.stop()
 
     async def ended(self) -> None:
-        """Return when it has."""
+        """Return when it has ended."""
         await self._worker.ended()
 
     def call(self, operation: Operation) -> asyncio.Future[Any]:
@@ -93,7 +92,7 @@ class Session:
         return self._worker.call(operation)
 
     async def _listen(self) -> None:
-        """Hear the bell that the others ring now."""
+        """Listen to the bell that the others ring now."""
         *old, bell = self._presence.bells
         if bell is self._heard:
             return
@@ -106,7 +105,7 @@ class Session:
         await bell.listen(self._rung)
 
     def _rung(self) -> None:
-        """Something was left for us, which every transaction fetches."""
+        """There are pushes for us, which every transaction fetches."""
         if self._is_open and not self._fetching:
             self._fetching = True
             self.call(_NOTHING).add_done_callback(self._fetched)
@@ -120,7 +119,7 @@ class Session:
             self._pause = min(2 * self._pause, HEARTBEAT)
 
     def _come_back(self) -> None:
-        """The others may have taken us for dead, or there is another file."""
+        """The others may have taken us for dead, or the file is another one."""
         if self._is_open:
             self._coming_back = self._loop.create_task(self._listen())
             self._coming_back.add_done_callback(retrieve)
@@ -130,11 +129,11 @@ class Session:
 
     @property
     def rest(self) -> float:
-        """Seconds after which it looks after things."""
+        """Seconds after which `look_after` is called."""
         return HEARTBEAT
 
     def begin(self) -> None:
-        """Open the file, and be there."""
+        """Open the file, and become visible to others."""
         self._database.open()
         self._presence.enter()
         self._look_at = time.monotonic() + HEARTBEAT
@@ -144,9 +143,9 @@ class Session:
         return self._database.carry_out(operations)
 
     def look_after(self) -> None:
-        """See whether others see us, and remove what nobody needs: now and then."""
+        """Now and then, check whether others see us, and remove what nobody needs."""
         now = time.monotonic()
-        with contextlib.suppress(OSError):  # then the next time
+        with contextlib.suppress(OSError):  # retried the next time
             if now >= self._look_at:
                 self._look_at = now + HEARTBEAT
                 self._look()
@@ -156,24 +155,24 @@ class Session:
                 self._worker.tell(self._database.sweep())
 
     def _look(self) -> None:
-        """See whether the others still see us: what lies about in a directory may be removed."""
+        """Check whether the others still see us: our files may have been removed."""
         if not self._presence.is_there():
             self._presence.enter()
             self._worker.say(self._come_back)
 
     def end(self) -> None:
         """Leave, and close the file."""
-        with contextlib.suppress(OSError):  # the others remove what is left of it
+        with contextlib.suppress(OSError):  # the others remove what is left
             self._presence.leave()
         self._database.close()
 
     def failure(self, error: BaseException) -> StoreError:
-        """As its user is told."""
+        """The error that the caller gets."""
         return failure(self._path, error)
 
 
 def _nothing(_: Steps) -> None:
-    """What is left for a client is fetched by every transaction."""
+    """Does nothing: every transaction fetches the client's pushes."""
 
 
 _NOTHING: Final = Operation((), _nothing)

@@ -1,6 +1,6 @@
-"""One transaction: the states of the names that are asked for are loaded, changed and saved.
+"""One transaction: the states of names are loaded, changed and saved.
 
-What is to be told to clients of other processes is written down with them.
+Pushes for clients of other processes are written down with them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from aiolock.stores.sqlite._presence import Presence
 Value = TypeVar("Value")
 
 _KEPT: Final = 600_000_000
-"""Microseconds for which a name is kept that nobody asks for, once all is over that was known."""
+"""Microseconds for which an unused name is kept, after all that was known of it has ended."""
 _PAGE: Final = 100
-"""Names of which a snapshot tells at a time: so long the other processes wait."""
+"""Names on one page of a snapshot: other processes wait while a page is read."""
 _SWEPT: Final = 100
-"""Names that are looked at together, to see whether they can be forgotten."""
+"""Names that are checked in one sweep, for whether they can be forgotten."""
 
 
 class Transaction:
     """Operations on the states of names, all of which are saved together or not at all."""
 
     again = False
-    """What fails here has certainly not been done."""
+    """An operation that fails here has certainly not been carried out."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Transaction:
 
     def snapshot(self, start: str) -> Page:
         """The status of some names; see `Store.snapshot`."""
-        self.save()  # what was done before, in this transaction, is to be seen
+        self.save()  # earlier operations of this transaction must be visible
         first = bytes.fromhex(start) or self._key("")
         rows = self._database.execute(
             "SELECT name, state FROM names WHERE name > ? AND name < ? ORDER BY name LIMIT ?",
@@ -74,7 +74,7 @@ class Transaction:
         ).fetchall()
         statuses: list[Status] = []
         for key, text in rows:
-            # What a later version has written is no reason to show nothing.
+            # An unreadable state of a later version must not hide the others.
             with contextlib.suppress(*UNREADABLE):
                 name = key.decode().partition("\0")[2]
                 step = Step(decode(text), self._now(), self.listens, self._fence, self._says)
@@ -110,7 +110,7 @@ class Transaction:
         )
 
     def fetch(self, client: str) -> list[Told]:
-        """What others have left for this client."""
+        """Take the pushes that others have left for this client."""
         rows = self._database.execute(
             "SELECT id, name, push FROM inbox WHERE client = ? ORDER BY id", (client,)
         ).fetchall()
@@ -120,15 +120,15 @@ class Transaction:
             )
         found: list[Told] = []
         for _, name, text in rows:
-            # What a later version has left is no reason to hear no more.
+            # An unreadable push of a later version must not stop the others.
             with contextlib.suppress(*UNREADABLE):
                 found.append(Told(name.partition("\0")[2], decode_push(text)))
         return found
 
     def sweep(self) -> None:
-        """Forget what was left for the dead; and some of the names that nobody will ask for.
+        """Forget the pushes for dead clients, and some names that nobody uses.
 
-        It goes on where whoever did it last has come to.
+        It continues where the last sweep of any client has stopped.
         """
         for (client,) in self._database.execute("SELECT DISTINCT client FROM inbox").fetchall():
             if not self.listens(client):
@@ -149,13 +149,13 @@ class Transaction:
         try:
             return any(self.listens(waiter.client) for _, waiter in decode(text).queue)
         except UNREADABLE:
-            return True  # of a later version, which will know what it is
+            return True  # a later version wrote it, and will decide
 
     def _key(self, name: str) -> bytes:
         return f"{self._prefix}\0{name}".encode()
 
     def listens(self, client: str) -> bool:
-        """Whether it does, as far as this transaction is concerned."""
+        """Whether the client is alive; asked once in this transaction."""
         if client not in self._alive:
             self._alive[client] = self._presence.listens(client)
         return self._alive[client]

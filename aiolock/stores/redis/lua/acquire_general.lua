@@ -1,6 +1,6 @@
--- acquire_general(waiter, ticket, ttl, most, first): `acquire`, where nobody holds the lock alone: its
--- holders may be gone, or may share it with this waiter. `first`: the first of the holders, and for one
--- that does not share it the second, with their scores. Returns the reply.
+-- acquire_general(waiter, ticket, ttl, most, first): `acquire`, if no living holder excludes this waiter:
+-- the leases of the holders have ended, or they share the lock, or there are none. `first`: the first of
+-- the holders with its score, and for an exclusive waiter the second, too. Returns the reply.
 --@include new_step
 --@include enqueue
 --@include busy
@@ -27,8 +27,8 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     return {1, tonumber(fence), tonumber(ttl), displaced}
   end
 
-  -- What is kept of it: its grant, or that it was given up; and what number the others have declared.
-  local standing = as_shared(waiter) or waiter -- among the holders, where it holds
+  -- What is known of this waiter: its grant, or that it gave up; and the number that others declared.
+  local standing = as_shared(waiter) or waiter -- its member among the holders, if it holds
   local fence, given_up, numbers
   if declared and declared ~= '' then
     numbers = redis.call('ZMSCORE', HOLDERS, 'used', 'limit', 'declared', waiter, '!' .. waiter)
@@ -51,13 +51,13 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
     fence = (shared or standing ~= waiter) and redis.call('ZSCORE', HOLDERS, standing)
   end
-  local holder, lease_left -- of the lease that ends first (ms)
+  local holder, lease_left -- the lease that ends first (ms)
   if first[1] and tonumber(first[2]) < COUNTERS then
     holder, lease_left = first[1], first[2] - NOW
   end
   if fence then
     if reaped and holder:byte() == SHARED then
-      advance(step) -- those that ended may have held back others
+      advance(step) -- the leases that ended may have held back others
     end
     fence = string.format('%.0f', fence)
     local ends = redis.call('ZSCORE', HOLDERS, standing .. ':' .. fence)
@@ -65,9 +65,9 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     return {1, tonumber(fence), ends - NOW, 0, claim}
   end
 
-  -- It enters where it fits and nobody waits. Who waits for a count is in nobody's way. And a party
-  -- that completes its group, but does not wait, enters with those in the queue, which it need not join.
-  local open = not holder or holder:byte() == SHARED -- whoever holds it may share it
+  -- It enters at once if it fits and the queue is empty. A waiter for a count blocks no other, so it enters
+  -- past the queue. A party that completes its group, but does not wait, enters with those in the queue.
+  local open = not holder or holder:byte() == SHARED -- shared waiters may enter beside the holders
   local queue = redis.call('EXISTS', QUEUE) == 1
   local past = rule == '^'
     or rule == '&' and queue and not waits and not redis.call('ZSCORE', QUEUE, waiter)
@@ -85,17 +85,17 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     return enters()
   end
 
-  -- It waits, if it is to wait.
+  -- Otherwise it joins the queue, if it waits.
   local full, place, others_may_fit
   if waits then
     ticket, displaced, place, others_may_fit = enqueue(waiter, ticket, most)
     full = not ticket and {3, displaced}
   end
 
-  -- Others may fit since a lease has ended, or dead ones left, or the group is full, or this one is the
-  -- first now. Else whoever is first has not fitted when it was last looked at, and holds the others
-  -- back, unless its process is gone. (Those that wait for a count are let in by whoever counts, and each
-  -- by itself.)
+  -- Look at the queue again only if something can have changed: a lease ended, dead waiters left, the
+  -- group may be full, or this waiter is the first now. Otherwise the first waiter still does not fit and
+  -- holds back the others, unless its client is dead. (A waiter for a count enters when the count is
+  -- raised, or when it asks.)
   local due = not holder or reaped or others_may_fit or asked_again or rule == '&'
   if open and queue and not due and rule ~= '^' then
     local flags, client = redis.call('ZRANGE', QUEUE, 0, 0)[1]:match(FLAGS_CLIENT)
@@ -115,7 +115,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     place = nil
     if not waits then
       if queue and redis.call('EXISTS', QUEUE) == 0 and fits(step, waiter) then
-        return enters() -- whoever stood in the queue was dead
+        return enters() -- all waiters in the queue were dead
       end
       holder = first_end and redis.call('ZRANGE', HOLDERS, 0, 0)[1] or holder
     end

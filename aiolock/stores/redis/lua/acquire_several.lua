@@ -1,5 +1,5 @@
--- acquire_several: newcomers of one client to one lock, as if each of them asked by itself, one after the
--- other. They want it alone, and wait however many do.
+-- acquire_several: newcomers of one client to one lock, as if each of them asked by itself, in order.
+-- They are exclusive, and wait whatever the length of the queue.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 to 4 as of `acquire`  5… the waiters, in order  the last: not after (µs)
@@ -29,7 +29,7 @@ else
   end
 end
 
--- All the others at once, where nothing is kept of any of them: only a copy that comes late finds anything.
+-- All the others at once, if none of them is known already: only a late copy of the command finds any.
 local held = redis.call('ZRANGE', HOLDERS, 0, 1)
 if ticket and #held == 1 and held[1]:byte() == EXCLUSIVE then
   local holder, places = held[1]:match('^(.*):'), {}

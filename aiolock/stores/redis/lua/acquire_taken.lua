@@ -1,5 +1,5 @@
--- acquire_taken(waiter, ticket, ttl, most): `acquire`, where the lock is not simply free. Returns the
--- reply. What is most often is here: one that wants it alone, and one that holds it alone.
+-- acquire_taken(waiter, ticket, ttl, most): `acquire`, if the lock is not simply free. Returns the reply.
+-- The most frequent case is handled here: an exclusive waiter and an exclusive holder.
 --@include enqueue
 --@include busy
 --@include anchored
@@ -17,7 +17,7 @@ local function acquire_taken(waiter, ticket, ttl, most)
     return acquire_general(waiter, ticket, ttl, most, first)
   end
 
-  -- Whether the waiter was given up is seldom to be asked: only where there is more than one member.
+  -- Seldom needed: a tombstone of this waiter is possible only beside the one grant.
   local given_up = first[3] and redis.call('ZSCORE', HOLDERS, '!' .. waiter)
   if given_up and given_up - COUNTERS > NOW then
     return {0, 0}
@@ -34,7 +34,7 @@ local function acquire_taken(waiter, ticket, ttl, most)
   if not ticket then
     return {3, displaced}
   elseif place then
-    -- Who stands directly before it, of the same client: so that one may hand the lock on to the other.
+    -- If one of the same client is directly before it, that client may hand the lock on by itself.
     before = before or holder
     local client = waiter:match(CLIENT)
     if before:match(CLIENT) == client then

@@ -1,14 +1,14 @@
--- advance(step, free, asking, ttl, counted): those at the head of the queue enter, as long as they fit.
---   free     nobody holds the lock
---   asking   the waiter that is answered now, if any: where it is its turn, it gets `ttl` and no push
---   counted  a count has grown
--- Returns the fence that `asking` got, nil if none; when the first of the new leases ends (ms), nil if
--- nobody entered; and the first push to `step.reply_to`, which goes with the reply, nil if none.
+-- advance(step, free, asking, ttl, counted): grants the lock from the head of the queue, while waiters fit.
+--   free     there is no holder
+--   asking   the waiter that is answered now, if any: if it is next, it gets `ttl` and no push
+--   counted  a count has been raised
+-- Returns the fence of `asking`, nil if it did not enter; when the first of the new leases ends (ms), nil
+-- if there are none; and the first push to `step.reply_to`, which goes with the reply, nil if none.
 --
--- Who enters must be of a process that listens. Its first lease is only the claim: one that is stuck
--- costs no more than that. Whoever does not fit holds back those behind it. But where something was
--- counted, one that waits for a higher count is passed over, for those behind it may wait for less;
--- unless all of them have declared the same.
+-- A waiter enters only if its client listens. Its first lease is only the claim, so a stuck client costs
+-- no more than that. A waiter that does not fit holds back those behind it. But if `counted`, one that
+-- waits for a higher count is passed over, because those behind it may wait for less; unless all of them
+-- have declared the same number.
 --@include listens
 --@include tell
 --@include fits
@@ -17,12 +17,12 @@
 local function advance(step, free, asking, ttl, counted)
   local fence_of_asking, first_end, push_with_reply
   local passed_over = 0
-  -- pcall: a queue that has just vanished may be another node's, see `anchored`.
+  -- pcall: a queue that has just become empty may be another node's, see `anchored`.
   local waiter = redis.pcall('ZRANGE', QUEUE, 0, 0)[1]
   while waiter do
     local mode, flags, claim, rule, client = waiter:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
-    -- Counted first, then spoken to: what is published also reaches those who listen at a replica,
-    -- where nobody counts them, and they would enter though they had been taken for dead.
+    -- Listeners are counted first and told second: a push also reaches those that listen at a replica,
+    -- where they are not counted, and they would enter although they had been taken for dead.
     local there = client and listens(client, flags, step.asker)
     local enters = there and (free and (rule == '' or mode == 'x') or fits(step, waiter, 1))
     if there and not enters then

@@ -1,6 +1,6 @@
--- anchored(work): what `work` returns; meanwhile the holders do not vanish, though the last of them goes
--- before another comes. In a slot of a cluster that is being moved, a key that vanishes cannot come back:
--- it is the other node's then, and the script would end in its middle, with nobody holding the lock.
+-- anchored(work): what `work` returns. Meanwhile the key of the holders does not vanish, even if the last
+-- holder is removed before another is added. In a slot of a cluster that is being moved, a key that vanishes
+-- cannot come back: it is the other node's then, and the script would end half-way, without a holder.
 --@include allow_writes
 local function anchored(work)
   allow_writes()

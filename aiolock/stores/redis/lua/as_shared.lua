@@ -1,5 +1,5 @@
--- as_shared(waiter): how it stands among the holders once it was downgraded, and so does its grant; nil
--- for what never is.
+-- as_shared(waiter): how this waiter, or its grant, is written among the holders after a downgrade; nil if
+-- it cannot be downgraded.
 local function as_shared(waiter)
   return waiter:find(DOWNGRADES) and 's' .. waiter:sub(2) or nil
 end

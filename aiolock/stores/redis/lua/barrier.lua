@@ -1,8 +1,8 @@
--- barrier: a write of this connection's own, as WAIT counts no other, and whose master this is.
+-- barrier: a write of this connection, because WAIT counts no others; and which master this is.
 --
--- KEYS  1 of this client, for nothing else
+-- KEYS  1 a key of this client, for nothing else
 -- ARGV  1 for how long to keep it (ms)
--- returns  {its history, which a server has anew each time that it starts or becomes a master,
+-- returns  {its replication history, which is new each time that a server starts or becomes a master,
 --          how many replicas follow it now}
 
 -- PEXPIRE first: at maxmemory it is allowed, and leases are renewed then, too.

@@ -1,5 +1,5 @@
--- beat: `acquire` of one that waits already, and the heartbeat of its client (see `presence`): it would
--- ask anyway, before long.
+-- beat: `acquire` of a waiter that waits already, and the heartbeat of its client (see `presence`): the
+-- waiter would ask anyway, before long.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  as of `acquire`
@@ -15,6 +15,6 @@ local too_late = late(ARGV[7])
 if too_late then
   return too_late
 end
--- pcall: an ACL may forbid it by now, which is no reason not to answer.
+-- pcall: an ACL may forbid it by now, which is no reason to give no answer.
 redis.pcall('PUBLISH', CHANNELS .. waiter:match(CLIENT), 'p')
 return acquire_taken(waiter, ticket, ARGV[1], tonumber(ARGV[3]))

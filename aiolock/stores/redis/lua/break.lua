@@ -1,4 +1,4 @@
--- break: the lock is taken from these grants, their clients are told, and the next gets it.
+-- break: ends these grants, tells their clients, and grants the lock to the next.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 prefix of the clients' channels  2… the fences of the grants

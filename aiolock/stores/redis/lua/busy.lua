@@ -1,5 +1,5 @@
--- busy(lease_left, holder): the reply to one that does not wait: when the first lease ends (ms), of which
--- grant that is, and what the client of that one says of itself.
+-- busy(lease_left, holder): the reply to a waiter that does not wait: when the first lease ends (ms), the
+-- grant with that lease, and what its client says of itself.
 local function busy(lease_left, holder)
   local client = holder and holder:match(CLIENT)
   if not client or client == NOBODY then

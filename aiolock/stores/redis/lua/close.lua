@@ -1,10 +1,10 @@
--- close(step, grant, lost, claim): a grant that was entered has ended, at `lost` (ms) where its holder lost
--- it, else nil. Its terms say for how long nobody enters then: `+` ms after a loss, `~` ms after the grant,
--- and `@` until the end of that period of so many ms in which it was granted. It is nobody's grant that
--- keeps the others out, which ends like any other, and shares what the one before it did. Who is first
--- in the queue is told, and asks when that will be. Returns whether there is one.
--- `claim`: it was lost unconfirmed, so that it may have been entered; but not with `@`, for who has that
--- confirms before it enters.
+-- close(step, grant, lost, claim): keeps the lock closed for as long as the terms of an ended grant say: `+`
+-- ms after a loss, `~` ms after the grant, and `@` until the end of the grant's period of `@` ms.
+-- `lost`: when its holder lost it (ms), else nil. A grant without an owner keeps others out: it ends like
+-- any other, and is shared if the ended one was. The first waiter in the queue is told, and asks when the
+-- lock opens. Returns whether the lock is closed.
+-- `claim`: it was lost unconfirmed, so it may have been entered, or not. With `@` it was not, because such
+-- a waiter confirms its grant before it enters.
 --@include keep
 --@include count_permits
 --@include tell
@@ -14,7 +14,7 @@ local function close(step, grant, lost, claim)
     return false
   end
   local delay, least, period = terms:match('%+(%d+)'), terms:match('~(%d+)'), terms:match('@(%d+)')
-  -- A fence is the time of its grant, or later where the clock was set back.
+  -- A fence is the time of its grant, or later if the clock was set back.
   local granted = math.min(math.floor(tonumber(fence) / 1000), NOW)
   local opens = lost and delay and lost + delay or 0
   opens = math.max(opens, least and granted + least or 0)

@@ -1,5 +1,5 @@
--- count_permits(step, waiter, sign): the permits of this waiter, or grant, are taken (1) or free (-1).
--- Does nothing for what is no semaphore's.
+-- count_permits(step, waiter, sign): counts the permits of this waiter, or grant, as taken (1) or free (-1).
+-- Does nothing for a waiter of anything but a semaphore.
 local function count_permits(step, waiter, sign)
   local permits = waiter:match(PERMITS)
   if permits then

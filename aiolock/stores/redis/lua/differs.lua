@@ -1,5 +1,5 @@
--- differs(step, declared, known): the number that is known, where this waiter has declared another; else
--- nil. `known`: the scores of used, limit and declared, where those were read already.
+-- differs(step, declared, known): the number that the server knows, if this waiter declares another; else
+-- nil. `known`: the scores of used, limit and declared, if those were read already.
 --@include read_permits
 local function differs(step, declared, known)
   known = known or redis.call('ZMSCORE', HOLDERS, 'used', 'limit', 'declared')

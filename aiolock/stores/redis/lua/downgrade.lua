@@ -1,9 +1,9 @@
--- downgrade: an exclusive holder becomes a shared one without letting go: the same grant, under the
--- same fence, until the same time. Those at the head of the queue who may share it enter.
+-- downgrade: an exclusive holder becomes a shared one without a release: the same grant, with the same fence
+-- and the same end. Waiters at the head of the queue that may share the lock enter.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter, as it was granted  2 fence of the grant  3 prefix of the clients' channels
--- returns  1 it is a shared holder now  0 it was no holder any more
+-- returns  1 it is a shared holder now  0 it is no holder any more
 --@include names
 local CHANNELS = ARGV[3]
 --@include clock

@@ -1,12 +1,12 @@
--- end_grant(step, grant, reason, ended, claim): its holder has lost it, at `ended` (ms), and is told why.
--- `claim`: its lease was a claim, so it may never have been entered. Returns its client.
+-- end_grant(step, grant, reason, ended, claim): the holder has lost its grant, at `ended` (ms), and is told
+-- why. `claim`: the lease was a claim, so it may never have been entered. Returns the holder's client.
 --@include drop
 --@include tell
 --@include close
 local function end_grant(step, grant, reason, ended, claim)
   drop(step, grant)
   local client = grant:match(CLIENT) or grant
-  -- Its client may have handed it on by itself since, under higher fences (see `pass`).
+  -- The client may have handed the lock on by itself since, under higher fences (see `pass`).
   step.floor = math.max(step.floor, (tonumber(grant:match(FENCE_OF)) or 0) + RUN)
   if client ~= NOBODY then
     tell(grant, client, 'l ' .. grant .. ' ' .. reason .. ' ' .. HOLDERS)

@@ -1,8 +1,8 @@
--- enqueue(waiter, ticket, most): a place at the tail (ticket 0), or the old place again (> 0).
--- Returns its ticket; whether it was displaced, and has that place no more (1, else 0); its place, where
--- that is known without asking: 1, or 2 for any that is further back; whether others may fit now, for dead
--- ones have left or it came before some of them; and who stands directly before it in the queue, where it
--- has come just now. Where the queue is full: nil, how many wait, nil, and whether others may fit.
+-- enqueue(waiter, ticket, most): gives it a place at the tail (ticket 0), or its old place again (> 0).
+-- Returns its ticket; 1 if it had lost that place, else 0; its place, if known without a further command
+-- (1, or 2 for any that is further back); whether others may fit now, because dead waiters have left or it
+-- came before some of them; and, for a newcomer, the waiter directly before it. If the queue is full: nil,
+-- how many wait, nil, and whether others may fit.
 --@include remove_dead
 --@include overtake
 --@include void

@@ -1,6 +1,6 @@
--- finish: what the lock was held for is done. Of those who want it done once nobody enters for a
--- while: they leave the queue and are told, and whoever asks later is told too. A grant that is
--- nobody's keeps the lock meanwhile, as in `close`.
+-- finish: the work for which the lock was held is done. For a while, no waiter that wants it done once
+-- enters: those in the queue leave it and are told, and later ones are told when they ask. A grant without
+-- an owner holds the lock meanwhile, as in `close`.
 --
 -- KEYS  1 holders  2 queue
 -- ARGV  1 waiter  2 fence of the grant  3 for how long that is remembered (ms)
@@ -18,7 +18,7 @@ local grant = waiter .. ':' .. fence
 if not redis.call('ZSCORE', HOLDERS, grant) then
   return redis.call('ZSCORE', HOLDERS, done) and 1 or 0
 end
--- As long as it is remembered, a late copy finds that it is done: so at least until then.
+-- A late copy is told "done" for as long as that is remembered, so until `copies` at least.
 remembered = math.max(remembered, math.ceil(copies / 1000) - NOW)
 redis.call('PEXPIRE', HOLDERS, remembered + KEPT) -- first: at maxmemory it is allowed, then so is ZADD
 redis.call('ZADD', HOLDERS, NOW + remembered, done)

@@ -1,5 +1,5 @@
--- fits(step, waiter, queued): may it enter beside those who hold? `queued`: 1 if it stands in the queue, else
--- nil.
+-- fits(step, waiter, queued): whether it may enter beside the holders. `queued`: 1 if it stands in the
+-- queue, else nil.
 --   *n  while n permits are free       &n  once n stand in the queue, all together
 --   ^n  once the count is n            no rule: alone, or beside others that share
 --@include read_permits
@@ -27,7 +27,7 @@ local function fits(step, waiter, queued)
   end
   local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   if not first[1] or tonumber(first[2]) >= COUNTERS then
-    return true -- nobody holds it
+    return true -- there is no holder
   end
   return waiter:byte() == SHARED and first[1]:byte() == SHARED
 end

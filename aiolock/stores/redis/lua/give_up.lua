@@ -1,5 +1,5 @@
--- give_up(what, ends): copies of it that come until then (ms) are to find that it was given up: a
--- tombstone. Those before it that have ended go.
+-- give_up(what, ends): leaves a tombstone, so that copies of a command that come until `ends` (ms) find that
+-- it was given up. Tombstones whose time is over are removed.
 --@include allow_writes
 --@include keep
 local function give_up(what, ends)

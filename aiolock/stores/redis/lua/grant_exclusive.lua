@@ -1,6 +1,6 @@
 -- grant_exclusive(waiter, lease, mark, floor, kept): makes it the only holder; returns its fence.
---   mark  UNCONFIRMED where the lease is a claim, else 0
---   kept  for how long the holders are kept (ms); nil: its terms say so
+--   mark  UNCONFIRMED if the lease is a claim, else 0
+--   kept  for how long to keep the holders (ms); nil: as its terms demand
 --@include next_fence
 --@include outlives
 local function grant_exclusive(waiter, lease, mark, floor, kept)

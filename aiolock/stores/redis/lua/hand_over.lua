@@ -1,6 +1,6 @@
--- hand_over(grant, head, asker, fence): to the first of the queue, from a client that holds the lock alone,
--- by this grant and under this fence. Returns the reply; nil, and nothing was done, where that one does
--- not want it alone, or does not listen (see `advance`).
+-- hand_over(grant, head, asker, fence): grants the lock to the first of the queue, from an exclusive holder
+-- with this grant and fence. Returns the reply; nil, with nothing done, if the first waiter shares, or does
+-- not listen (see `advance`).
 --@include clock
 --@include grant_exclusive
 --@include tell

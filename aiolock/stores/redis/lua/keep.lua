@@ -1,5 +1,5 @@
--- keep(ms, slack): the holders live for at least so many ms, less `slack`. Never for less than before:
--- that may be for a longer lease, or for something that is to be remembered.
+-- keep(ms, slack): the key of the holders lives for at least `ms`, less `slack`. Never for less than
+-- before: that may be for a longer lease, or for something that must be remembered.
 local function keep(ms, slack)
   if redis.call('PTTL', HOLDERS) < ms - (slack or 0) then
     redis.call('PEXPIRE', HOLDERS, ms)

@@ -1,9 +1,9 @@
--- list: keys of some names of which there are holders or a queue, or votes, where it is asked for those.
--- Writes nothing.
+-- list: some keys of names that have holders or a queue (or votes, if the pattern is for those). Writes
+-- nothing.
 --
--- KEYS  1 any of a slot that this server has: some servers want one
+-- KEYS  1 any key of a slot that this server has: some servers want one
 -- ARGV  1 where the last page ended, 0 at first  2 a pattern for all keys of a prefix
---       3 how many keys the server looks at: so long everybody waits
+--       3 how many keys the server looks at: all other clients wait so long
 -- returns  {where this page ends, 0 if it is the last, {key, …}}
 local page = redis.pcall('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
 if page.err then

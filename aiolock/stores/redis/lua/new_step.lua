@@ -1,9 +1,9 @@
--- new_step(asker): what the functions of one call share, and hand on as `step`:
+-- new_step(asker): what the functions of one call share, and pass on as `step`:
 --   asker        the client that is answered now: it is alive, whether or not it listens; nil: none
---   reply_to     the client whose first push goes with the reply, which is shorter; nil: none
+--   reply_to     the client whose first push goes with the reply, which is faster; nil: none
 --   floor        the highest fence that has ended in this call: the next one is above it
---   used, limit  permits that are taken, and how many there are; nil until `read_permits`
---   passing      how many more of a full group may enter
+--   used, limit  how many permits are taken, and how many there are; nil until `read_permits`
+--   passing      how many more waiters of a full group may enter
 local function new_step(asker)
   return {asker = asker, floor = 0, passing = 0}
 end

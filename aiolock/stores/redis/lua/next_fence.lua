@@ -1,8 +1,8 @@
 -- next_fence(floor): the fence of a new grant, as text: max(last + 1, now in µs).
--- It grows even when the key has expired or a fail-over rolled it back, and above `floor`, the fence
--- of the holder before, even when the clock was set back.
+-- It grows even if the key has expired or a fail-over has rolled it back. It is above `floor`, the fence of
+-- the last holder, even if the clock was set back.
 local function next_fence(floor)
-  -- Numbers as text: those that Lua turns into text cost the server as much as a command.
+  -- Numbers stay text: each that Lua turns into text costs the server as much as a command.
   local last = redis.call('SET', FENCE, STAMP, 'PX', '600000', 'GET')
   last = math.max(tonumber(last or 0), floor)
   if last - STAMP < 0 then

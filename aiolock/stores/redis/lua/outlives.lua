@@ -1,6 +1,6 @@
--- outlives(waiter): for how long at most, after the end of its lease, its grant may close the lock (ms): the
--- holders are kept for as long, so that whoever asks first finds that it has ended, even if nobody does
--- for a day. Its terms say so, see `close`.
+-- outlives(waiter): for how long at most, after the end of its lease, its grant may close the lock (ms); its
+-- terms say so, see `close`. The holders are kept for as long, so that the next waiter finds that the lease
+-- has ended, even if there is none for a day.
 local function outlives(waiter)
   local longest = 0
   if waiter:find(HAS_TERMS) then

@@ -1,9 +1,9 @@
--- pass: a client has handed the lock on among its own waiters, under a lease that it had, and says so: the
--- giver is no holder any more and the taker is, for a claim of its own; those in between have left.
+-- pass: a client reports that it has handed the lock on among its own waiters, under a lease that it had.
+-- The taker becomes the holder instead of the giver, for a claim of its own; those in between have left.
 --
 -- KEYS  1 holders  2 queue  3 fence
--- ARGV  1 the grant of the giver  2 that of the taker  3 its fence  4 its claim (ms)
---       5… those that have had it since, and the taker  the last: not after (µs)
+-- ARGV  1 the grant of the giver  2 that of the taker  3 the fence of the taker  4 its claim (ms)
+--       5… those that have held it since, up to the taker  the last: not after (µs)
 -- returns  1 it is so, or was before  0 the giver was no holder
 --@include names
 --@include clock

@@ -1,11 +1,11 @@
--- post: something is counted, or a value is put up; those who wait for the count to be so high enter.
--- A count never falls. The value stands in a key of its own, for it may be long.
+-- post: raises a count, or posts a value; waiters for a count that is now reached enter.
+-- A count never falls. The value has a key of its own, because it may be long.
 --
 -- KEYS  1 holders  2 queue  3 fence  4 value
--- ARGV  1 '', or a token by which one is added to the count, once  2 else the count
+-- ARGV  1 '', or a token, for which one is added to the count, once  2 else the count
 --       3 the number declared, 0 for none  4 the value  5 how long to remember all this (ms)
 --       6 prefix of the clients' channels  7 not after (µs)
--- returns  the count; or less than 0: the number that is known, where another was declared
+-- returns  the count; or less than 0: minus the number that is known, if another was declared
 --@include names
 local CHANNELS = ARGV[6]
 --@include clock

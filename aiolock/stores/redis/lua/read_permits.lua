@@ -1,5 +1,5 @@
--- read_permits(step, declared, known): sets `step.used` and `step.limit`, once; where they are
--- forgotten, to what this waiter has declared. `known`: their two scores, where those were read already.
+-- read_permits(step, declared, known): sets `step.used` and `step.limit`, once; if they are forgotten, to
+-- the number that this waiter declares. `known`: their two scores, if those were read already.
 --@include keep
 local function read_permits(step, declared, known)
   if step.limit then

@@ -1,7 +1,7 @@
--- reap(step): grants whose lease has ended go. Their clients are gone or stuck, so their waiters leave
--- the queue too (one claim is lost to each client, not one for every waiter). A push tells them, should
--- they still listen: then they come back at their old places. Where a lease was not to be renewed (f) its
--- end means nothing; but the claim of a pushed grant is to be confirmed all the same.
+-- reap(step): ends the grants whose lease has ended. Their clients are dead or stuck, so their waiters leave
+-- the queue too (so each such client costs one claim, not one for each waiter). A push tells them, in case
+-- they still listen: then they come back at their old places. If a lease was not to be renewed (f), its end
+-- means nothing; but the claim of a pushed grant must be confirmed all the same.
 --@include end_grant
 --@include keep_floor
 local function reap(step)

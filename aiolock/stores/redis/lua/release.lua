@@ -1,20 +1,20 @@
--- release: out of the holders or out of the queue, whichever it is in, and on to the next.
--- One script for release, timeout and cancellation, so "given up while being granted" is one
--- decision. The first write (ZREM) is allowed at maxmemory, and with it all the others. A grant goes
--- after the next has come, see `anchored`.
+-- release: removes a waiter from the holders or the queue, and grants the lock to the next.
+-- It is one script for release, timeout and cancellation, so "given up while being granted" is one
+-- decision. The first write (ZREM) is allowed at maxmemory, and after it all the others. A grant is
+-- removed after the next was added, see `anchored`.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
---       4 1: its terms may close the lock now  0: it has none, or the grant was not entered
+--       4 1: its terms may close the lock now  0: it has no terms, or the grant was not entered
 --       5 until when older copies of its `acquire` may come (µs), 0: none are on their way
 -- returns  1 it was a holder  2 it was queued  0 neither
---          'g …' it was a holder, and the next is of the same client: the push, by a shorter way
+--          'g …' it was a holder, and the next is of the same client: its push, sent with the reply
 --@include names
 local CHANNELS = ARGV[3]
 --@include hand_over
 --@include release_general
 
--- First what is most often: one that held it alone, of which nothing is to be remembered.
+-- The most frequent case first: an exclusive holder, of which nothing is to be remembered.
 local waiter, fence, closes, copies = ARGV[1], ARGV[2], ARGV[4] == '1', ARGV[5]
 if fence == '0' or waiter:byte() ~= EXCLUSIVE or copies ~= '0' or closes then
   return release_general(waiter, fence, closes, copies)

@@ -1,4 +1,4 @@
--- release_general(waiter, fence, closes, copies): `release`, of whatever it is. Returns the reply.
+-- release_general(waiter, fence, closes, copies): `release`, for all cases. Returns the reply.
 --@include clock
 --@include new_step
 --@include anchored
@@ -17,7 +17,7 @@ local function release_general(waiter, fence, closes, copies)
     if was == 0 then
       return 0
     elseif was == 2 then
-      -- It may be the one that held back others, who would fit beside those who share.
+      -- It may have held back others, which fit beside holders that share.
       local first = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
       if first and first:byte() == EXCLUSIVE then
         return 2
@@ -33,7 +33,7 @@ local function release_general(waiter, fence, closes, copies)
     local _, _, push = advance(step, exclusive)
     return push or 1
   end
-  -- Where there are permits, what is known of them keeps the holders from vanishing.
+  -- With permits, their counters keep the holders from vanishing.
   if waits and not waiter:find(PERMITS) then
     return anchored(released)
   end

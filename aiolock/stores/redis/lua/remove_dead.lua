@@ -1,4 +1,4 @@
--- remove_dead(asker): those whose process is gone leave the queue, where it counts how many wait.
+-- remove_dead(asker): removes the waiters of dead clients from the queue, when it matters how many wait.
 -- Returns whether there were any. Its cost grows with the queue, which max_waiters, or the size of the
 -- group, bounds.
 --@include listens

@@ -1,9 +1,9 @@
 -- renew: many leases in one call; each that still holds ends ttl from now.
 --
 -- KEYS  holders, one key for each grant
--- ARGV  2i-1 the grant (waiter:fence)  2i ttl (ms; 0: only say whether it still holds)
+-- ARGV  2i-1 the grant (waiter:fence)  2i ttl (ms; 0: only answer whether it still holds)
 --       the last: not after (µs)
--- returns  for each: 1 still a holder  0 not any more
+-- returns  for each: 1 still a holder  0 no longer
 --@include names
 --@include clock
 --@include late

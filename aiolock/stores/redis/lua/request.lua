@@ -1,4 +1,4 @@
--- request: whoever holds the lock is asked to let go, when they can. Changes nothing.
+-- request: asks the holders to release the lock when they can. Changes nothing.
 --
 -- KEYS  1 holders
 -- ARGV  1 prefix of the clients' channels  2 not after (µs)

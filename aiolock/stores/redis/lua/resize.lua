@@ -1,9 +1,9 @@
--- resize: another number of permits, for everybody. It may be declared from now on, and so may one
--- other: that of the caller or, where that is the new one, that of those before it.
--- Those at the head of the queue who fit now enter; who holds more than there are keeps them.
+-- resize: sets the number of permits, for all clients. From now on waiters may declare it, and one other
+-- number: that of the caller or, if that is the new one, the number before.
+-- Waiters at the head of the queue that fit now enter; holders keep their permits, even if there are fewer.
 --
 -- KEYS  1 holders  2 queue  3 fence
--- ARGV  1 what the caller declares  2 the limit  3 how long to remember it (ms)
+-- ARGV  1 the number that the caller declares  2 the limit  3 how long to remember it (ms)
 --       4 prefix of the clients' channels  5 a token, the same in each copy of this command
 --       6 not after (µs)
 -- returns  the limit before
@@ -22,7 +22,7 @@ local too_late = late(ARGV[6])
 if too_late then
   return too_late
 end
--- A second copy must not undo what others have set since. What it is to answer stands behind the token.
+-- A second copy must not undo what others have set since. The token's tombstone has the answer to it.
 local done = '!' .. token .. '='
 local after_now = string.format('(%.0f', COUNTERS + NOW)
 for _, tombstone in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, after_now, COUNTERS + 1e13)) do
@@ -37,7 +37,7 @@ keep(remembered)
 -- Its client may send another copy, with a later limit, for some seconds.
 local last = ARGV[6] == '0' and NOW or math.ceil(ARGV[6] / 1000)
 give_up(token .. '=' .. string.format('%.0f', before), last + 10000)
--- Who declares the new number already speaks for those who declare the old one.
+-- A caller that already declares the new number speaks for those that declare the old one.
 local other = declared == limit and before or declared
 if other ~= limit then
   redis.call('ZADD', HOLDERS, COUNTERS + other, 'declared')

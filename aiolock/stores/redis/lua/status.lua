@@ -1,7 +1,7 @@
--- status: who holds and who waits, at one moment, and where they run. Writes nothing.
+-- status: the holders and waiters at one moment, and where they run. Writes nothing.
 --
 -- KEYS  1 holders  2 queue
--- ARGV  1 prefix of the clients' channels  2 1: those who wait too  0: only the holders
+-- ARGV  1 prefix of the clients' channels  2 1: the waiters too  0: only the holders
 -- returns  {now (µs), {grant, lease end (ms), …}, {waiter, ticket, …}, the limit, -1 for none,
 --           {client, its process, how many listen for it, …}}
 --@include names
@@ -13,7 +13,7 @@ local limit = redis.call('ZSCORE', HOLDERS, 'limit')
 local held = redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1, 'WITHSCORES')
 local waiting = ARGV[2] == '1' and redis.call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES') or {}
 
--- pcall: where a client says who it is, is in another slot; and an ACL may forbid to count.
+-- pcall: the key with who a client is may be in another slot; and an ACL may forbid to count.
 local clients, seen = {}, {[NOBODY] = true}
 for _, parties in ipairs({held, waiting}) do
   for i = 1, #parties, 2 do

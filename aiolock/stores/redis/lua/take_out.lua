@@ -1,6 +1,6 @@
--- take_out(step, waiter, fence): it is neither a holder nor queued any more. With a fence of '0' it is
--- taken out of either, else that grant alone. Returns what it was (1 a holder, 2 queued, 0 neither), and
--- the grant that it had, if any.
+-- take_out(step, waiter, fence): removes it from the queue or the holders; with a fence other than '0',
+-- that grant only. Returns what it was (1 a holder, 2 queued, 0 neither), and the grant that it had, if
+-- any.
 --@include drop
 --@include as_shared
 local function take_out(step, waiter, fence)

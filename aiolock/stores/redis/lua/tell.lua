@@ -1,8 +1,8 @@
--- tell(text, client, push): say this to the client of that waiter, or grant. Where the text has a tag (#),
--- first by the channel of a slot: what is said there stays in the shard. Nobody may hear it there, for the
--- slot has moved to another node, or this name has: then as to anybody else. Who is alive is not asked of
--- that channel, see `listens`. Returns how many heard it on this server, or the error.
--- pcall: where an ACL forbids it by now, a waiter finds its grant when it asks again.
+-- tell(text, client, push): pushes to the client of that waiter or grant. If the text has a tag (#), the push
+-- first goes to the channel of a slot, and so stays in the shard. If that slot, or this name, has moved to
+-- another node, no client hears it there: then the push goes to the plain channel, for which alone `listens`
+-- checks that the client is alive. Returns how many heard it on this server, or the error.
+-- pcall: if an ACL forbids it by now, a waiter finds its grant when it asks again.
 local function tell(text, client, push)
   local tag = text:find('#', 1, true) and text:match(TAG)
   if tag then

@@ -1,5 +1,6 @@
--- void(waiter): it came to stand in the queue before others. Whoever stands directly behind it, of another
--- client, is told: that client must not take what is before its waiter for its own any more (see `pass`).
+-- void(waiter): it came to stand in the queue before others. If the one directly behind it is of another
+-- client, that client is told: it must no longer assume which of its own stands before that waiter (see
+-- `pass`).
 --@include tell
 local function void(waiter)
   local after = redis.call('ZRANK', QUEUE, waiter) + 1

@@ -1,14 +1,13 @@
--- cast(waiter, ticket, lease, proposal): votes for this waiter; returns the number of the vote, as text: the
--- proposal, or the next number, if that is higher or none is proposed ('0'). Where the last number is
+-- cast(waiter, ticket, lease, proposal, kept, remembered): votes for this waiter; returns the number of the vote, as
+-- text: the proposal, or the next number, if that is higher or none is proposed ('0'). Where the last number is
 -- forgotten, the ticket stands for it, which is a time as well. Not the clock of this server: one that is
 -- years ahead would have all of them count from there.
---@include outlives
-local function cast(waiter, ticket, lease, proposal)
+--   kept, remembered  for how long the votes are kept, and the last number (ms); nil: see `lasting`
+--@include quorum/lasting
+local function cast(waiter, ticket, lease, proposal, kept, remembered)
   local number, last = proposal, nil
-  local kept, remembered = lease + KEPT + outlives(waiter), lease + REMEMBERED
-  if waiter:byte() == SHARED then -- beside it there may be votes with longer leases
-    kept = math.max(kept, redis.call('PTTL', VOTES))
-    remembered = math.max(remembered, redis.call('PTTL', LAST))
+  if not kept then
+    kept, remembered = lasting(waiter, lease)
   end
   if proposal == '0' then
     last = redis.call('GET', LAST)
@@ -22,8 +21,8 @@ local function cast(waiter, ticket, lease, proposal)
   if number ~= proposal then
     redis.call('SET', LAST, number, 'PX', remembered)
   end
-  local vote = waiter .. ':' .. number .. ':' .. ticket .. ':' .. string.format('%.0f', NOW)
-  redis.call('ZADD', VOTES, NOW + lease + UNCONFIRMED, vote)
+  local granted = STAMP:sub(1, -4) -- NOW, as text
+  redis.call('ZADD', VOTES, NOW + lease + UNCONFIRMED, waiter .. ':' .. number .. ':' .. ticket .. ':' .. granted)
   redis.call('PEXPIRE', VOTES, kept)
   return number
 end

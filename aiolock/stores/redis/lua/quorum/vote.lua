@@ -1,9 +1,10 @@
 -- quorum/vote: a vote for this waiter, or a place in the line. Asking again is harmless.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker
--- ARGV  1 prefix of the clients' channels  2 ttl (ms)  3 how many may stand in line (0: any number)
---       4 1: it waits  0: it does not  5 waiter  6 ticket  7 the number that is proposed, '0' for none
---       8 not after (µs)
+-- ARGV  1 prefix of the clients' channels  2 ttl (ms)
+--       3 for how long a vote is kept that nobody shares (ms), and 4 its number: see `cast`
+--       5 how many may stand in line (0: any number)  6 1: it waits  0: it does not
+--       7 waiter  8 ticket  9 the number that is proposed, '0' for none  10 not after (µs)
 -- returns  '<number> <lease (ms)> <now (µs)>'               it has the vote: nobody had it or waited
 --          {1, number, lease (ms), now (µs)}                it has the vote
 --          {2, until (ms), place, now (µs)}                 another has it; place: 1 first in line, else 2
@@ -18,24 +19,17 @@ local CHANNELS = ARGV[1]
 --@include late
 --@include quorum/silent
 --@include quorum/cast
---@include quorum/counted
 --@include quorum/vote_taken
 
-local ttl, waiter, ticket, proposal = ARGV[2], ARGV[5], ARGV[6], ARGV[7]
-local too_late = late(ARGV[8])
+local ttl, waiter, ticket, proposal = ARGV[2], ARGV[7], ARGV[8], ARGV[9]
+local too_late = late(ARGV[10])
 if too_late then
   return too_late
 end
 local left = silent()
 if left then
   return {4, left, tonumber(STAMP)}
-elseif waiter:byte() == SHARED then
-  local _, number = waiter:match(FLAGS_COUNT_CLIENT)
-  if number then
-    return counted(waiter, ticket, tonumber(number), ARGV[4] == '1')
-  end
+elseif waiter:byte() ~= SHARED and redis.call('EXISTS', VOTES, LINE) == 0 then
+  return cast(waiter, ticket, ttl, proposal, ARGV[3], ARGV[4]) .. ' ' .. ttl .. ' ' .. STAMP
 end
-if redis.call('EXISTS', VOTES, LINE) == 0 then
-  return cast(waiter, ticket, ttl, proposal) .. ' ' .. ttl .. ' ' .. STAMP
-end
-return vote_taken(waiter, ticket, ttl, proposal, tonumber(ARGV[3]), ARGV[4] == '1')
+return vote_taken(waiter, ticket, ttl, proposal, tonumber(ARGV[5]), ARGV[6] == '1')

@@ -1,5 +1,6 @@
--- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, where there is a vote out, or a line. Returns
--- the reply.
+-- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, where there is a vote out, or a line, or it is
+-- of those that share. Returns the reply.
+--@include quorum/counted
 --@include quorum/present_vote
 --@include quorum/vote_of
 --@include quorum/reap_vote
@@ -12,6 +13,10 @@
 --@include busy
 --@include tell
 local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
+  local _, count = waiter:match(FLAGS_COUNT_CLIENT)
+  if count then
+    return counted(waiter, ticket, tonumber(count), waits)
+  end
   local asker = waiter:match(CLIENT)
   local vote, score = present_vote()
   if redis.call('ZCARD', VOTES) > (vote and 1 or 0) then

@@ -1,0 +1,10 @@
+-- lasting(waiter, lease): for how long the votes are kept, with a new one for this waiter, and the last number (ms).
+--@include outlives
+local function lasting(waiter, lease)
+  local kept, remembered = lease + KEPT + outlives(waiter), lease + REMEMBERED
+  if waiter:byte() == SHARED then -- beside it there may be votes with longer leases
+    kept = math.max(kept, redis.call('PTTL', VOTES))
+    remembered = math.max(remembered, redis.call('PTTL', LAST))
+  end
+  return kept, remembered
+end

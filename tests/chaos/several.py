@@ -1,0 +1,275 @@
+"""Rules of the checker for where several servers vote: see `tests.chaos.checker` for all of them.
+
+Nothing is excused by what a minority of the servers does. What one of them says is in the history
+as each process has heard it: that a waiter stands there, when its vote was given, what it knows to
+be done, and what is put up there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from tests.chaos.history import Event
+from tests.chaos.run import COMMAND, LAG, NS, ROUND_TRIP, TICK, Attempt, Run, Violation
+
+_BOARD: Final = "elected:primary"
+"""Under which it is put up who leads."""
+
+
+def tickets(run: Run) -> Iterator[Violation]:
+    """Where all servers go by tickets, who asks later has the higher one."""
+    highest: dict[str, Attempt] = {}
+    waiting: deque[Attempt] = deque()
+    given = [attempt for attempt in run.attempts.values() if attempt.ticket]
+    for attempt in sorted(given, key=lambda attempt: attempt.sent):
+        while waiting and waiting[0].sent < attempt.asked.t - ROUND_TRIP:
+            earlier = waiting.popleft()
+            before = highest.setdefault(earlier.name, earlier)
+            if earlier.ticket > before.ticket:
+                highest[earlier.name] = earlier
+        other = highest.get(attempt.name)
+        if other is not None and other.ticket > attempt.ticket:
+            asked = attempt.asked.t
+            if not run.disturbed(attempt.who, asked - NS, asked + ROUND_TRIP):
+                text = f"{attempt.id} asked for {attempt.name!r} after {other.id}: a lower ticket"
+                yield run.violation("tickets", text, other, attempt)
+        waiting.append(attempt)
+
+
+def everywhere(run: Run) -> Iterator[Violation]:
+    """Where several servers vote, who waits stands at each that it can reach."""
+    for attempt in run.attempts.values():
+        until = attempt.waited_until
+        asked = attempt.asked.t
+        if until is None or until <= asked + LAG or not attempt.ticket:
+            continue
+        for server in range(run.servers):
+            stands = attempt.stands.get(server)
+            if stands or run.disturbed_at(attempt.who, server, asked, asked + LAG):
+                continue
+            text = f"{attempt.id} waited for {(until - asked) / NS:.3f} s, and not at {server}"
+            yield run.violation("everywhere", text, attempt)
+
+
+def readers_in_order(run: Run) -> Iterator[Violation]:
+    """A reader has its first vote at a server no later than one that came there after it.
+
+    Fences of readers say nothing of their order, so this is told at each server.
+    """
+    for name, entries in run.entries.items():
+        readers = [attempt for attempt in entries if attempt.shared]
+        for server in range(run.servers):
+            here = [a for a in readers if server in a.first_votes and a.stands.get(server)]
+            here.sort(key=lambda attempt: attempt.stands[server][0][0])
+            times = [attempt.stands[server][0][0] for attempt in here]
+            votes = [attempt.first_votes[server] for attempt in here]
+            earliest = list(accumulate(reversed(votes), min))[::-1]
+            for attempt in here:
+                assert attempt.entered is not None
+                clear = run.clear_at(attempt, server, attempt.entered.t)
+                said = [said for asked, said in attempt.stands[server] if asked >= clear][:1]
+                after = bisect_right(times, said[0]) if said else len(here)
+                if after == len(here) or earliest[after] >= attempt.first_votes[server]:
+                    continue
+                for other in here[after:]:
+                    sooner = other.first_votes[server] < attempt.first_votes[server]
+                    if sooner and other.ticket >= attempt.ticket:
+                        text = f"{other.id} had a vote for {name!r} at {server} before {attempt.id}"
+                        yield run.violation("order", f"{text}, which stood there", attempt, other)
+                        break
+
+
+def starvation(run: Run) -> Iterator[Violation]:
+    """Who stands at a majority is overtaken by nobody, also where it gives up before its turn.
+
+    A reader may be by other readers.
+    """
+    for attempt in run.attempts.values():
+        until = _gave_up(run, attempt)
+        stood = run.stood_since(attempt, until) if until is not None else None
+        if until is None or stood is None or not attempt.ticket:
+            continue
+        entries = run.entries.get(attempt.name, [])
+        # Those of the client that has the lock may hand it on for a moment.
+        begin = bisect_left(entries, stood + ROUND_TRIP, key=_entered)
+        for other in entries[begin : bisect_left(entries, until, key=_entered)]:
+            if other.asked.t <= stood or other.ticket < attempt.ticket:
+                continue
+            if not (other.shared and attempt.shared):
+                text = f"{other.id} entered {attempt.name!r}, and {attempt.id} stood before it"
+                yield run.violation("starvation", f"{text} and gave up later", attempt, other)
+                break
+
+
+def _entered(attempt: Attempt) -> int:
+    assert attempt.entered is not None
+    return attempt.entered.t
+
+
+def _gave_up(run: Run, attempt: Attempt) -> int | None:
+    """Until when an attempt that gave up has certainly waited; None for all others."""
+    ended = attempt.ended
+    if attempt.entered is not None or ended is None or not attempt.asked["wait"]:
+        return None
+    if attempt.outcome not in {"cancelled", "none", "AcquireTimeout", "TimeoutError"}:
+        return None
+    ends = [ended.t]
+    if attempt.asked["timeout"] is not None:
+        ends.append(attempt.asked.t + int(attempt.asked["timeout"] * NS) - TICK)
+    if attempt.cancelling is not None:
+        ends.append(attempt.cancelling)
+    closing = run.closing(attempt.who, attempt.asked.t, ended.t)
+    if closing is not None:
+        ends.append(closing)
+    return min(ends)
+
+
+# What is done once
+
+
+def done(run: Run) -> Iterator[Violation]:
+    """What is done once: a majority knows before anybody is told, and nobody begins after that.
+
+    Unless all those have lost their memory that knew it when that was told. Or it had begun before:
+    its fence is lower, or its process stood still when that was told. Two at a time never do it.
+    """
+    if not run.servers:
+        return
+    knowing: dict[str, set[int]] = defaultdict(set)
+    told: dict[int, Event] = {}
+    fences: dict[int, int] = defaultdict(int)
+    for event in run.of("marked", "handling", "handled", "knows", "begins"):
+        if event.kind == "marked":
+            knowing[event["n"]].add(event["server"])
+            continue
+        message = event["message"]
+        name = f"once:message {message}"
+        if event.kind == "handling":
+            fences[message] = max(fences[message], event["fence"])
+        elif event.kind == "begins":
+            before = told.get(message)
+            if before is None or event["fence"] < fences[message]:
+                continue
+            stood_still = run.stalls[event.who].touch(before.t, before.t)
+            if not stood_still and (those := run.still_done(name, before.t, event.t)):
+                text = f"{event['a']} began message {message}, which was done, as {those} knew"
+                yield Violation("done", text, (before, event))
+        else:
+            if len(knowing[name]) < run.most:
+                text = f"{event['a']} was told that message {message} is done, and no majority was"
+                yield Violation("done", text, (event,))
+            told[message] = event
+    yield from _done_alone(run)
+
+
+def _done_alone(run: Run) -> Iterator[Violation]:
+    """Bodies that handle one message, as long as their leases last, do so one at a time."""
+    stops = {event["a"]: event.t for event in run.of("stops")}
+    last: dict[int, tuple[int, Event]] = {}
+    for event in run.of("begins"):
+        ends = [event["deadline"], stops.get(event["a"], event["deadline"])]
+        if event.who in run.killed:
+            ends.append(run.killed[event.who].t)
+        closing = run.closing(event.who, event.t, event["deadline"])
+        if closing is not None:
+            ends.append(closing)
+        end, before = last.get(event["message"], (0, event))
+        if event.t < min(end, *ends):
+            text = f"{event['a']} began message {event['message']} beside {before['a']}"
+            yield Violation("done", text, (before, event))
+        last[event["message"]] = max((end, before), (min(ends), event), key=lambda each: each[0])
+
+
+def unknowns(run: Run) -> Iterator[Violation]:
+    """Nobody knows whether a message is handled only where too few could say so.
+
+    Too few are fewer than a majority. Or, of those that have not lost their memory, fewer than a
+    majority of all, and not all.
+    """
+    wants: dict[str, Event] = {}
+    for event in run.of("wants", "apart"):
+        if event.kind == "wants":
+            wants[event["a"]] = event
+            continue
+        asked = wants.get(event["a"])
+        if not run.servers or asked is None or event["outcome"] != "StoreError":
+            continue
+        begin, who = max(asked.t, event.t - COMMAND - LAG), event.who
+        if (
+            run.disturbed(who, begin, event.t)
+            or run.unsure(who, begin, event.t)
+            or run.closing(who, asked.t, event.t) is not None
+        ):
+            continue
+        text = f"{event['a']} was told that nobody knows, though enough of the servers did"
+        yield Violation("unknowns", text, (asked, event))
+
+
+# Elections
+
+
+def looks(run: Run) -> Iterator[Violation]:
+    """Of two who ask who leads, the later is not told of an earlier leader.
+
+    Unless so many servers have lost their memory since that no majority knows of the later one. Who
+    is told of does lead, and who asks is told, and soon.
+    """
+    if not run.servers:
+        return
+    told = sorted(_told(run), key=lambda each: each[0])
+    heard = sorted(told, key=lambda each: each[1].t)
+    latest, index = None, 0
+    for begin, event in told:
+        while index < len(heard) and heard[index][1].t < begin:
+            one = heard[index][1]
+            if latest is None or one["fence"] > latest["fence"]:
+                latest = one
+            index += 1
+        if latest is None or event["fence"] >= latest["fence"]:
+            continue
+        had, has = run.kept_by(_BOARD, latest["fence"], latest.t, event.t)
+        if had == has or len(has) >= run.most:
+            text = f"{event.who} was told that {event['value']} leads, after {latest['value']} did"
+            yield Violation("looks", text, (latest, event))
+    yield from _asked(run)
+
+
+def _told(run: Run) -> Iterator[tuple[int, Event]]:
+    """All that anybody was told of a leader, and since when it had asked."""
+    asked: dict[str, int] = {}
+    for event in run.of("watches", "looks", "saw", "looked"):
+        if event.kind == "looked":
+            if event["fence"]:
+                yield event["since"], event
+        elif event.kind == "saw":
+            yield asked[event["o"]], event
+        else:
+            asked[event["o"]] = event.t
+
+
+def _asked(run: Run) -> Iterator[Violation]:
+    for event in run.of("looked"):
+        since, who = event["since"], event.who
+        leader = run.attempts.get(event["value"])
+        if event["fence"] and (
+            leader is None or (leader.entered is not None and leader.fence != event["fence"])
+        ):
+            text = f"{who} was told that {event['value']} leads, who did not"
+            yield Violation("looks", text, (event,))
+        if (
+            run.disturbed(who, since - LAG, event.t)
+            or run.closing(who, since - LAG, event.t) is not None
+        ):
+            continue
+        if event["outcome"] == "ClientClosed" and run.closing(who, 0, event.t) is not None:
+            continue  # and no other is open yet
+        if event["outcome"] != "ok":
+            text = f"{who} was not told who leads: {event['outcome']}"
+            yield Violation("looks", text, (event,))
+        elif event.t - since > LAG:
+            text = f"{who} was told who leads after {(event.t - since) / NS:.3f} s"
+            yield Violation("looks", text, (event,))
