@@ -3,7 +3,7 @@
     python benchmarks/run.py [--quick]
 
 All is measured once with the cores as they are; then the figures that bars compare are measured
-again with the cores kept awake. Writes the bars and the tables as Markdown, the figures as JSON, and
+again with the cores kept awake. Writes the bars and tables as Markdown, the figures as JSON, and
 plots as PNG into `benchmarks/results/`, and the plots of a full run as SVG into `docs/images/`.
 """
 

@@ -86,7 +86,7 @@ async def one_task(peer: Peer, talk: Talk, *, name: str, operations: int) -> Non
 async def many_names(
     peer: Peer, talk: Talk, *, name: str, tasks: int, names: int, operations: int
 ) -> None:
-    """Each task takes one of so many locks, again and again, all at once: its own or a shared one."""
+    """Each task takes one of so many locks repeatedly, all at once: its own or a common one."""
     locks = [await peer.lock(f"{name}:{place % names}") for place in range(tasks)]
     await asyncio.gather(*map(_through, locks))
 
