@@ -61,7 +61,7 @@ watches     o: an observer of the election begins (``o`` is this observer)
 saw         o, fence, value: the observer sees this leader
 looks       o: the observer is done with that leader, and waits for the next
 watched     o: the observer has ended
-looked      since, fence, value, outcome: the leader, as asked at ``since``; fence 0 if there is none
+looked      since, fence, value, outcome: the leader, as asked at ``since``; fence 0 if none leads
 crash       text: an error that was not caught
 ==========  ====================================================================================
 
