@@ -1,4 +1,4 @@
-"""The promises of the design, and what became of them: on each loop, with cores that may sleep."""
+"""The promises of the design, and the results: on each loop, with cores that may sleep or not."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from benchmarks.rounds import ratios, spread
 from benchmarks.table import Bar, Measured, amount, number
 
 CROWDS = (5, 20, 200)
-"""The crowds of which something is promised."""
+"""The crowds for which the design promises a figure."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One measurement of all promises: on one loop, with cores that sleep or do not."""
+    """One measurement of all promises: on one loop, with cores that may sleep or not."""
 
     title: str
     records: Mapping[Contestant, Record]
@@ -35,13 +35,13 @@ class Column:
     loop: str = "asyncio"
 
     def on_loop(self, contestant: Contestant) -> Contestant:
-        """The contestant, on the loop of this column; there is one floor for all."""
+        """The contestant on the loop of this column; the floor is the same for all."""
         if contestant is FLOOR or contestant.loop == self.loop:
             return contestant
         return on_uvloop(contestant)
 
     def figures(self, contestant: Contestant, name: str) -> Sequence[float]:
-        """What the rounds gave, on the loop of this column; none where it was not measured."""
+        """The figures of the rounds, on the loop of this column; none if they were not measured."""
         record = self.records.get(self.on_loop(contestant))
         return record.figures.get(name, []) if record else []
 
@@ -64,13 +64,13 @@ class Promise:
     limit: float
     at_least: bool
     measure: Callable[[Column], Measured | None]
-    """What it was in one column; None if it was not measured there."""
+    """The figure in one column; None if it was not measured there."""
 
 
 def through(
     column: Column, name: str, ours: Contestant, theirs: Contestant, their_name: str = ""
 ) -> Measured | None:
-    """A figure of ours through one of theirs, round by round."""
+    """A figure of aiolock divided by that of a peer, round by round."""
     one = column.figures(ours, name)
     other = column.figures(theirs, their_name or name)
     if not one or not other:
@@ -79,7 +79,7 @@ def through(
 
 
 def through_fastest(column: Column, name: str, crowd: str) -> Measured | None:
-    """A figure of aiolock through that of the peer which is the fastest in this crowd."""
+    """A figure of aiolock divided by that of the fastest peer in this crowd."""
     fastest = column.fastest(f"{crowd}.rate")
     measured = fastest and through(column, f"{crowd}.{name}", AIOLOCK, fastest)
     if not fastest or not measured:
@@ -88,7 +88,7 @@ def through_fastest(column: Column, name: str, crowd: str) -> Measured | None:
 
 
 def order(column: Column) -> Measured | None:
-    """Pairs of all crowds of one process that went in another order than they came."""
+    """Pairs, in all crowds of one process, that entered in another order than they came."""
     record = column.records.get(column.on_loop(AIOLOCK))
     inverted = [
         figures
@@ -108,20 +108,20 @@ def highest(column: Column, name: str) -> Measured | None:
 
 
 def commands(column: Column, tasks: int) -> Measured | None:
-    """What so many tasks of one process send."""
+    """The commands that so many tasks of one process send."""
     sent = column.ours and column.ours.commands.get(tasks)
     return Measured(spread([sent])) if sent else None
 
 
 def lone_waiter(column: Column) -> Measured | None:
-    """What a process sends whose only waiter waits."""
+    """The commands of a process whose only waiter waits."""
     if column.ours is None:
         return None
     return Measured(spread([column.ours.lone_waiter]), f"for {number(column.ours.watched)} s")
 
 
 def holding(column: Column) -> Measured | None:
-    """What a process needs that holds many leases."""
+    """The needs of a process that holds many leases."""
     if column.ours is None:
         return None
     held = column.ours.holding
@@ -132,7 +132,7 @@ def holding(column: Column) -> Measured | None:
 
 
 def move(column: Column, what: str) -> Measured | None:
-    """What a move costs in the longest queue, through what it costs in the shortest."""
+    """The cost of a move in the longest queue, divided by that in the shortest."""
     if column.ours is None or not column.ours.lines:
         return None
     few, many = (
@@ -143,7 +143,7 @@ def move(column: Column, what: str) -> Measured | None:
 
 
 def restarted(column: Column) -> Measured | None:
-    """What a waiter of a long queue costs after a restart, through what one of a short one does."""
+    """The cost of a restart for a waiter of a long queue, divided by that of a short queue."""
     if column.ours is None or not column.ours.restarted:
         return None
     (_, few), *_, (_, many) = sorted(column.ours.restarted.items())
@@ -262,7 +262,7 @@ PROMISES = (
 
 
 def promises(columns: Sequence[Column]) -> list[Bar]:
-    """A bar for each promise of which something was measured."""
+    """A bar for each promise that was measured."""
     return list(_bars(columns))
 
 

@@ -1,4 +1,4 @@
-"""Who takes part, with what settings, and what has to be installed for it."""
+"""The contestants, with their settings and requirements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import metadata
 
 
 def _driver() -> str:
-    """The redis-py that aiolock runs on here: every peer that can use it gets the same."""
+    """The version of redis-py that aiolock runs on here: all peers that can use it get the same."""
     return f"redis=={metadata.version('redis')}"
 
 
@@ -17,24 +17,24 @@ class Contestant:
 
     title: str
     module: str
-    """Of its adapter, in `benchmarks/peers/`."""
+    """The module of its adapter, in `benchmarks/peers/`."""
     requirements: tuple[str, ...] = ()
-    """What pip installs into its own environment; none: it runs in the project's own."""
+    """The requirements of its own environment; without any, it runs in the project's own."""
     settings: dict[str, object] = field(default_factory=dict[str, object], hash=False)
     remark: str = ""
-    """What the reader of a table should know of it."""
+    """A note for the reader of a table."""
     has: tuple[str, ...] = ()
-    """What it has beside locks: settings that its adapter takes, see `benchmarks/peers`."""
+    """Its other primitives: settings that its adapter takes, see `benchmarks/peers`."""
     loop: str = "asyncio"
-    """The event loop that it runs on: asyncio's own, or "uvloop"."""
+    """Its event loop: asyncio's own, or "uvloop"."""
     waits: bool = True
-    """Whether it is measured where others want the lock, too."""
+    """Whether it is measured with a lock that others want, too."""
     slow: bool = False
-    """Whether it is measured in the first round only: it takes long, and no bar compares it."""
+    """Whether it is measured in the first round only: it is slow, and no bar compares it."""
 
 
 def on_uvloop(contestant: Contestant) -> Contestant:
-    """The same contestant on uvloop, which has to be in its environment."""
+    """The same contestant on uvloop, which its environment has to contain."""
     return replace(contestant, title=f"{contestant.title}, uvloop", loop="uvloop")
 
 
@@ -53,7 +53,7 @@ SET_AND_DEL = Contestant(
     waits=False,
 )
 FLOOR = Contestant("floor", "set_nx")
-"""Not a lock either: its processes throw messages, see `scenarios.floors`."""
+"""Not a lock: its processes throw messages, see `scenarios.floors`."""
 REDIS_PY = Contestant("redis-py `Lock`", "redis_py", remark="polls every 0.1 s, its default")
 REDSYNC = Contestant(
     "redsync 2.0.0",
@@ -170,5 +170,5 @@ GET_LOCK = Contestant(
     remark="MariaDB's own; a connection for each task, no lease, no fence",
 )
 COMPARED = (AIOLOCK, UNCONFIRMED, SET_AND_DEL, REDIS_PY, REDSYNC, STEINDAMM)
-"""Those that bars compare, measured on both loops. No other peer was ever as fast as redsync;
-steindamm is next to it among those that run on the event loop, so that uvloop tells."""
+"""The peers that bars compare, measured on both loops. No other peer was ever as fast as redsync;
+steindamm is next among the peers that use the event loop, so uvloop changes its figures."""

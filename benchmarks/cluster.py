@@ -1,12 +1,13 @@
-"""A Redis Cluster beside one server: a free lock, a crowd, hand-offs, and the servers' work.
+"""A Redis Cluster compared with one server: a free lock, a crowd, hand-offs, and servers' work.
 
-Each cluster twice: with pushes that go to all its nodes, and with those that stay in their shard.
+Each cluster is measured twice: with pushes that go to all its nodes, and with pushes that stay in
+their shard.
 
     python benchmarks/cluster.py [--quick]
 
-All in one process, in turn, each round beginning with another one. The figures of the servers'
-CPU are of all masters together: what is published goes to every one of them. What they use
-while nobody does anything is measured before each round, and taken off.
+All contestants run in one process, in turn, and each round begins with another one. The figures of
+the servers' CPU are the sum over all masters, because a publish goes to every one of them. The idle
+use is measured before each round, and subtracted.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ MASTERS = (3, 9)
 NAMES = 100
 TASKS = 200
 PUSHES = {"": "broadcast", ", sharded": "sharded"}
-"""As the rows say it, and the URL."""
+"""The title in the rows, and the URL."""
 IDLE = 0.5
-"""Seconds for which all is left alone, to see what the servers use then."""
+"""Seconds without any load, to measure what the servers use then."""
 
 
 class Place:
-    """One server, or a cluster, and two clients that have used all of it."""
+    """One server or one cluster, and two clients with all their connections open."""
 
     def __init__(self, servers: Sequence[RedisServer], *clients: aiolock.LockClient) -> None:
         self.servers = servers
@@ -44,7 +45,7 @@ class Place:
 
     @property
     def cpu(self) -> float:
-        """Seconds that all servers have used."""
+        """CPU seconds that all servers have used."""
         found = 0.0
         for server in self.servers:
             said = server.call("INFO", "cpu")
@@ -53,7 +54,7 @@ class Place:
 
 
 async def alone(place: Place, times: int) -> None:
-    """One task, free locks, each acquired and released."""
+    """One task that acquires and releases free locks."""
     locks = [place.clients[0].lock(f"order:{number}") for number in range(NAMES)]
     for number in range(times):
         async with locks[number % NAMES]:
@@ -73,7 +74,7 @@ async def crowd(place: Place, times: int) -> None:
 
 
 async def to_and_fro(place: Place, times: int) -> None:
-    """Two clients that hand one lock to each other, by the server: each entry is a push."""
+    """Two clients that hand one lock to each other through the server: each entry is a push."""
     entered = 0
 
     async def enter(client: aiolock.LockClient) -> None:
@@ -106,14 +107,14 @@ async def _opened(stack: AsyncExitStack, url: str, servers: Sequence[RedisServer
 
 
 async def _idle(place: Place) -> float:
-    """Seconds that all servers use in one second in which nobody asks for anything."""
+    """CPU seconds that all servers use in one second without any request."""
     cpu, began = place.cpu, time.perf_counter()
     await asyncio.sleep(IDLE)
     return (place.cpu - cpu) / (time.perf_counter() - began)
 
 
 async def measure(masters: Sequence[int], *, rounds: int, times: int) -> str:
-    """A table: µs of each, and the servers' CPU for each."""
+    """A table: µs of each operation, and the servers' CPU time for it."""
     async with AsyncExitStack() as stack:
         started = stack.enter_context(ExitStack())
         server = started.enter_context(RedisServer())

@@ -1,4 +1,4 @@
-"""The conductor: every contestant in every round of every scenario, and what came of it."""
+"""The conductor: runs every contestant in every round of every scenario, and keeps the results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LONGEST = 180.0
 
 @dataclass
 class Record:
-    """What one contestant's rounds gave."""
+    """The results of one contestant's rounds."""
 
     figures: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     failures: dict[str, str] = field(default_factory=dict[str, str])
-    """For each scenario that it did not come through, why."""
+    """For each scenario that it failed, the reason."""
 
     def add(self, outcome: Outcome) -> None:
-        """Note one more round."""
+        """Add the figures of one more round."""
         for name, figure in outcome.figures.items():
             self.figures.setdefault(name, []).append(figure)
         for name, values in outcome.samples.items():
@@ -65,7 +65,7 @@ class Team:
         await self._stack.aclose()
 
     async def play(self, server: RedisServer, scenario: Scenario) -> None:
-        """One round. Who fails is started afresh, and has not to do this scenario again."""
+        """One round. A contestant that fails is started afresh, and skips this scenario then."""
         if scenario.name in self.record.failures:
             return
         try:
@@ -98,7 +98,7 @@ class Team:
 async def teams(
     pythons: Mapping[Contestant, Path], size: Size
 ) -> AsyncGenerator[dict[Contestant, Team]]:
-    """A started team for each contestant; one that does not start has that in its record."""
+    """A started team for each contestant; a failure to start goes into the contestant's record."""
     started = {each: Team(each, python, size) for each, python in pythons.items()}
     try:
         for team in started.values():
@@ -120,7 +120,7 @@ async def contest(
     rounds: int,
     tell: bool = False,
 ) -> None:
-    """All scenarios, all rounds, all teams in turn; who is slow takes part in the first round."""
+    """All scenarios, rounds and teams in turn; slow contestants run in the first round only."""
     for scenario in scenarios:
         able = [
             team
@@ -137,11 +137,11 @@ async def contest(
 
 @contextlib.contextmanager
 def cores_apart(server: RedisServer, entered: Mapping[Contestant, Team]) -> Generator[None]:
-    """The last core is the server's; the others are ours, the teams', and of all we start from now.
+    """Give the last core to the server, and the others to the teams and all later processes.
 
-    As it is where servers have machines of their own; and on one machine a round trip takes 20 µs
-    or 55, depending on whether both ends happen to run on the same core, which would be most of
-    what the figures tell. Does nothing where there is one core, or no way to choose (macOS).
+    The server then has a core as if it had a machine of its own. Else a round trip on one machine
+    takes 20 µs or 55, depending on whether both ends happen to run on the same core, and that would
+    be most of each figure. Does nothing with one core, or without a way to choose (macOS).
     """
     if not hasattr(os, "sched_setaffinity"):
         yield

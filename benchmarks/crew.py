@@ -1,4 +1,4 @@
-"""The conductor's side of the workers: start them, talk to them, and never wait for ever."""
+"""The conductor's side of the workers: starts them, talks to them, and never waits for ever."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _names = itertools.count(1)
 
 
 def fresh_name() -> str:
-    """A lock's name that nobody has used."""
+    """A new name for a lock."""
     return f"bench-{next(_names)}"
 
 
 class PeerFailed(Exception):
-    """A peer did not do what it was asked to; the text says why."""
+    """A peer did not do what it was told; the text says why."""
 
 
 class Worker:
-    """A process of one peer's; ended, with all it has started, at the end of `workers`."""
+    """A process of one peer; it and all its children are ended at the end of `workers`."""
 
     def __init__(self, contestant: Contestant, python: Path, patience: float) -> None:
         self.contestant = contestant
@@ -71,7 +71,7 @@ class Worker:
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def hear(self, event: str, *, within: float | None = None) -> Message:
-        """What it says next, which is to be ``event``; `PeerFailed` when it is not, or is late."""
+        """Its next message, which must be ``event``; `PeerFailed` if it is another, or late."""
         within = within or self.patience
         assert self._process.stdout is not None
         try:
@@ -85,7 +85,7 @@ class Worker:
         return message
 
     async def go_on(self, event: str) -> Message:
-        """Let it go on, until it says ``event``."""
+        """Let it go on until it says ``event``."""
         self.say()
         return await self.hear(event)
 
@@ -98,9 +98,9 @@ class Worker:
         settings: Settings | None = None,
         **options: object,
     ) -> Message:
-        """Have it connect, for so many tasks, and prepare; returns when it is ready.
+        """Let it connect, for this many tasks, and prepare; returns when it is ready.
 
-        ``settings`` are the peer's for this time, beside those that it always has.
+        ``settings`` are added to the peer's own settings for this workload.
         """
         task = {"workload": workload, "url": url, "at_once": at_once}
         self.say(**task, settings=settings or {}, options=options)
@@ -128,7 +128,7 @@ class Worker:
 async def workers(
     contestant: Contestant, python: Path, count: int = 1, *, patience: float = 60
 ) -> AsyncGenerator[list[Worker]]:
-    """``count`` processes of one peer, that hang if they do not answer within ``patience``."""
+    """``count`` processes of one peer; one that does not answer within ``patience`` hangs."""
     crew = [Worker(contestant, python, patience) for _ in range(count)]
     try:
         await asyncio.gather(*(worker.start() for worker in crew))

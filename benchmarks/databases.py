@@ -1,6 +1,6 @@
-"""Database servers of the benchmark's own, counted together with the Redis beside them.
+"""Database servers of the benchmark's own, whose work is counted together with that of Redis.
 
-One contestant is at work at a time, so what all servers have used together is what its own has.
+Only one contestant works at a time, so the sum over all servers is the work of its own server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Servers(RedisServer):
-    """A Redis, and databases as they come: every commit is on the disk before it is answered."""
+    """A Redis, and databases with their default settings: a commit is on disk before the answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Servers(RedisServer):
         self._stack.close()
 
     def keep_to(self, cores: set[int]) -> None:
-        """Have the databases on these cores, with all that they start from now on."""
+        """Run the databases, with all that they start from now on, on these cores."""
         for process in self._processes():
             for thread in Path(f"/proc/{process}/task").iterdir():
                 with contextlib.suppress(ProcessLookupError):
@@ -66,12 +66,12 @@ class Servers(RedisServer):
         return parents + children
 
     def usage(self) -> Usage:
-        """What Redis and the databases have used so far; the memory is that of Redis."""
+        """The work of Redis and the databases so far; the memory is that of Redis."""
         used = super().usage()
         return replace(used, cpu=used.cpu + sum(map(_cpu, self._processes())))
 
     def addresses(self) -> set[str]:
-        """Where open connections come from, to any of them."""
+        """The peers' ends of all open connections, to any server."""
         ports = {each.port for each in self.databases}
         lines = Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]
         found = [line.split()[1:4] for line in lines]
@@ -83,7 +83,7 @@ class Servers(RedisServer):
 
 
 def _cpu(process: int) -> float:
-    """Seconds of a process, and of its children that have ended."""
+    """CPU seconds of a process and of its children that have ended."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text("ascii", "replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""An environment for each peer, made by pip once: many of them cannot be installed together."""
+"""An environment for each peer, made by pip once: many peers cannot be installed together."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _run(*arguments: str) -> None:
 async def environments(
     contestants: Iterable[Contestant],
 ) -> tuple[dict[Contestant, Path], dict[Contestant, str]]:
-    """The Python of each contestant, and the reasons of those that have none."""
+    """The Python of each contestant, and the reason for each contestant that has none."""
     ready: dict[Contestant, Path] = {}
     missing: dict[Contestant, str] = {}
     a_few = asyncio.Semaphore(4)

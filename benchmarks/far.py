@@ -1,4 +1,4 @@
-"""Links that take their time: a process that passes on what comes, both ways, so much later.
+"""Slow links: a process that passes on all data, both ways, after a delay.
 
     python -m benchmarks.far <port>:<milliseconds of a round trip> ...
 
@@ -19,7 +19,7 @@ from benchmarks.crew import ROOT
 
 @contextlib.asynccontextmanager
 async def far_away(ports: Sequence[int], round_trips: Sequence[float]) -> AsyncGenerator[list[int]]:
-    """Ports behind which are those, each so many ms away."""
+    """For each given port, a port that leads to it with this round trip in ms."""
     ways = [f"{port}:{way:g}" for port, way in zip(ports, round_trips, strict=True)]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.far", *ways),
@@ -36,7 +36,7 @@ async def far_away(ports: Sequence[int], round_trips: Sequence[float]) -> AsyncG
 
 
 class _End(asyncio.Protocol):
-    """One end of a link: what comes here leaves at the other, later."""
+    """One end of a link: data that arrives here leaves at the other end, later."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay

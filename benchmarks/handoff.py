@@ -1,9 +1,9 @@
-"""A lock that many want: how fast it goes from one to the next, in what order, at what price.
+"""A lock that many tasks want: how fast and in what order it is handed on, and at what cost.
 
     python benchmarks/handoff.py [--quick]
 
-Many tasks of one process and of several on one name, and hand-offs between two processes, beside
-redis-py's `Lock`, a PING by a client written in C, and a bare pub/sub ping-pong.
+Many tasks, of one process and of several, want one name, and two processes hand a lock on. This is
+compared with redis-py's `Lock`, a PING by a client written in C, and a bare pub/sub ping-pong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUICK = replace(scenarios.QUICK, rounds=2, limit=10)
 
 
 async def measure(size: Size) -> str:
-    """The bars, and each crowd and hand-off of each contestant."""
+    """The bars, and the figures of each contestant for each crowd and hand-off."""
     with RedisServer() as server:
         where = machine.environment(server)
         async with teams(CONTESTANTS, size) as entered:

@@ -1,4 +1,4 @@
-"""Where the labels at the ends of lines go: each near its line, and none on another."""
+"""The places of the labels at the ends of lines: each near its line, and none on another."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places as near to the wanted ones as they can be, in the same order, ``gap`` apart.
+    """Places as near as possible to the wanted ones, in the same order, ``gap`` apart.
 
-    Those that want to be too close to each other become a block around the mean of their wishes.
+    Labels whose wanted places are too close become a block around the mean of these places.
     """
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     blocks: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Where the figures come from: the machine and the versions."""
+"""The origin of the figures: the machine and the versions."""
 
 from __future__ import annotations
 

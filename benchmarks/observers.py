@@ -1,8 +1,8 @@
-"""What observers cost: a lock in memory and on Redis, with none beside the log, and with each kind.
+"""The cost of observers: a lock in memory and on Redis, with the log alone and with each kind.
 
     python benchmarks/observers.py [--quick]
 
-All of them in one process, in turn, each round beginning with another one.
+All variants run in one process, in turn, and each round begins with another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TASKS = 200
 
 
 class Nothing(Observer):
-    """Is told of everything, and does nothing."""
+    """An observer that does nothing."""
 
     def waiting(self, request: LockRequest) -> None:
         """Nothing."""
@@ -70,7 +70,7 @@ async def crowd(client: aiolock.LockClient, times: int) -> float:
 
 
 async def measure(url: str, *, rounds: int, times: int) -> Sequence[str]:
-    """A line for each: both medians, and what they are of those with the log alone."""
+    """A line for each variant: both medians, and their ratios to those with the log alone."""
     async with AsyncExitStack() as stack:
         observers: dict[str, Observer | Sequence[Observer]] = {
             "the log alone": (),
@@ -104,7 +104,7 @@ async def measure(url: str, *, rounds: int, times: int) -> Sequence[str]:
 
 
 def _ratio(mine: Sequence[float], base: Sequence[float]) -> float:
-    """The median of those within each round."""
+    """The median of the ratios within each round."""
     return statistics.median([one / other for one, other in zip(mine, base, strict=True)])
 
 

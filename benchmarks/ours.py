@@ -1,4 +1,4 @@
-"""What is measured of aiolock alone: no other lock could do it, or none says that it can."""
+"""The measurements of aiolock alone: no other lock can do this, or says that it can."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.redis_server import RedisServer
 
 @dataclass(frozen=True)
 class Ours:
-    """What is measured of aiolock alone."""
+    """The measurements of aiolock alone."""
 
     lone_waiter: float
     """Commands a second of a process whose only waiter waits."""
@@ -25,11 +25,11 @@ class Ours:
     holding: Holding
     leases: int
     watched: float
-    """Seconds for which they were held and watched."""
+    """Seconds for which the leases were held and watched."""
     lines: list[Waiting] = field(default_factory=list[Waiting])
     """Queues of different lengths."""
     restarted: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
-    """Microseconds for each waiter until all are through, in queues of different lengths, where the
+    """Microseconds for each waiter until all are through, in queues of different lengths, after the
     server was restarted and had forgotten them."""
 
 
@@ -43,7 +43,7 @@ async def measure(
     lengths: Sequence[int] = (100, 1_000, 10_000),
     rounds: int,
 ) -> Ours:
-    """As many leases and waiters as were promised, a single waiter, and what a few tasks send."""
+    """The promised numbers of leases and waiters, a single waiter, and commands of a few tasks."""
     connecting = asyncio.Lock()
     async with workers(contestant, python) as (worker,):
         commands = {

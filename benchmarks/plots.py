@@ -1,9 +1,9 @@
-"""The plots, from the figures of a run; matplotlib lives in an environment of the plots' own.
+"""The plots, from the figures of a run; matplotlib is in an environment of its own.
 
-python -m benchmarks.plots benchmarks/results/full
+    python -m benchmarks.plots benchmarks/results/full
 
-They are shown on light pages and on dark ones, and on phones: no background, colours of a middle
-lightness that can be told apart by the colour-blind, large type, and a label at each line.
+The plots are shown on light and dark pages, and on phones. So they have no background, colours of
+middle lightness that colour-blind readers can tell apart, large type, and a label at each line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GREY = "#767676"
 WIDTH = 6.0
 """Inches of each plot: as wide as a phone, with type that can be read there."""
 LABELLED = 0.7
-"""Where the axes end, as a share of the width: the labels are right of them."""
+"""The right end of the axes, as a share of the width: the labels are right of it."""
 SMALL = 11
 
 mpl.use("agg")
@@ -63,17 +63,17 @@ Figures = dict[str, Any]
 Record = dict[str, Any]
 Curves = dict[str, list[tuple[int, float]]]
 Looks = dict[str, tuple[str, str]]
-"""The colour and the marker of each, the same in all plots."""
+"""The colour and the marker of each contestant, the same in all plots."""
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one, or the mean of the two in the middle."""
+    """The middle value, or the mean of the two in the middle."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def figure(record: Record, name: str) -> float:
-    """The median of a figure; 0 where it was not measured."""
+    """The median of a figure; 0 if it was not measured."""
     values: list[float] = record["figures"].get(name, [])
     return median(values) if values else 0.0
 
@@ -88,7 +88,7 @@ def locks(figures: Figures) -> dict[str, Record]:
 
 
 def shown(figures: Figures) -> Looks:
-    """As many as there are colours: aiolock, redis-py's, and those that are fastest in a crowd."""
+    """As many contestants as colours: aiolock, redis-py's lock, and the fastest in a crowd."""
     rates = {title: figure(record, "crowd200.handoffs") for title, record in locks(figures).items()}
 
     def rank(title: str) -> tuple[bool, bool, float]:
@@ -104,14 +104,14 @@ def plain(title: str) -> str:
 
 
 def save(drawn: Any, folder: Path, name: str) -> None:
-    """As SVG, and as PNG."""
+    """Save a plot as SVG and as PNG."""
     drawn.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
     drawn.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
     plt.close(drawn)
 
 
 def lines(ax: Any, drawn: Curves, looks: Looks) -> None:
-    """A line for each; both axes are logarithmic."""
+    """A line for each contestant; both axes are logarithmic."""
     ax.set_xscale("log")
     ax.set_yscale("log")
     for title, points in drawn.items():
@@ -126,7 +126,7 @@ def lines(ax: Any, drawn: Curves, looks: Looks) -> None:
 
 
 def label_ends(ax: Any, drawn: Curves, looks: Looks) -> None:
-    """The names, each right of the end of its line; after the layout, for they keep a distance."""
+    """Write the names right of the ends of their lines; after the layout, to keep a distance."""
     ax.autoscale_view()
     to_points = 72 / ax.figure.dpi
     ends = [points[-1] for points in drawn.values()]
@@ -147,7 +147,7 @@ def label_ends(ax: Any, drawn: Curves, looks: Looks) -> None:
 
 
 def lead(figures: Figures, folder: Path) -> None:
-    """How often a lock goes from one task to the next: for whoever has never heard of aiolock."""
+    """How often a lock goes from one task to the next: for readers new to aiolock."""
     everybody = locks(figures)
     fair = [
         title
@@ -189,14 +189,14 @@ def lead(figures: Figures, folder: Path) -> None:
 
 
 def in_words(record: Record) -> str:
-    """Who is served, over how many connections."""
+    """The number of waiters that are served, and over how many connections."""
     share = 100 * figure(record, "crowd200.overtaken")
     turn = "each in its turn" if share < 1 else f"{share:.0f} % of the waits overtaken"
     return f"{turn}, {figure(record, 'crowd200.connections'):.0f} connections"
 
 
 def handoffs(figures: Figures, folder: Path) -> None:
-    """How the hand-offs between two processes are spread: a row for each contestant."""
+    """The spread of the hand-offs between two processes: a row for each contestant."""
     scenarios = (("chain", "out of a full queue"), ("quiet", "after 50 to 150 ms of quiet"))
     everybody = locks(figures)
     drawn, axes = plt.subplots(2, 1, sharex=True, figsize=(WIDTH, 9))
@@ -240,7 +240,7 @@ def handoffs(figures: Figures, folder: Path) -> None:
 
 
 def contention(figures: Figures, folder: Path) -> None:
-    """How many come through a lock in a second, when more and more want it."""
+    """How many tasks enter a lock in a second, with more and more tasks that want it."""
     looks = shown(figures)
     curves: Curves = {}
     for title in looks:
@@ -262,7 +262,7 @@ def contention(figures: Figures, folder: Path) -> None:
 
 
 def queues(figures: Figures, folder: Path) -> None:
-    """What each move costs in longer and longer queues."""
+    """The cost of each move in longer and longer queues."""
     looks = shown(figures)
     drawn, axes = plt.subplots(3, 1, sharex=True, figsize=(WIDTH, 10))
     drawn.subplots_adjust(left=0.12, right=LABELLED + 0.1, bottom=0.07, top=0.95, hspace=0.35)
@@ -290,7 +290,7 @@ def queues(figures: Figures, folder: Path) -> None:
 
 
 def outage(figures: Figures, folder: Path) -> None:
-    """Who stands still while one of three servers does: entries of each tenth of a second."""
+    """The entries in each tenth of a second, while one of three servers is stopped."""
     subjects = {
         title: record["timelines"]["stopped"]
         for title, record in figures["subjects"].items()

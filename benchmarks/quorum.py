@@ -1,10 +1,10 @@
-"""A lock over several servers: aiolock's quorum beside Redlock, as it is written and as it is sold.
+"""A lock over several servers: aiolock's quorum compared with Redlock, as written and as sold.
 
     python benchmarks/quorum.py [--quick]
 
-Everybody in turn, in processes and environments of their own: a free lock, a lock that twenty tasks
-want, of one client and of two, links of 10 ms and one of 100 ms among them, and a minority of the
-servers that stops, or is killed, in the middle of it.
+All contestants run in turn, in processes and environments of their own. Measured are: a free lock;
+a lock that twenty tasks want, of one client and of two; links of 10 ms, with one of 100 ms among
+them; and a minority of the servers that is stopped, or killed, in the middle of a run.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ WAITERS: Final = 50
 NEAR: Final = 10.0
 """Milliseconds of a round trip."""
 FAR: Final = 100.0
-"""The same, of a link that is slow."""
+"""Milliseconds of a round trip over a slow link."""
 LONGEST: Final = 60.0
-"""What `aiolock.connect` has as ``longest_ttl``, in seconds."""
+"""The ``longest_ttl`` for `aiolock.connect`, in seconds."""
 _WARM: Final = 5
-"""Operations over a long link that do not count: connections, scripts, clocks."""
+"""Operations over a long link that do not count: they open connections and set clocks."""
 _LATER: Final = 2_000_000
-"""Who asked so many ns earlier was overtaken; less may be the way of two commands."""
+"""A task that asked so many ns earlier was overtaken; less may be the way of two commands."""
 _CALM: Final = 0.3
 """Seconds at the beginning that do not count."""
 _SETTLED: Final = 1.0
-"""Seconds after which all that are to wait stand in line."""
+"""Seconds after which all waiters stand in line."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A contestant, with so many servers."""
+    """A contestant with a number of servers."""
 
     contestant: Contestant
     servers: int = 3
 
     @property
     def title(self) -> str:
-        """For the tables and the plot."""
+        """Its title in the tables and the plot."""
         many = "one server" if self.servers == 1 else f"{self.servers} servers"
         return f"{self.contestant.title}, {many}"
 
     @property
     def votes(self) -> bool:
-        """Whether it is a quorum of ours."""
+        """Whether it is aiolock's quorum."""
         return self.contestant is AIOLOCK and self.servers > 1
 
 
@@ -88,13 +88,13 @@ PEERS: Final = (
     Subject(Contestant("redlock-ng 2.0.4", "redlock_ng", ("redlock-ng==2.0.4", "hiredis"))),
     _peer("aioredlock"),
 )
-"""Those that can say so wait for 0.1 s for an answer: they stand still for as long."""
+"""The libraries that can be told so wait 0.1 s for an answer, and stand still for as long."""
 FAULTS: Final = ("stopped", "killed")
 
 
 @dataclass(frozen=True)
 class Size:
-    """How long it is measured."""
+    """How much and how long to measure."""
 
     rounds: int
     operations: int
@@ -104,7 +104,7 @@ class Size:
     third: float
     """Seconds before, during and after a fault, each."""
     watch: float
-    """Seconds for which those are watched who wait."""
+    """Seconds for which the waiters are watched."""
 
 
 FULL: Final = Size(rounds=5, operations=800, far_operations=20, crowd=2.0, third=3.0, watch=5.0)
@@ -113,19 +113,19 @@ QUICK: Final = Size(rounds=1, operations=200, far_operations=10, crowd=1.0, thir
 
 @dataclass
 class Record:
-    """What came of one subject."""
+    """The results of one subject."""
 
     figures: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     timelines: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """For each fault: when somebody entered, in seconds from the beginning."""
+    """For each fault: the times of the entries, in seconds from the beginning."""
     failures: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, name: str, figure: float) -> None:
-        """One more round of it."""
+        """Add the figures of one more round."""
         self.figures.setdefault(name, []).append(figure)
 
     def median(self, name: str) -> float | None:
-        """Of the rounds."""
+        """The median of the rounds."""
         return quantile(self.figures[name], 0.5) if self.figures.get(name) else None
 
 
@@ -164,10 +164,10 @@ async def crowd(
     record: Record,
     size: Size,
 ) -> None:
-    """Many tasks want one lock: of one process, and then half of them of another.
+    """Many tasks want one lock: all of one process, and then half of them of another.
 
-    Those of two are listened to once more, to count raises: before anybody enters, a server is told
-    the fence that it does not know yet, which is a round trip more.
+    With two processes, commands are counted in one more run, to find the raises: a server is told
+    a fence that it does not know yet, before a task enters, which is one round trip more.
     """
     counted = await _counted(crew[:1], servers, size)
     record.add("crowd.rate", len(counted) / (size.crowd - _CALM))
@@ -188,7 +188,7 @@ async def waiting(
     record: Record,
     size: Size,
 ) -> None:
-    """Many tasks of one process wait for another that holds the lock; nobody leaves."""
+    """Many tasks of one process wait for another that holds the lock, and none of them leaves."""
     holder, waiter = crew
     name, url = fresh_name(), _url(servers)
     await holder.begin("turns", url, name=name)
@@ -228,14 +228,14 @@ def _tapped(servers: Servers) -> Iterator[list[Tap]]:
 
 
 async def _counted(crew: Crew, servers: Servers, size: Size) -> list[Entry]:
-    """What a crowd enters after the beginning."""
+    """The entries of a crowd after the beginning."""
     entries, start = await _entries(crew, _url(servers), size.crowd)
     began = start + int(_CALM * 1e9)
     return [entry for entry in entries if entry.entered >= began]
 
 
 async def _entries(crew: Crew, url: str, seconds: float) -> tuple[list[Entry], int]:
-    """Of as many tasks in each of these processes, by process; and when they began."""
+    """The entries of so many tasks in each of these processes, by process; and when they began."""
     tasks, name = TASKS // len(crew), fresh_name()
     for worker in crew:
         await worker.begin(
@@ -268,7 +268,7 @@ async def far(
     record: Record,
     size: Size,
 ) -> None:
-    """Links of 10 ms; and then one of them, of several, takes 100."""
+    """Links of 10 ms; then, with several servers, one of them takes 100."""
     ports = [server.port for server in servers]
     for what, ways in (
         ("near", [NEAR] * len(ports)),
@@ -339,7 +339,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
 
 
 def applies(what: str, subject: Subject) -> bool:
-    """Whether this is measured of it."""
+    """Whether this is measured for this subject."""
     if what == "waiting":
         return subject.votes
     return what != "outages" or subject.servers > 1
@@ -348,7 +348,7 @@ def applies(what: str, subject: Subject) -> bool:
 async def measure(
     subjects: Sequence[Subject], pythons: Mapping[Contestant, Path], size: Size
 ) -> dict[Subject, Record]:
-    """Everything, everybody in turn."""
+    """All measurements, with all subjects in turn."""
     records = {subject: Record() for subject in subjects}
     for what, measured in MEASURES.items():
         rounds = 1 if what in {"waiting", "far", "outages"} else size.rounds
@@ -366,7 +366,7 @@ async def measure(
 
 @contextlib.contextmanager
 def running(count: int) -> Iterator[list[RedisServer]]:
-    """So many servers that know nothing of each other."""
+    """A number of servers that know nothing of each other."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RedisServer()) for _ in range(count)]
         ready(servers, [server.port for server in servers])
@@ -374,10 +374,10 @@ def running(count: int) -> Iterator[list[RedisServer]]:
 
 
 def ready(servers: Servers, ports: Sequence[int]) -> None:
-    """Let them vote at once, for clients that find them at these ports.
+    """Let the servers vote at once, for clients that find them at these ports.
 
     A server that was started less than a minute ago may have forgotten its votes, so it would give
-    none. These have not been asked before.
+    none. These servers have not been asked before.
     """
     if len(servers) > 1:
         vouch(servers, [f"redis://127.0.0.1:{port}" for port in ports], "aiolock", LONGEST)
@@ -401,7 +401,7 @@ COLUMNS: Final = {
 
 
 def table(records: Mapping[Subject, Record]) -> list[str]:
-    """The medians of all."""
+    """The medians of all subjects."""
     lines = [f"| | {' | '.join(COLUMNS.values())} |", "| --- |" + " ---: |" * len(COLUMNS)]
     for subject, record in records.items():
         cells = [_cell(name, record.median(name)) for name in COLUMNS]
@@ -424,7 +424,7 @@ def _cell(name: str, value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A promise, what it came to, and whether that is enough."""
+    """A promise, the measured figure, and whether that is enough."""
 
     what: str
     figure: float
@@ -433,7 +433,7 @@ class Bar:
 
     @property
     def reached(self) -> bool:
-        """Whether it is kept."""
+        """Whether the promise is kept."""
         return self.figure >= self.limit if self.at_least else self.figure <= self.limit
 
     def __str__(self) -> str:
@@ -443,7 +443,7 @@ class Bar:
 
 
 def bars(records: Mapping[Subject, Record]) -> list[Bar]:
-    """What is promised of a quorum of three and of five, as far as it was measured."""
+    """The promises for a quorum of three and of five, as far as they were measured."""
     alone, ours = records[ALONE], records[OURS]
     peers = [records[peer] for peer in records if peer.contestant is not AIOLOCK]
 

@@ -1,4 +1,4 @@
-"""A `redis-server` of the benchmark's own, and what it says about the work it did."""
+"""A `redis-server` of the benchmark's own, and its figures of the work that it did."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIED = 'redis-server "$@" & server=$!; cat; kill $server; wait $server'
 
 @dataclass(frozen=True)
 class Usage:
-    """What the server has used up to one moment."""
+    """The server's use up to one moment."""
 
     cpu: float
     """Seconds of CPU time."""
@@ -97,7 +97,7 @@ class RedisServer:
         return str(self._control.info("server")["redis_version"])
 
     def usage(self) -> Usage:
-        """What the server has used so far."""
+        """The server's use so far."""
         info = self._control.info()
         return Usage(
             cpu=info["used_cpu_user"] + info["used_cpu_sys"],
@@ -105,12 +105,12 @@ class RedisServer:
         )
 
     def addresses(self) -> set[str]:
-        """Where open connections come from, without the benchmark's own."""
+        """The peers' ends of open connections, without the benchmark's own."""
         clients = self._control.client_list()
         return {client["addr"] for client in clients if str(self._socket) not in client["addr"]}
 
     def forget(self) -> None:
-        """Be as after a restart without persistence: empty, and with no connection."""
+        """Put the server in the state after a restart: empty, and with no connection."""
         with self._control.pipeline(transaction=True) as at_once:
             at_once.flushall()
             at_once.client_kill_filter(_type="pubsub")
@@ -124,10 +124,10 @@ class RedisServer:
 
 @contextlib.contextmanager
 def tapped(path: str, echo: Callable[[str], object]) -> Generator[Tap]:
-    """Listen to every command that comes in at the server with this unix socket.
+    """Listen to every command that arrives at the server with this unix socket.
 
-    It slows the server down: time nothing under it. What was heard is known after the end of the
-    ``with``. ``echo`` has the server say something back, by another connection.
+    It slows the server down: time nothing under it. The result is complete after the end of the
+    ``with``. ``echo`` makes the server say something back, by another connection.
     """
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(30)
@@ -145,13 +145,13 @@ def tapped(path: str, echo: Callable[[str], object]) -> Generator[Tap]:
 
 
 class Tap:
-    """What clients sent while it was open; what scripts called does not count."""
+    """The commands that clients sent while it was open; calls of scripts do not count."""
 
     def __init__(self) -> None:
         self.commands: dict[str, int] = {}
         self.by_address: dict[str, int] = {}
         self.scripts: dict[str, int] = {}
-        """How often each was called, by its digest."""
+        """How often each script was called, by its digest."""
 
     def listen(self, heard: str) -> None:
         """Count the lines of MONITOR: ``+<time> [<db> <address>] "<command>" ...``."""

@@ -1,8 +1,8 @@
-"""What it costs to wait for replicas: a master with two of them, and clients that wait or do not.
+"""The cost of waiting for replicas: a master with two replicas, and clients that wait or do not.
 
     python benchmarks/replicas.py [--quick]
 
-All of them in one process, in turn, each round beginning with another one.
+All clients run in one process, in turn, and each round begins with another one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def alone(clients: Pair, times: int) -> float:
 
 
 async def to_and_fro(clients: Pair, times: int) -> float:
-    """The same where one client hands the lock to the other by a push, and gets it back."""
+    """The same for a lock that one client hands to the other by a push, and gets back."""
     return await _crowd([client.lock("order:42") for client in clients], times // 2)
 
 
@@ -89,7 +89,7 @@ def master_of_two() -> Iterator[RedisServer]:
 
 
 async def measure(*, rounds: int, times: int) -> Sequence[str]:
-    """A table: of each measure the medians, and what they are of those without replicas."""
+    """A table: for each measure the medians, and their ratios to those without replicas."""
     wanted: dict[str, int | Literal["all"] | None] = {
         "none": None,
         "`replicas=1`": 1,
@@ -127,7 +127,7 @@ async def measure(*, rounds: int, times: int) -> Sequence[str]:
 
 
 async def _followed(url: str) -> None:
-    """Return when both replicas have what the master has."""
+    """Wait until both replicas have all that the master has."""
     async with redis.asyncio.Redis.from_url(url) as client, asyncio.timeout(30):
         while True:
             await client.set("followed", 1)
@@ -137,7 +137,7 @@ async def _followed(url: str) -> None:
 
 
 def _ratio(mine: Sequence[float], base: Sequence[float]) -> float:
-    """The median of those within each round."""
+    """The median of the ratios within each round."""
     return statistics.median([one / other for one, other in zip(mine, base, strict=True)])
 
 

@@ -15,11 +15,11 @@ CROWDS = {
     "yielding": "50 tasks on one name, whose bodies await `sleep(0)`",
     "processes": "4 processes, 50 tasks each, on one name",
 }
-"""The tables of those that are not just so many tasks."""
+"""The tables of the scenarios that are more than a number of tasks."""
 MOVES = ("enqueue", "cancel", "grant")
 Records = Mapping[Contestant, Record]
 Column = tuple[str, str] | tuple[str, str, float]
-"""A heading and the name of its figure, which may be multiplied before it is shown."""
+"""A heading and the name of its figure, with a factor for display."""
 
 
 def _contestants(records: Records) -> Iterable[tuple[Contestant, Record]]:
@@ -35,7 +35,7 @@ def _cell(record: Record, column: Column) -> str:
 
 
 def columns(records: Records, first: str, shown: Sequence[Column]) -> str:
-    """A table of figures; who has none of them is left out."""
+    """A table of figures; a contestant with none of them is left out."""
     rows = [
         (contestant.title, *(_cell(record, column) for column in shown))
         for contestant, record in _contestants(records)
@@ -45,7 +45,7 @@ def columns(records: Records, first: str, shown: Sequence[Column]) -> str:
 
 
 def free(records: Records) -> str:
-    """A lock that nobody else wants."""
+    """A free lock."""
     return columns(
         records,
         "a free lock",
@@ -62,7 +62,7 @@ def free(records: Records) -> str:
 
 
 def crowds(records: Records) -> str:
-    """A lock that many want: a table for each crowd."""
+    """A lock that many tasks want: a table for each crowd."""
     names = dict.fromkeys(
         name.removesuffix(".rate")
         for _, record in _contestants(records)
@@ -100,7 +100,7 @@ def _waited(name: str) -> tuple[Column, ...]:
 
 
 def semaphores(records: Records) -> str:
-    """A semaphore that many want, one that nobody else wants, and the ratios of both."""
+    """A semaphore that many tasks want, a free one, and the ratios of both."""
     wanted = columns(
         records,
         "a semaphore of 5, 50 tasks",
@@ -129,7 +129,7 @@ def semaphores(records: Records) -> str:
 
 
 def through_theirs(records: Records, first: str, shown: Sequence[tuple[str, str]]) -> str:
-    """A table of aiolock's figures through those of each other, round by round."""
+    """A table of aiolock's figures divided by those of each other contestant, round by round."""
     ours = records[AIOLOCK].figures
     rows = [
         (
@@ -148,7 +148,7 @@ def through_theirs(records: Records, first: str, shown: Sequence[tuple[str, str]
 
 
 def readers(records: Records) -> str:
-    """What tasks that read one name are beside tasks with locks of their own."""
+    """The figures of tasks that read one name, relative to tasks with locks of their own."""
     return columns(
         records,
         "50 tasks",
@@ -161,7 +161,7 @@ def readers(records: Records) -> str:
 
 
 def handoffs(records: Records) -> str:
-    """From one process to another: time, and what is sent."""
+    """Hand-offs from one process to another: time, and commands."""
     return columns(
         records,
         "from one process to another",
@@ -175,7 +175,7 @@ def handoffs(records: Records) -> str:
 
 
 def idle(records: Records) -> str:
-    """What waiting and holding cost."""
+    """The cost of waiting and holding."""
     lines = dict.fromkeys(
         name.split(".")[0]
         for _, record in _contestants(records)
@@ -202,7 +202,7 @@ def idle(records: Records) -> str:
 
 
 def floors(records: Records) -> str:
-    """What nothing can beat."""
+    """The floors: figures that no lock can beat."""
     figures = records[FLOOR].figures
     rows = [
         ("PING, `redis-benchmark -c 1`, a client in C: a round trip", "floor.us"),
@@ -219,7 +219,7 @@ def floors(records: Records) -> str:
 
 
 def failures(records: Records, missing: Mapping[Contestant, str] | None = None) -> str:
-    """Who did not come through, and why; nothing where all did."""
+    """The contestants that failed, and why; nothing if none did."""
     rows = [
         *((each.title, "install", why) for each, why in (missing or {}).items()),
         *(
@@ -232,7 +232,7 @@ def failures(records: Records, missing: Mapping[Contestant, str] | None = None) 
 
 
 def contestants(entered: Iterable[Contestant]) -> str:
-    """Who they are, and how they are set."""
+    """The contestants and their settings."""
     return markdown(
         ("contestant", "how it waits"),
         ((each.title, each.remark) for each in entered if each is not FLOOR),
@@ -240,7 +240,7 @@ def contestants(entered: Iterable[Contestant]) -> str:
 
 
 def queues(measured: Mapping[str, Ours]) -> str:
-    """Of aiolock alone: queues of different lengths, and what it holds."""
+    """The figures of aiolock alone: queues of different lengths, and many leases."""
     rows = [
         (
             column,

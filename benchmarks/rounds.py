@@ -1,4 +1,4 @@
-"""The statistics: rounds in turn, medians, and how far apart the rounds were."""
+"""The statistics: rounds in turn, medians, and the spread of the rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Subject = TypeVar("Subject")
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the values lie, between two of them if need be."""
+    """The value below which ``share`` of the values lie, interpolated if necessary."""
     if not values:
         raise ValueError("nothing was measured")
     ordered = sorted(values)
@@ -32,16 +32,16 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The median and the quartiles of what the rounds gave."""
+    """The median and the quartiles of the rounds."""
     return Spread(
         quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75), len(values)
     )
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Ours through theirs, round by round: what slowed a round down slowed down both.
+    """Our figures divided by theirs, round by round: a slow round is slow for both.
 
-    Where one of the two has fewer rounds, the ratio of the medians.
+    If one of the two has fewer rounds, the ratio of the medians.
     """
     if len(ours) != len(theirs):
         ours, theirs = [quantile(ours, 0.5)], [quantile(theirs, 0.5)]
@@ -49,7 +49,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 
 
 def in_turn(subjects: Sequence[Subject], rounds: int) -> Iterator[tuple[int, Subject]]:
-    """Each subject in each round; in each round another one begins."""
+    """Each subject in each round; each round begins with another one."""
     for number in range(rounds):
         start = number % max(1, len(subjects))
         for subject in (*subjects[start:], *subjects[:start]):
@@ -67,11 +67,11 @@ class Entry:
 
 
 def inversions(entries: Sequence[Entry], *, margin: int = 0) -> int:
-    """How many pairs went in another order than they asked.
+    """How many pairs entered in another order than they asked.
 
-    A pair counts when the one asked more than ``margin`` nanoseconds before the other. Between
+    A pair counts if one task asked more than ``margin`` nanoseconds before the other. Between
     processes, or over several connections, nobody knows which of two requests of the same
-    microsecond came first; a margin leaves those out.
+    microsecond came first; the margin leaves those out.
     """
     wrong = 0
     asked: list[int] = []
@@ -82,7 +82,7 @@ def inversions(entries: Sequence[Entry], *, margin: int = 0) -> int:
 
 
 def overtaken(entries: Sequence[Entry], *, margin: int = 0) -> int:
-    """How many were overtaken by somebody who had asked more than ``margin`` after them."""
+    """How many tasks were overtaken by one that had asked more than ``margin`` after them."""
     count = 0
     latest = 0
     for entry in sorted(entries):
@@ -92,13 +92,13 @@ def overtaken(entries: Sequence[Entry], *, margin: int = 0) -> int:
 
 
 def overlaps(entries: Sequence[Entry]) -> int:
-    """How often somebody entered before the one before had left: a lock that is none."""
+    """How often a task entered before the previous one had left, as if there were no lock."""
     ordered = sorted(entries)
     return sum(after.entered < before.left for before, after in itertools.pairwise(ordered))
 
 
 def most_inside(entries: Sequence[Entry]) -> int:
-    """The highest number of bodies at once."""
+    """The highest number of bodies at one time."""
     moves = [(each.entered, 1) for each in entries] + [(each.left, -1) for each in entries]
     return max(itertools.accumulate(step for _, step in sorted(moves)), default=0)
 

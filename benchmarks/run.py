@@ -1,10 +1,10 @@
-"""Everything, beside every alternative that installs: `make bench`, or `make bench QUICK=1`.
+"""All measurements, with every alternative that installs: `make bench`, or `make bench QUICK=1`.
 
     python benchmarks/run.py [--quick]
 
-Everything once with the cores as they are; then, what the bars compare once more with the cores
-kept awake. Writes the bars and the tables as Markdown, the figures as JSON, and plots as PNG into
-`benchmarks/results/`, and those of a full run as SVG into `docs/images/`.
+All is measured once with the cores as they are; then the figures that bars compare are measured
+again with the cores kept awake. Writes the bars and tables as Markdown, the figures as JSON, and
+plots as PNG into `benchmarks/results/`, and the plots of a full run as SVG into `docs/images/`.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from benchmarks.spinner import cores_awake
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "images"
 AWAKE = ", cores awake"
-"""What is added to the titles of the columns that were measured with a spinner."""
+"""The suffix of the titles of columns that were measured with a spinner."""
 PLACES = 4
-"""Digits of a figure that are kept."""
+"""How many digits of a figure are kept."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured while the cores were as they are, or while they were kept awake."""
+    """The figures measured with the cores as they are, or with the cores kept awake."""
 
     records: Mapping[Contestant, Record]
     ours: Mapping[str, Ours]
-    """For each loop, what is measured of aiolock alone."""
+    """For each loop, the measurements of aiolock alone."""
 
     def columns(self, remark: str = "") -> list[Column]:
         """The columns of the table of bars."""
@@ -71,7 +71,7 @@ class Measured:
 async def on_their_cores(
     server: RedisServer, pythons: Mapping[Contestant, Path], size: Size
 ) -> AsyncGenerator[dict[Contestant, Team]]:
-    """Teams, with the server on a core of its own."""
+    """The teams, with the server on a core of its own."""
     async with teams(pythons, size) as entered:
         with cores_apart(server, entered):
             yield entered
@@ -95,7 +95,7 @@ async def everything(
 async def compared(
     server: RedisServer, pythons: Mapping[Contestant, Path], size: Size, *, quick: bool
 ) -> Measured:
-    """What the bars compare, with those contestants that they compare."""
+    """The scenarios that bars compare, with the contestants that they compare."""
     wanted = (FLOOR, *COMPARED, *map(on_uvloop, COMPARED))
     present = {each: pythons[each] for each in wanted if each in pythons}
     crowds = {tasks: times for tasks, times in size.crowds.items() if tasks in bars.CROWDS}
@@ -116,7 +116,7 @@ async def compared(
 async def ours_alone(
     server: RedisServer, pythons: Mapping[Contestant, Path], *, quick: bool
 ) -> dict[str, Ours]:
-    """What is measured of aiolock alone, on each loop; where it is to be quick, on one."""
+    """The measurements of aiolock alone, on each loop; in a quick run, on one."""
     measured: dict[str, Ours] = {}
     for contestant in (AIOLOCK,) if quick else (AIOLOCK, on_uvloop(AIOLOCK)):
         print(f"{contestant.title}: 10,000 leases, 10,000 waiters", flush=True)
@@ -131,7 +131,7 @@ async def ours_alone(
 
 
 async def measure(size: Size, *, quick: bool) -> Path:
-    """Everything; returns the folder with the results."""
+    """Run all measurements; returns the folder with the results."""
     began = time.monotonic()
     print("environments of the peers", flush=True)
     pythons, missing = await environments.environments(
@@ -158,7 +158,7 @@ def write(
     awake: Measured,
     missing: Mapping[Contestant, str],
 ) -> None:
-    """The bars, the tables and the figures."""
+    """Write the bars, the tables and the figures."""
     records = as_it_is.records
     columns = [*as_it_is.columns(), *awake.columns(AWAKE)]
     promised = bars.promises(columns)
@@ -213,7 +213,7 @@ def _contestants(records: Mapping[Contestant, Record]) -> dict[str, object]:
 
 
 def rounded(value: object) -> object:
-    """The same with floats of a few digits."""
+    """The same value with floats rounded to a few digits."""
     if isinstance(value, float):
         return float(f"{value:.{PLACES}g}")
     if isinstance(value, dict):
@@ -224,7 +224,7 @@ def rounded(value: object) -> object:
 
 
 def draw(folder: Path) -> None:
-    """The plots, in an environment of their own."""
+    """Draw the plots, in an environment of their own."""
     try:
         python = asyncio.run(environments.environment("plots", environments.PLOTS))
     except environments.NotInstalled as reason:

@@ -1,4 +1,4 @@
-"""What is measured of every contestant: each scenario is one round of it, with its figures."""
+"""The measurements of every contestant: each scenario is one round, with its figures."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from benchmarks.rounds import (
 )
 
 MARGIN = 1_000_000
-"""Who asked within so many nanoseconds of each other may go in either order."""
+"""Tasks that asked within so many nanoseconds of each other may enter in either order."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured, and for how long at most."""
+    """How much is measured, and the longest time for it."""
 
     rounds: int
     pings: int
     """Round trips of each short run in C."""
     operations: int
-    """Of one task on a free lock."""
+    """Operations of one task on a free lock."""
     each: int
     """Operations of each of 200 tasks on 200 free locks."""
     crowds: dict[int, int]
     """How many tasks of one process want one name, and how often each enters."""
     yielding: tuple[int, int]
-    """How many tasks whose bodies let others run, and how often each enters."""
+    """How many tasks with bodies that let others run, and how often each enters."""
     processes: tuple[int, int, int]
     """How many processes, of how many tasks, that enter how often."""
     limit: float
-    """Seconds that a crowd may take; what has not come through by then does not count."""
+    """Seconds that a crowd may take; later entries do not count."""
     chain: int
     """Waiters of each of two processes."""
     waits: int
-    """Hand-offs after everything has been quiet."""
+    """Hand-offs after a quiet time."""
     lines: tuple[int, ...]
-    """How many wait in a queue in which the moves are timed; the first one is watched, too."""
+    """How many tasks wait in a queue whose moves are timed; the first queue is watched, too."""
     watch: float
-    """Seconds for which it is watched."""
+    """Seconds for which that queue is watched."""
     semaphore: tuple[int, int, int]
     """How many tasks want a semaphore, of how many permits, and how often each enters."""
     readers: tuple[int, int]
     """How many tasks read one name, and how often each in each turn."""
     leases: int
-    """That one process holds."""
+    """Leases that one process holds."""
     patience: float
-    """Seconds without an answer after which a peer is taken to hang."""
+    """Seconds without an answer after which a peer counts as hung."""
 
 
 FULL = Size(
@@ -103,11 +103,11 @@ QUICK = Size(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one round of a scenario gave."""
+    """The figures of one round of a scenario."""
 
     figures: dict[str, float]
     samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Single values, where the reader may want to see how they are spread."""
+    """Single values, for figures whose spread is shown."""
 
 
 async def alone(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
@@ -138,7 +138,7 @@ async def many_names(server: RedisServer, crew: Sequence[Worker], size: Size) ->
 
 
 async def crowds(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
-    """So many tasks of one process on one name."""
+    """A number of tasks of one process on one name."""
     figures: dict[str, float] = {}
     for tasks, times in size.crowds.items():
         crowd = await measures.one_name(
@@ -149,7 +149,7 @@ async def crowds(server: RedisServer, crew: Sequence[Worker], size: Size) -> Out
 
 
 async def yielding(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
-    """Many tasks of one process on one name, which let others run in the body."""
+    """Many tasks of one process on one name, with bodies that let others run."""
     tasks, times = size.yielding
     crowd = await measures.one_name(
         server, crew[:1], tasks=tasks, times=times, limit=size.limit, body=0
@@ -199,25 +199,25 @@ async def chain(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outc
 
 
 async def quiet(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
-    """A hand-off between two processes after everything has been quiet for a while."""
-    # Of different lengths, or a lock that polls would always be caught at the same moment.
+    """A hand-off between two processes after a quiet time."""
+    # Different lengths: else a lock that polls would always be caught at the same moment.
     waits = [0.05 + 0.1 * turn / size.waits for turn in range(size.waits)]
     latencies = await measures.after_waiting(server.url, crew[:2], waits)
     return Outcome({"quiet.us": quantile(latencies, 0.5)}, {"quiet": latencies})
 
 
 async def commands(server: RedisServer, crew: Sequence[Worker], _: Size) -> Outcome:
-    """What is sent for each acquire and release, free and wanted by others."""
+    """The commands for each acquire and release, of a free lock and of one that others want."""
     free = await measures.commands(server, crew[0], tasks=1, times=50)
     wanted = await measures.commands(server, crew[0], tasks=10, times=5)
     return Outcome({"commands.free": free.commands, "commands.wanted": wanted.commands})
 
 
 async def semaphore(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
-    """Many tasks of one process want a few permits; and one task, those that nobody else wants.
+    """Many tasks of one process want a few permits; and one task wants permits that are free.
 
-    They let others run in the body, or it would be no wonder that there is never one too many. And
-    they stay a while in it where nothing is timed, so that all permits are taken.
+    The bodies let other tasks run: else it would be no wonder that the limit is never exceeded.
+    They last a while in the runs that are not timed, so that all permits are taken.
     """
     tasks, permits, times = size.semaphore
     settings = {"permits": permits}
@@ -249,7 +249,7 @@ async def semaphore(server: RedisServer, crew: Sequence[Worker], size: Size) -> 
 
 
 async def readers(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
-    """Many tasks that read one name, beside as many that each have a plain lock of their own."""
+    """Many tasks that read one name, compared with as many that each have a lock of their own."""
     tasks, times = size.readers
 
     def probe(names: int, **settings: object) -> Callable[[], Awaitable[Cost]]:
@@ -275,10 +275,9 @@ async def readers(server: RedisServer, crew: Sequence[Worker], size: Size) -> Ou
 
 
 async def idle(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outcome:
-    """What holding and waiting cost, and each move in a queue.
+    """The cost of holding and waiting, and of each move in a queue.
 
-    In processes that have done nothing before: memory that was used and given back is not asked
-    for again.
+    In new processes: memory that was used and given back is not asked for again.
     """
     held = await measures.holding(server, crew[0], asyncio.Lock(), leases=size.leases, watch=0.1)
     figures = {"lease.client.bytes": held.client, "lease.server.bytes": held.server}
@@ -299,7 +298,7 @@ async def idle(server: RedisServer, crew: Sequence[Worker], size: Size) -> Outco
 
 
 async def floors(server: RedisServer, crew: Sequence[Worker], size: Size, of: str) -> Outcome:
-    """What nothing can beat: a round trip in C, and a hop of a bare ping-pong by pub/sub."""
+    """The floors: a round trip in C, and a hop of a bare ping-pong by pub/sub."""
     hops = await measures.ping_pong(server, crew[:2], hops=size.pings // 2)
     return Outcome(
         {
@@ -311,21 +310,21 @@ async def floors(server: RedisServer, crew: Sequence[Worker], size: Size, of: st
 
 @dataclass(frozen=True)
 class Scenario:
-    """One of the above, and what it needs."""
+    """One of these scenarios, and its requirements."""
 
     measure: Callable[[RedisServer, Sequence[Worker], Size], Awaitable[Outcome]]
     waits: bool = True
     """Whether it is for locks that can wait."""
     fresh: bool = False
-    """Whether it needs processes that have done nothing before: one, and one for each queue."""
+    """Whether it needs new processes: one, and one for each queue."""
     needs: str = ""
-    """What it is about that not everybody has: `Contestant.has`."""
+    """The primitive that it needs, which some contestants lack: `Contestant.has`."""
     floor: bool = False
     """Whether the floors are measured in each of its rounds."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return self.measure.__name__
 
 

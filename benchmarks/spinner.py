@@ -1,9 +1,9 @@
-"""Keep the cores awake: a process for each that is busy whenever nobody else wants the core.
+"""Keep the cores awake: a process for each core that is busy whenever no other process wants it.
 
     python -m benchmarks.spinner <core>
 
-On a virtual machine it takes long to wake a core that sleeps, which may be most of what a round
-trip takes. With this, none sleeps.
+On a virtual machine it takes long to wake a core that sleeps, which may be most of a round trip.
+With a spinner no core sleeps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.crew import ROOT
 
 @contextlib.contextmanager
 def cores_awake() -> Generator[list[int]]:
-    """No core sleeps while this is open; gives the processes that see to it."""
+    """No core sleeps while this is open; yields the spinning processes."""
     spinning: list[subprocess.Popen[bytes]] = []
     try:
         for core in _cores():
@@ -47,7 +47,7 @@ def _cores() -> list[int]:
 
 
 def stand_back() -> None:
-    """Run only where nobody else wants to, or as far behind all others as the system allows."""
+    """Run only if no other process wants to, or with the lowest priority the system allows."""
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):  # not on Linux, or not allowed here

@@ -1,10 +1,11 @@
-"""The stores beside each other, and beside what people use without a server of their own.
+"""The stores compared with each other, and with locks that need no server of their own.
 
     python benchmarks/stores.py [--quick]
 
-A free lock, many tasks and several processes on one name, and hand-offs between two processes: on
-Redis, in an SQLite file, in PostgreSQL and MariaDB; beside filelock, the databases' own locks and a
-table of leases. Writes the tables of a full run, as Markdown, into `benchmarks/results/full/`.
+Measured are a free lock, many tasks and several processes on one name, and hand-offs between two
+processes: on Redis, in an SQLite file, in PostgreSQL and MariaDB, and with filelock, the databases'
+own locks and a table of leases. Writes the tables of a full run, as Markdown, into
+`benchmarks/results/full/`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ IN_MARIADB = replace(AIOLOCK, title="aiolock on MariaDB", remark="as it comes, b
 
 
 class Promise(NamedTuple):
-    """A figure of ours through one of somebody else's, and how much it may be."""
+    """A figure of aiolock divided by that of another lock, and the limit for it."""
 
     what: str
     figure: str
@@ -81,7 +82,7 @@ PROMISES = (
 
 
 def contestants(servers: Servers, folder: Path, *, others: bool) -> dict[Contestant, Contestant]:
-    """Those of above, as they find what they need: their files in this folder, these servers."""
+    """The contestants above, with their targets: files in this folder, and these servers."""
     postgres, mariadb = servers.postgres, servers.mariadb
     ours: dict[Contestant, dict[str, object]] = {
         ON_REDIS: {},
@@ -102,7 +103,7 @@ def contestants(servers: Servers, folder: Path, *, others: bool) -> dict[Contest
 
 
 def bars(records: Mapping[Contestant, Record]) -> list[Bar]:
-    """The promises, and what was measured."""
+    """The promises, and the measured figures."""
     found: list[Bar] = []
     for promise in PROMISES:
         if promise.theirs not in records:
@@ -123,7 +124,7 @@ def bars(records: Mapping[Contestant, Record]) -> list[Bar]:
 
 
 async def measure(size: Size, *, others: bool = True) -> str:
-    """The bars, and the tables; with ``others`` than aiolock, or without."""
+    """The bars and the tables; ``others``: with the other locks, too."""
     with Servers() as server, tempfile.TemporaryDirectory(prefix="aiolock-") as folder:
         where = machine.environment(server)
         taking_part = contestants(server, Path(folder), others=others)

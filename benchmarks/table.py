@@ -1,4 +1,4 @@
-"""What is printed: Markdown tables, numbers a reader can compare, and bars with a verdict."""
+"""The output: Markdown tables, numbers that a reader can compare, and bars with a verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.rounds import Spread
 
 
 def number(value: float) -> str:
-    """``value`` with three digits that say something: 0.0123, 4.56, 78.9, 12,345."""
+    """``value`` with three significant digits: 0.0123, 4.56, 78.9, 12,345."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     if abs(value) >= 10:
@@ -20,7 +20,7 @@ def number(value: float) -> str:
 
 
 def amount(measured: Spread, unit: str = "") -> str:
-    """A median with its quartiles, ``4.56 (4.1–5.0) µs``; alone where all rounds agree."""
+    """A median with its quartiles, ``4.56 (4.1–5.0) µs``; alone if all rounds agree."""
     text = number(measured.median)
     if measured.low != measured.high:
         text += f" ({number(measured.low)}–{number(measured.high)})"
@@ -40,16 +40,16 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of something that was promised."""
+    """A measured value of a promised figure."""
 
     spread: Spread
     beside: str = ""
-    """What the reader should know of it."""
+    """A note for the reader."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure that was promised, and what was measured in each column."""
+    """A promised figure, and the measured values in each column."""
 
     what: str
     unit: str
@@ -70,7 +70,7 @@ class Bar:
         return f"{word} {self.limit:g} {self.unit}".rstrip()
 
     def cell(self, column: str) -> str:
-        """What was measured in this column, and whether that missed the bar."""
+        """The measured value in this column, and whether it missed the bar."""
         measured = self.cells.get(column)
         if measured is None:
             return "–"
@@ -86,7 +86,7 @@ def bars(promised: Sequence[Bar]) -> str:
 
 
 def beside(promised: Sequence[Bar]) -> str:
-    """What stands behind the bars: the medians that were compared, and other remarks."""
+    """The values behind the bars: the medians that were compared, and other remarks."""
     columns = _columns(promised)
     rows = [
         (

@@ -1,10 +1,10 @@
-"""A free lock: what acquire and release cost when nobody else wants it.
+"""A free lock: the cost of acquire and release if no other task wants it.
 
     python benchmarks/uncontended.py [--quick]
 
 One task on one name, and 200 tasks on 200 names, with and without waiting for the answer to the
-release; beside redis-py's `Lock`, redis-py's bare `SET NX PX` and `DEL`, and a PING by a client
-written in C.
+release. This is compared with redis-py's `Lock`, redis-py's bare `SET NX PX` and `DEL`, and a PING
+by a client written in C.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK = replace(scenarios.QUICK, rounds=5, processes=(2, 1, 1))
 
 
 async def measure(size: Size) -> str:
-    """The bars, and what each contestant's operations cost."""
+    """The bars, and the cost of each contestant's operations."""
     with RedisServer() as server:
         where = machine.environment(server)
         async with teams(CONTESTANTS, size) as entered:

@@ -1,4 +1,4 @@
-"""A worker process: one peer, in its own environment, that does what the conductor says.
+"""A worker process: one peer, in its own environment, that follows the conductor's orders.
 
     python -m benchmarks.worker <module of the peer> <its settings as JSON> <its event loop>
 
@@ -23,7 +23,7 @@ from benchmarks.workloads import WORKLOADS, Message
 
 
 class StandardStreams:
-    """The line to the conductor. What a library prints goes to standard error instead."""
+    """The line to the conductor. The output of a library goes to standard error instead."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -44,11 +44,11 @@ class StandardStreams:
         self._out.flush()
 
     async def hear(self) -> Message:
-        """What the conductor says next."""
+        """The conductor's next message."""
         return await self._heard.get()
 
     async def stage(self, event: str, **fields: object) -> Message:
-        """Tell it, and wait until it says to go on."""
+        """Tell the conductor, and wait until it says to go on."""
         self.say(event, **fields)
         return await self.hear()
 

@@ -1,8 +1,8 @@
-"""What the workers do: the same for every peer, in the peer's own process and environment.
+"""The workloads of the workers: the same for every peer, in the peer's process and environment.
 
-Each workload prepares, says "ready", and goes on when the conductor says so. Between its stages
-the conductor asks the server what they cost there. All times are nanoseconds of the monotonic
-clock, which on Linux and macOS is one clock for all processes.
+Each workload prepares, says "ready", and goes on when the conductor says so. Between its stages the
+conductor asks the server for their cost. All times are nanoseconds of the monotonic clock, which on
+Linux and macOS is one clock for all processes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Talk(Protocol):
     """A worker's line to the conductor."""
 
     def say(self, event: str, **fields: object) -> None:
-        """Tell it."""
+        """Tell the conductor."""
 
     async def hear(self) -> Message:
-        """What it says next."""
+        """The conductor's next message."""
         ...
 
     async def stage(self, event: str, **fields: object) -> Message:
-        """Tell it, and wait until it says to go on."""
+        """Tell the conductor, and wait until it says to go on."""
         ...
 
 
@@ -54,7 +54,7 @@ async def until(moment: int) -> None:
 
 
 async def _connect_all(peer: Peer, name: str, tasks: int) -> None:
-    """Let as many tasks as there will be use the peer once, so that it has its connections."""
+    """Let as many tasks as the workload has use the peer once, so that it has its connections."""
     locks = [await peer.lock(f"{name}:warm:{os.getpid()}:{place}") for place in range(tasks)]
     await asyncio.gather(*(_through(lock) for lock in locks))
 
@@ -86,7 +86,7 @@ async def one_task(peer: Peer, talk: Talk, *, name: str, operations: int) -> Non
 async def many_names(
     peer: Peer, talk: Talk, *, name: str, tasks: int, names: int, operations: int
 ) -> None:
-    """Each task takes one of so many locks, again and again, all at once: its own, or not."""
+    """Each task takes one of so many locks repeatedly, all at once: its own or a common one."""
     locks = [await peer.lock(f"{name}:{place % names}") for place in range(tasks)]
     await asyncio.gather(*map(_through, locks))
 
@@ -112,9 +112,9 @@ async def one_name(
     limit: float,
     body: float | None,
 ) -> None:
-    """All tasks take the same lock, each so many times; after ``limit`` seconds it is enough.
+    """All tasks take the same lock, each so many times; the run ends after ``limit`` seconds.
 
-    They sleep for ``body`` seconds in it; None: they do not even let others run.
+    They sleep for ``body`` seconds in it; None: they do not even let other tasks run.
     """
     await _connect_all(peer, name, tasks)
     locks = [await peer.lock(name) for _ in range(tasks)]
@@ -145,10 +145,10 @@ async def one_name(
 
 
 async def chain(peer: Peer, talk: Talk, *, name: str, tasks: int, gap: int, place: int) -> None:
-    """Of two processes in turn, one task each stands in line, every ``gap`` nanoseconds.
+    """Tasks of two processes in turn stand in line, one every ``gap`` nanoseconds.
 
-    When all stand there the first one leaves, and the lock runs from process to process. Nobody
-    asks again, so nothing is under way but the hand-off.
+    Once all stand there, the first one leaves, and the lock goes from process to process. No task
+    asks again, so only the hand-offs are under way.
     """
     await _connect_all(peer, name, tasks)
     locks = [await peer.lock(name) for _ in range(tasks)]
@@ -172,7 +172,7 @@ async def chain(peer: Peer, talk: Talk, *, name: str, tasks: int, gap: int, plac
 
 
 async def turns(peer: Peer, talk: Talk, *, name: str) -> None:
-    """Ask, and leave, when the conductor says so; tell it when we had entered, and left."""
+    """Ask, and leave, when the conductor says so; report when we had entered, and left."""
     await _connect_all(peer, name, 1)
     lock = await peer.lock(name)
     leave = asyncio.Event()
@@ -204,7 +204,7 @@ async def queue(peer: Peer, talk: Talk, *, name: str, length: int, batch: int, r
     await talk.stage("ready", memory=memory())
     await line.stand(length)
     await talk.stage("standing", memory=memory())
-    # The conductor watches them wait, for as long as it likes. Then, before the clock starts, a
+    # The conductor watches them wait, for as long as it likes. Then, before the clock starts, one
     # batch goes through, so that there are connections for the next one.
     await line.stand(batch)
     await line.advance(batch)
@@ -219,7 +219,7 @@ async def queue(peer: Peer, talk: Talk, *, name: str, length: int, batch: int, r
 
 
 async def forgotten(peer: Peer, talk: Talk, *, name: str, length: int) -> None:
-    """Stand ``length`` waiters in line; the server forgets them, and they go through after that."""
+    """Stand ``length`` waiters in line; the server forgets them, and then they go through."""
     line = _Line(peer, name)
     await line.prepare()
     gc.collect()
@@ -256,7 +256,7 @@ class _Line:
         self._probe: Held
 
     async def prepare(self) -> None:
-        """Let one in, who holds it."""
+        """Let one task in, which then holds the lock."""
         self._probe = await self._peer.lock(f"{self._name}:probe")
         await _through(self._probe)
         self._waiting.append(asyncio.create_task(self._wait(await self._peer.lock(self._name))))
@@ -272,13 +272,13 @@ class _Line:
             self._leave.clear()
 
     async def stand(self, count: int) -> None:
-        """``count`` more come, and are in the queue when this returns."""
+        """Start ``count`` more; they are in the queue when this returns."""
         locks = [await self._peer.lock(self._name) for _ in range(count)]
         self._waiting += [asyncio.create_task(self._wait(lock)) for lock in locks]
         await self._settle()
 
     async def give_up(self, count: int) -> None:
-        """The last ``count`` are cancelled, and have left the queue when this returns."""
+        """Cancel the last ``count``; they have left the queue when this returns."""
         going, self._waiting[-count:] = self._waiting[-count:], []
         for task in going:
             task.cancel()
@@ -286,12 +286,12 @@ class _Line:
         await self._settle()
 
     async def _settle(self) -> None:
-        # What was sent before it is answered before it, at least on the same connection.
+        # An earlier command is answered before it, at least on the same connection.
         await asyncio.sleep(0)
         await _through(self._probe)
 
     async def advance(self, count: int) -> None:
-        """``count`` leave, the holder the first; the next one holds when this returns."""
+        """Let ``count`` leave, the holder first; the next one holds the lock when this returns."""
         self._to_pass = count - 1
         self._entered.clear()
         self._leave.set()
@@ -299,11 +299,11 @@ class _Line:
         self._waiting = [task for task in self._waiting if not task.done()]
 
     def let_through(self, count: int) -> None:
-        """So many are to enter and leave, whatever becomes of the holder."""
+        """Tell this many to enter and leave, even if the holder loses the lock."""
         self._to_pass = count
 
     async def is_through(self) -> None:
-        """Return when all have, but the holder: it has lost what it holds."""
+        """Wait until all have left, except the holder: it has lost the lock."""
         holder, *rest = self._waiting
         await asyncio.gather(*rest)
         self._leave.set()
@@ -312,7 +312,7 @@ class _Line:
             raise RuntimeError("the server has forgotten nothing")
 
     async def end(self) -> None:
-        """All give up, and the holder leaves."""
+        """Make all give up, and the holder leave."""
         holder, *rest = self._waiting
         for task in rest:
             task.cancel()
@@ -350,7 +350,7 @@ async def ping_pong(
     hops: int,
     place: int,
 ) -> None:
-    """Two processes throw a message to and fro by PUBLISH, over plain asyncio transports."""
+    """Two processes send a message to and fro by PUBLISH, over plain asyncio transports."""
     host, port = server.removeprefix("redis://").split(":")
     loop = asyncio.get_running_loop()
     subscribed, over = loop.create_future(), loop.create_future()

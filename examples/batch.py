@@ -1,12 +1,12 @@
-"""A batch in parts: the workers load them, wait for each other, and a reporter waits for all.
+"""A batch in parts: each worker loads one, all meet, and a reporter waits for the end.
 
     export AIOLOCK_URL=redis://localhost
     python examples/batch.py 2026-11-21 report &
     for part in 0 1 2; do python examples/batch.py 2026-11-21 $part & done
 
-What a part's share is cannot be said before all are loaded: there they meet, at a barrier. That all
-have written theirs is what the latch counts, by the name of the part: one that is written again, by
-a worker that was started again, is counted once.
+The share of a part is not known before all parts are loaded, so the workers meet at a barrier. A
+latch counts the parts that are written, by name: if a worker is started again and writes its part a
+second time, the part is counted once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def say(text: str) -> None:
 
 
 async def load(day: str, part: str, redis: Redis, locks: aiolock.LockClient) -> None:
-    """Load one part, and once all are loaded, write what share of the whole it is."""
+    """Load one part; once all are loaded, write its share of the whole."""
     total = sum(range(int(part) * 100, int(part) * 100 + 100))  # your own: files, queries, ...
     await redis.hset(f"totals:{day}", part, str(total))
     say(f"part {part} is loaded")
@@ -42,7 +42,7 @@ async def load(day: str, part: str, redis: Redis, locks: aiolock.LockClient) -> 
 
 
 async def report(day: str, redis: Redis, locks: aiolock.LockClient) -> None:
-    """Wait until every part is done; a push tells it."""
+    """Wait until every part is done; a push tells when."""
     await locks.latch(f"shares:{day}", PARTS).wait(timeout=PATIENCE)
     for part in range(PARTS):
         share = str(await redis.hget(f"shares:{day}", str(part)))
@@ -50,7 +50,7 @@ async def report(day: str, redis: Redis, locks: aiolock.LockClient) -> None:
 
 
 async def main(day: str, role: str) -> None:
-    """Do what this process is for; where the others do not come in time, that is its error."""
+    """Load a part or report; a timeout of the others ends the process with an error."""
     async with Redis.from_url(URL, decode_responses=True) as redis, aiolock.connect(redis) as locks:
         if role == "report":
             await report(day, redis, locks)

@@ -4,9 +4,9 @@
     python examples/booking.py 1                    # one customer
     python examples/booking.py 30                   # a rush
 
-Each customer gets the next free seat of a show. To find it, and to pay for it, they need the show
-for themselves. They wait for that for five seconds at most, and are sent away at once if twenty are
-waiting already: those would not get their turn in time anyway.
+Each customer gets the next free seat of a show. A customer needs the show alone, to find the seat
+and to pay for it. Customers wait for that for five seconds at most. They are sent away at once if
+twenty are waiting already, because their turn would not come in time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS bookings (
 
 @dataclass(frozen=True)
 class Booked:
-    """It was our turn in time."""
+    """The customer's turn came in time."""
 
     seat: int
 
@@ -49,7 +49,7 @@ class Booked:
 
 @dataclass(frozen=True)
 class InVain:
-    """It was not: somebody else had the show all the time."""
+    """The customer's turn did not come in time."""
 
     waited: float
     holders: tuple[aiolock.Party, ...]
@@ -61,7 +61,7 @@ class InVain:
 
 @dataclass(frozen=True)
 class QueueFull:
-    """Too many were waiting when we came, so we did not wait at all."""
+    """Too many were waiting already, so this customer did not wait at all."""
 
     def __str__(self) -> str:
         return "is sent away at once, the queue is full"
@@ -72,9 +72,9 @@ async def book(
 ) -> Booked | InVain | QueueFull:
     """Try to book the next free seat.
 
-    `LeaseLost` or `StoreError`: nothing was booked, or nobody knows; look, then try again.
+    After `LeaseLost` or `StoreError` nothing was booked, or nobody knows: look, then try again.
     """
-    # All that use a lock name the same `max_waiters`: it is checked when one comes.
+    # All users of a lock name the same `max_waiters`: it is checked when a waiter comes.
     lock = locks.lock(f"show:{show}", timeout=WAIT, ttl=TTL, max_waiters=20)
     try:
         async with lock as lease:
@@ -92,7 +92,7 @@ async def book(
 
 
 async def main(customers: str = "1", show: str = "hamlet") -> None:
-    """So many customers, all at once."""
+    """Send this many customers, all at once."""
     with contextlib.closing(sqlite3.connect(FILE, isolation_level=None)) as bookings:
         bookings.execute(TABLE)
         async with aiolock.connect(URL) as locks:

@@ -1,10 +1,10 @@
-"""Rates that many read, in as many processes as you like, and that one process fetches anew.
+"""Rates that many processes read, and that one process fetches anew.
 
     export AIOLOCK_URL=redis://localhost
     python examples/cache.py refresh &
     python examples/cache.py read                                 # in as many terminals as you like
 
-Readers do not wait for each other, and none of them sees rates of which only some are new.
+Readers do not wait for each other, and none of them sees a mixture of old and new rates.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def use(redis: Redis, rates: aiolock.RWLock) -> None:
 
 
 async def refresh(redis: Redis, rates: aiolock.RWLock) -> None:
-    """Fetch all of them alone, then let the others read, and do the same."""
+    """Fetch all rates alone, then let others read, and read as well."""
     while True:
         async with rates.write() as lease:
             edition = await redis.incr("rates:edition")

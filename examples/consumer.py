@@ -1,10 +1,11 @@
-"""A consumer among several, who all hear of every new user: one of them sets the user up.
+"""One of several consumers that all hear of every new user: one of them sets the user up.
 
     AIOLOCK_URL=redis://localhost python examples/consumer.py     # in as many terminals as you like
     redis-cli PUBLISH signups ada
 
-That it was done is remembered for a day, so the message may also come twice. Kill the consumer that
-is at it: the next one sets the user up. SIGTERM or Ctrl-C: it finishes its message, then ends.
+A finished set-up is remembered for a day, so the message may also come twice. If you kill the
+consumer that is at work, the next one sets the user up. After SIGTERM or Ctrl-C a consumer finishes
+its message, then ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def say(text: str) -> None:
 
 
 async def set_up(user: str, locks: aiolock.LockClient) -> None:
-    """Set one user up, or wait for whoever does; where that one fails, it is our turn."""
+    """Set one user up, or wait for the consumer that does; if that one fails, it is our turn."""
     async with locks.once(f"set up {user}", remember=DAY, ttl=TTL) as lease:
         if lease is None:
             return say(f"{user} is set up already")

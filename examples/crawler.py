@@ -1,8 +1,9 @@
-"""A crawler that never has more than so many requests under way at a host, in all its processes.
+"""A crawler that limits the requests under way at a host, over all its processes.
 
     AIOLOCK_URL=redis://localhost python examples/crawler.py http://localhost:8000/a ...
 
-Start it several times: the processes share the permits, and those of one that is killed come back.
+Start it several times: the processes share the permits, and the permits of a killed process come
+back.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def visit(page: str, web: httpx.AsyncClient, locks: aiolock.LockClient) ->
 
 
 async def main(pages: list[str]) -> None:
-    """Visit all of them, as fast as the permits come."""
+    """Visit all pages, as fast as permits become free."""
     async with (
         httpx.AsyncClient(timeout=10, trust_env=False) as web,
         aiolock.connect(URL) as locks,

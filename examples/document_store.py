@@ -2,10 +2,10 @@
 
     python examples/document_store.py
 
-`Documents` stands in for the database. It is what you replace, by the calls of etcd, Consul,
-DynamoDB or MongoDB. `DocumentStore` stays as it is: a document for each name, with its state, its
-last fence and the pushes that its clients have not read yet. It is loaded, changed and swapped,
-until nobody else was faster. tests/test_contract.py holds it to what every store must do.
+`Documents` stands in for the database: replace it by calls to etcd, Consul, DynamoDB or MongoDB.
+`DocumentStore` stays as it is. It has a document for each name, with its state, its last fence and
+the pushes that clients have not read yet. It loads the document, changes it and swaps it, and
+starts again if another client was faster. tests/test_contract.py tests it as it tests every store.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Documents:
     """Stands in for a database, in this process, some milliseconds away.
 
     Each method is one request, and may raise an `OSError`: then nobody knows whether it was carried
-    out. What else it raises is a fault, and is not tried again.
+    out. Any other error is a fault, and is not tried again.
     """
 
     def __init__(self, latency: float = 0.002) -> None:
@@ -65,7 +65,7 @@ class Documents:
         return (value, version) if end > time.monotonic() else ("", 0)
 
     async def get(self, key: str) -> tuple[str, int]:
-        """The document and its version, "" and 0 where there is none: never those of before.
+        """The document and its version, "" and 0 if there is none: never an older version.
 
         (etcd: a linearizable range; Consul: ``?consistent``; DynamoDB: ``ConsistentRead``.)
         """
@@ -75,7 +75,7 @@ class Documents:
         return current
 
     async def swap(self, key: str, value: str, version: int, keep: float) -> bool:
-        """Write it, if the version is still this one, and keep it for so many seconds at least.
+        """Write it if the version is still this one, and keep it for at least this many seconds.
 
         No version is ever used twice. (etcd: a transaction on ``mod_revision``; Consul: ``?cas``;
         DynamoDB: a condition on an attribute; MongoDB: a filter on a field.)
@@ -87,7 +87,7 @@ class Documents:
         return swapped
 
     async def keys(self, prefix: str, after: str, most: int) -> list[str]:
-        """The next keys behind that one, in order, of those that begin like that."""
+        """The next keys after ``after``, in order, that begin with ``prefix``."""
         await self._travels()
         found = [key for key in self.kept if key.startswith(prefix) and key > after]
         await self._travels()
@@ -99,10 +99,10 @@ class Documents:
         return time.time_ns() // 1000
 
     async def join(self, client: str, about: str) -> AsyncIterator[str]:
-        """Begin a session, which ends with this process; what `ring` says to it from now on.
+        """Begin a session of this process; yields what `ring` says to it from now on.
 
-        Where the session or the watch is lost, that ends. (etcd: a key with a lease, kept alive in
-        the background, and a watch from the revision at which it was written.)
+        The iterator ends if the session or the watch is lost. (etcd: a key with a lease, kept alive
+        in the background, and a watch from the revision at which it was written.)
         """
         await self._travels()
         bell = asyncio.Queue[str | None]()
@@ -114,19 +114,19 @@ class Documents:
             yield name
 
     async def leave(self, client: str) -> None:
-        """End its session, as a crash of its process does."""
+        """End the session, as a crash of its process does."""
         _, bell = self._sessions.pop(client, ("", None))
         if bell is not None:
             bell.put_nowait(None)
         await self._travels()
 
     async def sessions(self) -> Mapping[str, str]:
-        """All clients that live, and what they said about themselves."""
+        """All live clients, and what each said of itself."""
         await self._travels()
         return {client: about for client, (about, _) in self._sessions.items()}
 
     async def ring(self, client: str, name: str) -> None:
-        """Tell a client that there is something for it, in this document.
+        """Tell a client that this document has something for it.
 
         (etcd: write a key that it watches.)
         """
@@ -138,26 +138,26 @@ class Documents:
 # --- Keep this: the store
 
 PATIENCE: Final = 4.0
-"""Seconds after which an attempt is given up: who waits for another's attempt first, and then for
-its own, has waited for 8, and 9.5 is the most that is allowed."""
+"""Seconds after which an attempt is given up. A request that waits for another attempt first, and
+then for its own, has waited for 8; 9.5 is the most that is allowed."""
 PAUSE: Final = 0.05
 PAGE: Final = 100
-"""Documents of which a snapshot tells at a time."""
+"""Documents for each page of a snapshot."""
 KEPT: Final = 600.0
 """Seconds for which a document is kept when all in it is over. The first fence after that is the
-clock's, which has long passed the last one; and no copy of a swap arrives as late."""
+clock's, which is far past the last fence; and no copy of a swap arrives as late."""
 FRESH: Final = 60_000_000
-"""Microseconds after which a document is written anew, though nothing has changed, so that it is
-kept for as long as somebody asks for it."""
+"""Microseconds after which an unchanged document is written again, so that it is kept while clients
+ask for it."""
 
 
 Job = tuple[Operation, asyncio.Future[Any]]
 Kept = tuple[int, str, list[list[str]], int]
-"""Of a name: its last fence, its state, letters for clients, and when that was written."""
+"""The document of a name: last fence, state, letters for clients, and when it was written."""
 
 
 class Document:
-    """What is kept of one name, as operations see and change it (`authors.Steps`)."""
+    """The state of one name, as operations see and change it (`authors.Steps`)."""
 
     def __init__(
         self, text: str, client: str, now: int, living: Mapping[str, str], *, again: bool
@@ -169,9 +169,9 @@ class Document:
         self._before = [*kept[:3]]
         self._state = decode(state) if state else NameState()
         self.pushes = list[Push]()
-        """For this client."""
+        """Letters for this client."""
         self.mail = list[list[str]]()
-        """For others."""
+        """Letters for other clients."""
         for to, letter in mail:
             if to == client:
                 with contextlib.suppress(*UNREADABLE):  # of a later version
@@ -200,7 +200,7 @@ class Document:
         return host, int(pid)
 
     def changed(self, *, anyway: bool) -> tuple[str, float] | None:
-        """What is to be written, and for how many seconds it is needed; None for nothing."""
+        """The text to write, and for how many seconds it is needed; None for nothing."""
         state = self._state
         after = [self._fence, "" if state.idle else encode(state), self.mail]
         if after == self._before and self._now - self._at < FRESH and not anyway:
@@ -224,7 +224,7 @@ class DocumentStore(Operations):
         self._client, self._inbox = client, inbox
         self._jobs: dict[str, list[Job]] = {}
         self._unsure: dict[str, int] = {}
-        """By name: a version on which a swap was sent, and no reply has come yet, or ever will."""
+        """By name: a version on which a swap was sent whose reply is missing, perhaps for ever."""
         self._tasks = set[asyncio.Task[Any]]()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -235,7 +235,7 @@ class DocumentStore(Operations):
         self._is_open = True
 
     async def aclose(self) -> None:
-        """End it, once all that was asked for is done."""
+        """End the session, once all requests are done."""
         if self._is_open:
             self._is_open = False
             self._listening.cancel()
@@ -248,7 +248,7 @@ class DocumentStore(Operations):
                     async with asyncio.timeout(PATIENCE):
                         await self._database.leave(self._client)
 
-    # Being there, and listening
+    # The session, and its letters
 
     async def _join(self) -> AsyncIterator[str]:
         return await self._database.join(self._client, f"{os.getpid()} {socket.gethostname()}")
@@ -258,7 +258,7 @@ class DocumentStore(Operations):
             with contextlib.suppress(OSError):
                 async for name in bell:
                     self._call(Operation((name,), _nothing)).add_done_callback(self._looked)
-            # The others may have taken us for dead, and pushes may have been missed.
+            # Other clients may have taken us for dead, and pushes may have been missed.
             await asyncio.sleep(PAUSE)
             with contextlib.suppress(OSError):
                 bell = await self._join()
@@ -269,23 +269,23 @@ class DocumentStore(Operations):
             self._inbox.reconnected()
 
     async def _ring(self, clients: set[str], name: str) -> None:
-        # Whoever is not reached is rung again by the next who finds a letter for it there.
+        # A client that was not reached is rung again by the next one that finds a letter for it.
         with contextlib.suppress(OSError):
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*(self._database.ring(client, name) for client in clients))
 
-    # Operations: for each name one task, which carries out together what has gathered meanwhile
+    # Operations: one task for each name, which carries out together what has gathered meanwhile
 
     def _token(self) -> str:
         return f"{self._client}.{next(self._resizes)}"
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        """The only one that speaks of several names: as many operations, of one document each."""
+        """The only operation on several names: it becomes one operation for each document."""
         each = [super(DocumentStore, self).renew([renewal]) for renewal in renewals]
         return self._start(_flat(each))
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        """What is in the next documents."""
+        """The statuses of the next documents."""
         return self._start(self._snapshot(start))
 
     async def _snapshot(self, start: str) -> Page:
@@ -345,17 +345,17 @@ class DocumentStore(Operations):
                 self._inbox.reconnected()
 
     async def _attempt(self, name: str, jobs: Sequence[Job], *, again: bool) -> bool:
-        """Carry these out, in order; False where somebody else was faster."""
+        """Carry these out, in order; False if another client was faster."""
         key = f"{self._prefix}/{name}"
         text, version = await self._database.get(key)
-        if self._unsure.get(name) != version:  # whatever became of that swap, it is over
+        if self._unsure.get(name) != version:  # that swap is over, with or without effect
             self._unsure.pop(name, None)
-        # Not before: time would run backwards for the name, and who stands in it may have come just
-        # now, and pass for dead.
+        # Not before: time would run backwards for the name, and a waiter that has just come might
+        # pass for dead.
         now, living = await asyncio.gather(self._database.clock(), self._database.sessions())
         document = Document(text, self._client, now, living, again=again)
         answers = [operation.run(document) for operation, _ in jobs]
-        # A swap that is under way still does nothing to another version: so there is to be one.
+        # A swap that is still under way has no effect on another version: so there has to be one.
         changed = document.changed(anyway=name in self._unsure)
         if changed is not None:
             self._unsure[name] = version
@@ -374,7 +374,7 @@ class DocumentStore(Operations):
 
 
 def _nothing(_: Steps) -> None:
-    """Whatever is done with a document, the letters for this client are taken out of it."""
+    """Any operation on a document takes the letters for this client out of it."""
 
 
 async def _flat(each: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
@@ -382,13 +382,13 @@ async def _flat(each: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool 
 
 
 def failure(text: str, why: BaseException | None = None, *, refused: bool) -> aiolock.StoreError:
-    """The error that says so; ``refused``: nothing was done, for certain."""
+    """The error with this text; ``refused``: nothing was done, for certain."""
     error = aiolock.StoreError(text)
     error.refused, error.__cause__ = refused, why
     return error
 
 
-# --- As it is used
+# --- An example of its use
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""A shop that never sells more than it has, in however many processes it runs.
+"""A shop that never sells more than it has, in any number of processes.
 
     uvicorn --app-dir examples fastapi_app:app
     AIOLOCK_URL=redis://localhost uvicorn --app-dir examples --workers 4 fastapi_app:app
@@ -29,19 +29,19 @@ PATIENCE = float(os.environ.get("SHOP_PATIENCE", "2"))  # seconds that a request
 
 
 class Stock(Protocol):
-    """What the shop has. A write says under which fence it was decided."""
+    """The stock of the shop. A write names the fence under which it was decided."""
 
     async def read(self, item: str) -> int:
-        """How many are left."""
+        """How many items are left."""
         ...
 
     async def write(self, item: str, left: int, fence: int) -> bool:
-        """Set how many are left; False, and nothing set, where a higher fence has written."""
+        """Set how many are left; returns False, and sets nothing, if a higher fence has written."""
         ...
 
 
 class MemoryStock:
-    """In a dict, which is gone with the process."""
+    """A stock in a dict, which ends with the process."""
 
     def __init__(self) -> None:
         self._items: dict[str, tuple[int, int]] = {}
@@ -57,7 +57,7 @@ class MemoryStock:
 
 
 class RedisStock:
-    """In a Redis hash, whose writes are checked where they are made."""
+    """A stock in a Redis hash, which checks each write where it is made."""
 
     _WRITE = """
         if tonumber(ARGV[2]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) then
@@ -80,7 +80,7 @@ class RedisStock:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-    """The stock; the locks are there already, and are still there when this ends."""
+    """Open and close the stock; the locks are open before, and are closed after it."""
     if URL.startswith("memory://"):
         app.state.stock = MemoryStock()
         yield
@@ -95,7 +95,7 @@ setup(app, aiolock.connect(URL))  # one client for the whole process; errors are
 
 
 def the_stock(request: Request) -> Stock:
-    """What `lifespan` has opened."""
+    """The stock that `lifespan` has opened."""
     stock: Stock = request.app.state.stock
     return stock
 
@@ -115,7 +115,7 @@ async def look(item: str, stock: Shelf) -> dict[str, int]:
 async def fill(
     item: str, stock: Annotated[int, Query(ge=0)], shelf: Shelf, lease: Alone
 ) -> dict[str, int]:
-    """Put so many on the shelf."""
+    """Set the number of items on the shelf."""
     if not await shelf.write(item, stock, lease.fence):
         raise HTTPException(409, "somebody else was faster")
     return {"left": stock}

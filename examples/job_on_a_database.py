@@ -6,9 +6,9 @@
     python examples/job_on_a_database.py run                # in as many terminals as you like
     python examples/job_on_a_database.py status             # who has it, until when, who waits
 
-The lock is aiolock's. The table is yours: it says which run was done when, by whom, and whether it
-was finished. Kill an instance at any time: when its lease has ended, the others go on. SIGTERM or
-Ctrl-C: it finishes its run, then ends.
+The lock is aiolock's. The table is yours: it records when each run was done, by which instance, and
+whether it was finished. Kill an instance at any time: when its lease has ended, the others go on.
+After SIGTERM or Ctrl-C an instance finishes its run, then ends.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ EVERY = float(os.environ.get("EVERY_SECONDS", "60"))
 WORK = float(os.environ.get("WORK_SECONDS", "5"))
 TTL = float(os.environ.get("TTL_SECONDS", "15"))  # after it, one that died in its run is replaced
 
-# `period` counts from 1970, as aiolock does. As the key it is a second line of defence: whatever
-# goes wrong, a period is not run twice. A run that was begun and not finished has no `finished`.
+# `period` counts from 1970, as aiolock does. As the key it is a second line of defence: a period is
+# never run twice. A run that was begun and not finished has no `finished`.
 TABLE = """
 CREATE TABLE IF NOT EXISTS job_runs (
     period bigint PRIMARY KEY,
@@ -52,7 +52,7 @@ SELECT period, host, pid, fence, started, finished FROM job_runs ORDER BY period
 
 
 class Cursor(Protocol):
-    """What psycopg's and PyMySQL's cursors have in common, as far as it is used here."""
+    """The part of psycopg's and PyMySQL's cursors that is used here."""
 
     @property
     def description(self) -> object:
@@ -69,10 +69,10 @@ class Cursor(Protocol):
 
 
 class Connection(Protocol):
-    """The same of their connections."""
+    """The part of their connections that is used here."""
 
     def cursor(self) -> Cursor:
-        """What runs statements."""
+        """A cursor."""
         ...
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def connect() -> Connection:
 
 
 def run_statement(statement: LiteralString, *values: object) -> Sequence[tuple[object, ...]]:
-    """Its rows. Runs are rare, so each statement has a connection of its own."""
+    """The rows of a statement. Runs are rare, so each statement has a connection of its own."""
     with contextlib.closing(connect()) as connection:
         cursor = connection.cursor()
         cursor.execute(statement, values)
@@ -108,7 +108,7 @@ def run_statement(statement: LiteralString, *values: object) -> Sequence[tuple[o
 
 
 async def sql(statement: LiteralString, *values: object) -> Sequence[tuple[object, ...]]:
-    """One statement, in a thread: the event loop stays free to renew the lease."""
+    """Run one statement in a thread: the event loop stays free to renew the lease."""
     return await asyncio.to_thread(run_statement, statement, *values)
 
 
@@ -118,7 +118,7 @@ def say(text: str) -> None:
 
 
 async def clean_up() -> None:
-    """The job: what must not be done twice at a time, nor twice in a period."""
+    """The job, which must not run twice at a time, nor twice in a period."""
     await asyncio.sleep(WORK)
 
 
@@ -138,7 +138,7 @@ async def one_run(locks: aiolock.LockClient) -> None:
     say(f"period {period} begins")
     await sql(BEGUN, period, me.host, me.pid, me.fence)
     await clean_up()
-    # Should this run have been stopped and replaced meanwhile, it changes no row but its own.
+    # If this run was stopped and replaced meanwhile, it changes no row but its own.
     await sql(FINISHED, period, me.fence)
     say(f"period {period} is finished")
 
@@ -157,7 +157,7 @@ async def take_part() -> None:
 
         say("takes part")
         # Errors of the job are logged, and the next period is another try. While the database
-        # cannot be reached, it is tried again.
+        # cannot be reached, the client tries again.
         running = asyncio.create_task(cleaning(locks).run(job))
         ended = asyncio.create_task(stopping.wait())
         await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -168,12 +168,12 @@ async def take_part() -> None:
 
 
 def clock(when: float) -> str:
-    """A Unix time, for people."""
+    """A Unix time as text for people."""
     return f"{datetime.fromtimestamp(when, UTC):%H:%M:%S} UTC"
 
 
 async def show() -> None:
-    """Say who has the job, since when and until when, who waits for it, and what was run."""
+    """Print the holder of the job, since when and until when, the waiters, and the last runs."""
     async with aiolock.connect(URL) as locks:
         status = await cleaning(locks).status()
     for holder in status.holders:

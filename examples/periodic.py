@@ -2,7 +2,7 @@
 
     AIOLOCK_URL=redis://localhost python examples/periodic.py     # in as many terminals as you like
 
-Kill one of them at any time: the others go on. SIGTERM or Ctrl-C: it finishes its run, then ends.
+Kill one of them at any time: the others go on. SIGTERM or Ctrl-C ends one after its run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORK = float(os.environ.get("WORK_SECONDS", "1"))
 
 
 async def clean_up() -> None:
-    """The job: what must not be done twice at a time, nor twice in a period."""
+    """The job, which must not run twice at a time, nor twice in a period."""
     print(f"{time.time():.2f} {os.getpid()} cleans up", flush=True)
     await asyncio.sleep(WORK)
 

@@ -2,7 +2,8 @@
 
     AIOLOCK_URL=redis://localhost python examples/primary.py 10.0.0.7:8000     # and on other hosts
 
-Every instance knows who the primary is. SIGTERM or Ctrl-C: it resigns, and the next leads at once.
+Every instance knows the primary. After SIGTERM or Ctrl-C a primary resigns, and the next leads at
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import aiolock
 URL = os.environ.get("AIOLOCK_URL", "redis://localhost")
 TTL = float(os.environ.get("TTL_SECONDS", "10"))  # after which a primary that was killed is missed
 
-# Refuses a primary that was stopped, was followed by another, and has just woken up.
+# Refuses a primary that was stopped, was replaced by another, and has just woken up.
 WRITE = """
     if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) then
         return 0
@@ -32,7 +33,7 @@ WRITE = """
 async def take_part(
     me: str, redis: Redis, election: aiolock.Election, stopping: asyncio.Event
 ) -> None:
-    """Stand by, lead, and stand by again should that end, until we are told to stop."""
+    """Stand by, lead, and stand by again if the term ends, until told to stop."""
     write = redis.register_script(WRITE)
     while not stopping.is_set():
         try:
@@ -49,7 +50,7 @@ async def take_part(
 
 
 async def follow(me: str, election: aiolock.Election) -> None:
-    """Say who leads, whenever that is somebody else; for ever."""
+    """Print the leader whenever it changes; for ever."""
     while True:
         try:
             async for leader in election.observe():

@@ -1,14 +1,14 @@
-"""A stock that is not oversold: what is written was decided while the lock was held, for certain.
+"""A stock that is not oversold: each write was certainly decided while the lock was held.
 
     export AIOLOCK_URL=postgresql://localhost/shop
     aiolock init-db $AIOLOCK_URL
     python examples/stock_in_postgres.py fill 10
     for shop in 1 2 3; do python examples/stock_in_postgres.py sell & done
 
-Each shop reads what is left, takes its time (a payment, say), and writes what is left then. A lock
-makes that one after the other. But a process may be stopped after it has looked at its lease, for
-longer than that lasts, and then go on to write. `aiolock.check_fence`, in the same transaction,
-does not let it: there the lock is still held, and nobody else gets it before the commit.
+Each shop reads what is left, takes its time (a payment, say), and then writes what is left. A lock
+lets one shop at a time do that. But a process may be stopped after it has looked at its lease, for
+longer than the lease lasts, and then go on to write. `aiolock.check_fence` in the same transaction
+prevents that: at that point the lock is still held, and no other client gets it before the commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def say(text: str) -> None:
 
 
 async def fill(database: Database, amount: int) -> None:
-    """So many are there from now on."""
+    """Set the stock to this amount."""
     await database.execute(TABLES)
     await database.execute(
         "INSERT INTO stock VALUES ('tea', %s) ON CONFLICT (item) DO UPDATE SET amount = %s",
@@ -48,7 +48,7 @@ async def fill(database: Database, amount: int) -> None:
 
 
 async def sell(database: Database, locks: aiolock.LockClient) -> bool:
-    """Sell one; whether there was one."""
+    """Sell one; returns whether there was one."""
     async with locks.lock("stock:tea", ttl=TTL, timeout=60) as lease:
         row = await (
             await database.execute("SELECT amount FROM stock WHERE item = 'tea'")
@@ -58,7 +58,7 @@ async def sell(database: Database, locks: aiolock.LockClient) -> bool:
         say("is paying")
         await asyncio.sleep(PAYMENT)
         async with database.transaction():
-            # First: nobody else has the lock from here to the commit, whatever becomes of us.
+            # First: no other client has the lock from here to the commit, even if we are stopped.
             await database.execute("SELECT aiolock.check_fence(%s, %s)", (lease.name, lease.fence))
             await database.execute("UPDATE stock SET amount = %s WHERE item = 'tea'", (row[0] - 1,))
             await database.execute(

@@ -1,8 +1,8 @@
-"""Transfers between accounts, in as many processes as you like: the sum of all stays what it was.
+"""Transfers between accounts, in any number of processes: the sum of all stays the same.
 
     AIOLOCK_URL=redis://localhost python examples/transfer.py     # in two terminals at once
 
-Each transfer needs two locks, and none of them waits for another for ever, whoever pays whom.
+Each transfer needs two locks, and no two transfers wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRANSFERS = int(os.environ.get("TRANSFERS", "100"))
 ACCOUNTS = ("ada", "bob", "cyd", "dee")
 AT_A_TIME = 4  # transfers of one process
 
-# Both or none, and neither where a holder with a higher fence has written.
+# Both or none, and none if a holder with a higher fence has written.
 SAVE = """
     for number, account in ipairs(KEYS) do
         local fence = redis.call('HGET', account, 'fence') or 0
@@ -38,7 +38,7 @@ SAVE = """
 async def transfer(
     amount: int, source: str, target: str, redis: Redis, locks: aiolock.LockClient
 ) -> None:
-    """Move money; nobody else touches either account meanwhile."""
+    """Move money; no other transfer touches either account meanwhile."""
     names = [f"account:{source}", f"account:{target}"]
     async with locks.multilock(*names, ttl=10, timeout=30) as lease:
         before = [int(await redis.hget(name, "balance") or 0) for name in names]
@@ -51,7 +51,7 @@ async def transfer(
 
 
 async def main() -> None:
-    """Carry out so many transfers, several at a time."""
+    """Carry out this many transfers, several at a time."""
     async with Redis.from_url(URL, decode_responses=True) as redis, aiolock.connect(redis) as locks:
         for name in ACCOUNTS:
             await redis.hsetnx(f"account:{name}", "balance", "100")

@@ -1,9 +1,9 @@
-"""A worker that sets new users up: each one once, however often its message comes.
+"""A worker that sets new users up: each once, even if its message comes several times.
 
     AIOLOCK_URL=redis://localhost python examples/worker.py     # in as many terminals as you like
     redis-cli RPUSH signups ada
 
-SIGTERM or Ctrl-C: it finishes the messages that it has taken, then ends.
+After SIGTERM or Ctrl-C it finishes the messages that it has taken, then ends.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ async def main() -> None:
         aiolock.connect(redis) as locks,
         asyncio.TaskGroup() as tasks,
     ):
-        # What a killed worker had taken. Some of it may be in work right now, in another process:
-        # then it comes twice, which does no harm.
+        # The messages of a killed worker. Some may be in work right now, in another process: then
+        # they come twice, which does no harm.
         while await redis.lmove("taken", "signups", "LEFT", "RIGHT"):
             pass
         for _ in range(CONSUMERS):

@@ -26,14 +26,14 @@ IMPORTED = [
 OPTIONS = [
     *("-q", "-x", "--tb=native", "--assert=plain", "-W", "default"),
     *("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
-    # It would collect garbage ten times at the end, to tell of what is no failure here.
+    # At the end it would collect garbage ten times, to report things that are no failure here.
     *("-p", "no:unraisableexception"),
-    # What a signal raises may be swallowed by whatever runs just then, and the test hangs on.
+    # An exception of a signal's handler may be swallowed by any code, and then the test hangs on.
     "--timeout-method=thread",
 ]
 
 PATIENCE = 2.0
-"""Seconds for which a test waits for what does not come, where it would wait for longer."""
+"""Seconds for which a test waits for an event that does not come, if it would wait longer."""
 
 
 def package_with(package: Path, copy: Path, file: str, text: str) -> None:
@@ -67,7 +67,7 @@ def run(test: str, folder: Path, *, seconds: float, limit: float) -> tuple[int, 
     printed = folder / "printed"
     printed.touch()
     arguments = [f"tests/{test}", *OPTIONS, f"--timeout={seconds}"]
-    # What a test leaves behind whose time is up. Its servers may still end, and write to it.
+    # The files of a test whose time is up. Its servers may still end, and write to them.
     with tempfile.TemporaryDirectory(prefix="aiolock-", ignore_cleanup_errors=True) as left:
         Path(left).chmod(0o711)  # a database server is another user's
         process = _forks().Process(target=_run, args=(arguments, str(folder), str(printed), left))
@@ -98,11 +98,11 @@ def _run(arguments: Sequence[str], folder: str, printed: str, temporary: str) ->
     os.environ["AIOLOCK_TEST_TEMPLATES"] = tempfile.gettempdir()  # of database servers
     os.environ["TMPDIR"] = tempfile.tempdir = temporary
     os.environ["AIOLOCK_TEST_PATIENCE"] = str(PATIENCE)  # it waits in vain
-    gc.freeze()  # what the fork has inherited is no garbage
+    gc.freeze()  # objects that the fork inherits are no garbage
     import pytest
 
     assert "aiolock" not in sys.modules
     code = pytest.main([*arguments, "-o", f"pythonpath={folder} {ROOT}"])
     sys.stdout.flush()
-    # Not by way of what the fork has inherited.
+    # Not through objects that the fork has inherited.
     os._exit(code)

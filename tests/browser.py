@@ -1,4 +1,4 @@
-"""For tests of the page in a browser: what is served, and whoever looks at it."""
+"""Helpers for tests of the page in a browser: a server of the page, and a reader of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.servers import hold_port
 T = TypeVar("T")
 
 WITHIN: Final = 20.0
-"""Seconds for what comes soon, on a busy machine."""
+"""Seconds in which an effect that comes soon must come, on a busy machine."""
 CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
 )
@@ -41,7 +41,7 @@ FLAGS: Final = (
 
 
 def started(profile: Path) -> Chrome:
-    """A browser that has nothing but what is in this folder."""
+    """A browser whose files are all in this folder."""
     options = ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -95,7 +95,7 @@ class Server:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WITHIN)
 
     def hold(self, name: str) -> aiolock.Lease:
-        """Somebody else has the lock."""
+        """Another client has the lock."""
 
         async def acquire() -> aiolock.Lease:
             return await self.other.lock(name).acquire(label="job 17")
@@ -116,20 +116,20 @@ class Server:
         self.do(ask())
 
     def release_all(self) -> None:
-        """Nobody has anything."""
+        """No client has any lock."""
         for lease in self._held.values():
             self.do(lease.release())
         self._held.clear()
 
 
 class Browser:
-    """What somebody sees, and does."""
+    """The reader's view of the page, and the reader's actions."""
 
     def __init__(self, driver: Chrome, server: Server) -> None:
         self.driver = driver
         self.server = server
         self.expected: tuple[str, ...] = ()
-        """What may stand in the console."""
+        """Messages that the console may contain."""
 
     def open(self, path: str) -> None:
         """Go to the page, and wait for the first that it has to say."""
@@ -149,12 +149,12 @@ class Browser:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def run(self, script: str, *args: object) -> Any:
-        """What a script in the page gives back."""
+        """The result of a script in the page."""
         run: Any = self.driver.execute_script
         return run(script, *args)
 
     def text(self, selector: str) -> str:
-        """What is seen there."""
+        """The visible text."""
         found: str = self.run("return document.querySelector(arguments[0]).innerText", selector)
         return found
 
@@ -189,7 +189,7 @@ class Browser:
         tell(command, arguments)
 
     def log(self, kind: str) -> list[dict[str, Any]]:
-        """What was logged since it was asked for last."""
+        """The log since the last call."""
         get: Any = self.driver.get_log
         found: list[dict[str, Any]] = get(kind)
         return found

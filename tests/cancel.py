@@ -96,7 +96,7 @@ class _Sibling(asyncio.Task[None]):
 
 
 class SiblingError(Exception):
-    """What the sibling task raises in the kinds with a task group."""
+    """The error of the sibling task in the kinds with a task group."""
 
 
 def _native(when: Literal["soon", "at once", "before", "after"]) -> Envelope:

@@ -1,4 +1,4 @@
-"""What all tests share: options, servers, a proxy, a check for tasks left behind."""
+"""Shared by all tests: options, servers, a proxy, a check for tasks left behind."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     except (ImportError, ValueError) as error:
         raise pytest.UsageError(f"--loop {config.getoption('--loop')}: {error}") from error
     if loops.chosen() == "uvloop" and not config.option.timeout_method:
-        # What a signal's handler raises does not end a run of uvloop's: a test would hang for ever.
+        # A signal handler's exception does not end a run of uvloop: a test would hang for ever.
         config.option.timeout_method = "thread"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is about other stores than are asked for."""
+    """Leave out tests of stores that are not asked for."""
     try:
         stores = selection.chosen(config.getoption("--stores"))
     except ValueError as error:
@@ -153,14 +153,14 @@ def world(request: pytest.FixtureRequest, prefix: str) -> World:
 
 @pytest.fixture
 def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
-    """The shared server, on which the test must leave nobody."""
+    """The shared server, on which a test must leave no client."""
     yield redis_server
     check_nothing_left(redis_server, prefix)
 
 
 @pytest.fixture
 def peek(server: RedisServer, prefix: str) -> Peek:
-    """What the server has of the lock."""
+    """The server's state of the lock."""
     return Peek(server, prefix)
 
 

@@ -1,4 +1,4 @@
-"""Processes that contend for two locks while their servers fail, and what they have seen."""
+"""Processes that contend for two locks while their servers fail, and their reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stay:
 
 
 class Contest:
-    """Processes that contend for two locks, and what they have said."""
+    """Processes that contend for two locks, and their reports."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self.workers = workers

@@ -57,11 +57,11 @@ def _hash(text: str) -> str:
 
 
 TEMPLATES: Final = "AIOLOCK_TEST_TEMPLATES"
-"""The variable that names the folder of such, where it is not that for temporary files."""
+"""The variable that names the folder for them, if that is not the one for temporary files."""
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens now."""
+    """A port of 127.0.0.1 on which no program listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -78,7 +78,7 @@ class DatabaseServer(ABC):
         self._held = hold_port()
         self.port: int = self._held.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
-        # Not in pytest's folder, which nobody else may enter; and with a path fit for a socket.
+        # Not in pytest's folder, which no other user may enter; and with a path fit for a socket.
         self.folder = Path(tempfile.mkdtemp(prefix="aiolock-db-"))
         self.data = self.folder / "data"
         self._log = self.folder / "log"
@@ -142,19 +142,19 @@ class DatabaseServer(ABC):
         self.run(program, *options, self.data_option.format(self.data))
         ready = self.folder / "template"
         self.run("cp", "-a", self.data, ready)
-        with contextlib.suppress(OSError):  # somebody else was faster
+        with contextlib.suppress(OSError):  # another process was faster
             ready.rename(template)
 
     @abstractmethod
     def maker(self) -> Sequence[str | Path]:
-        """What makes the files of a server, but for where they are to be."""
+        """The command that makes the files of a server, without their folder."""
 
     data_option: ClassVar[str]
     """How it is told where."""
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """What runs it."""
+        """The command that runs it."""
 
     @abstractmethod
     def try_it(self) -> bool:
@@ -181,7 +181,7 @@ class DatabaseServer(ABC):
             assert alive, self._log.read_text()
             time.sleep(0.02)
 
-    # What its owner asks of it to be stopped
+    # The owner's ways to stop it
     signals: ClassVar[dict[str, signal.Signals]]
 
     def stop(self, how: str = "immediate") -> None:

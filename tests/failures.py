@@ -1,4 +1,4 @@
-"""What the tests of failures share: other processes that lock, and a look behind aiolock's back."""
+"""Shared helpers for tests of failures: other processes that lock, and a view without aiolock."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def linked(proxy: Proxy) -> None:
 
 
 class Peek:
-    """What a server has of one lock, read without aiolock."""
+    """A server's state of one lock, read without aiolock."""
 
     def __init__(self, server: RedisServer, prefix: str, key: str = "lock:lock") -> None:
         self.server = server
@@ -161,7 +161,7 @@ class Peek:
 
     def holders(self) -> list[str]:
         """The grants, ``<mode>:<client>:<seq>:<fence>``, also those that have ended."""
-        # What is remembered beside them has scores from 10^15 on.
+        # Other members have scores from 10^15 on.
         return list(self.server.call("ZRANGEBYSCORE", f"{self._keys}:holders", "-inf", "(1e15"))
 
     def queue(self) -> list[str]:
@@ -198,13 +198,13 @@ class Peek:
         return now + float(end) / 1000 - int(seconds) - int(micros) / 1e6
 
     def listens(self, client: str) -> bool:
-        """Whether a client is subscribed to what is pushed to it."""
+        """Whether a client is subscribed to its pushes."""
         channel = f"{self.prefix}:push:{client}"
         return int(self.server.call("PUBSUB", "NUMSUB", channel)[1]) > 0
 
 
 def check_nothing_left(server: RedisServer, prefix: str) -> None:
-    """Check what is left of a prefix: fences and introductions, and all of it on its way out."""
+    """Check that only fences and introductions are left of a prefix, and that all will expire."""
     for key in server.call("KEYS", f"{prefix}:*"):
         kind = key.rpartition(":")[2]
         introduction = key.startswith((f"{prefix}:client:", f"{prefix}:protocols"))

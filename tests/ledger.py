@@ -1,4 +1,4 @@
-"""An observer that keeps the books: what it is told of a request has an order, and an end."""
+"""An observer that keeps the books: the events of a request have an order, and an end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "gave_up": (),
 }
 OPEN: Final = ("waiting", "acquired")
-"""What somebody waits for still, or holds."""
+"""The open requests and leases."""
 
 
 class Ledger(Observer):
-    """Remembers what became of each request, and what was told against the rules."""
+    """Remembers the outcome of each request, and the events against the rules."""
 
     def __init__(self, trips: Callable[[], bool] = lambda: False) -> None:
         """``trips`` says whether to raise something, after it was written down."""

@@ -54,6 +54,6 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """What `asyncio.run` does, on the loop that was asked for."""
+    """As `asyncio.run`, on the loop that was asked for."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)

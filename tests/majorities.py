@@ -66,7 +66,7 @@ class Majority:
         vouch(self.servers, self.urls, prefix, longest_ttl)
 
     def left_behind(self, prefix: str) -> list[str]:
-        """The keys of votes and lines that there are, of whatever name."""
+        """The keys of votes and lines of all names."""
         found = list[str]()
         for server in self.servers:
             for kind in ("votes", "line"):

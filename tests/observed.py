@@ -1,4 +1,4 @@
-"""Every path of an acquisition, with real clients: what an observer is to count right."""
+"""Every path of an acquisition, with real clients: an observer has to count each correctly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.worlds import asking, queued, settled
 
 
 class Scene:
-    """A store, an observed client of it, "we", and another that nobody observes, "they"."""
+    """A store with an observed client, "we", and another client without an observer, "they"."""
 
     def __init__(self, observer: aiolock.Observer) -> None:
         self.observer = observer
@@ -113,7 +113,7 @@ class Scene:
             lease = await self.ours.lock("order:3").acquire()
             await asyncio.sleep(3)
             if why != "broken":
-                self.server.leave(self.ours.id)  # so that nobody tells us
+                self.server.leave(self.ours.id)  # so that no push reaches us
             assert await self.theirs.lock("order:3").break_()
             if why == "broken":
                 await lease.lost
@@ -141,7 +141,7 @@ class Scene:
             await ours
 
     async def pass_by(self) -> None:
-        """We wait for something that nobody holds."""
+        """We wait for a lock that no client holds."""
         latch = self.ours.latch("ready:1", 1)
         waits = asyncio.create_task(latch.wait())
         await queued(latch, 1)

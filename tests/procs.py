@@ -60,7 +60,7 @@ def say(event: str, **fields: object) -> None:
 
 
 async def commands() -> AsyncIterator[Message]:
-    """Yield what the test sends, on the worker's side, until the test closes the pipe."""
+    """Yield the test's messages, on the worker's side, until the test closes the pipe."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -179,7 +179,7 @@ class Worker(asyncio.SubprocessProtocol):
                 os.kill(self.pid, number)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Take in what the worker said (called by the event loop)."""
+        """Read the worker's messages (called by the event loop)."""
         *lines, self._half_line = (self._half_line + data).split(b"\n")
         for line in lines:
             if not self._begun.is_set():

@@ -1,7 +1,7 @@
 """A TCP proxy in front of a server, that breaks links on purpose.
 
-It works on bare non-blocking sockets with the event loop's `add_reader`: no tasks, no transports,
-no buffers of the loop in between, so that what a test asks for has happened when the call returns.
+It works on bare non-blocking sockets with the event loop's `add_reader`, without tasks, transports
+or buffers of the loop. So an effect that a test asks for is there when the call returns.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class _Trap:
     link: Link | None
 
 
-# What one end has sent, b"" if that is the end of its stream, or None to cut the link.
+# The data that one end has sent, b"" at the end of its stream, or None to cut the link.
 _Piece = bytes | None
-# Decides what of a chunk goes on to the other end, and how many seconds later.
+# Decides which part of a chunk goes on to the other end, and how many seconds later.
 _Screen = Callable[[bytes], tuple[list[_Piece], float]]
 
 
 class _Flow:
-    """One direction of a link: reads `source`, holds back what must wait, writes `sink`."""
+    """One direction of a link: reads `source`, holds back data that must wait, writes `sink`."""
 
     def __init__(
         self, link: Link, source: socket.socket, sink: socket.socket, screen: _Screen
@@ -53,7 +53,7 @@ class _Flow:
         self._sink = sink
         self._screen = screen
         self._loop = asyncio.get_running_loop()
-        # What waits to be written, and when that is due.
+        # Data that waits to be written, and when it is due.
         self._queue: deque[tuple[float, _Piece]] = deque()
         self._held = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +106,7 @@ class _Flow:
             self._link._end()
 
     def _write_next(self) -> bool:
-        """Write what comes next; if that cannot be done now, arrange for it and return False."""
+        """Write the next data; if that cannot be done now, arrange for it and return False."""
         due, piece = self._queue[0]
         if due > self._loop.time():
             self._timer = self._loop.call_at(due, self._write)
@@ -151,14 +151,14 @@ class Link:
         """Whether the client has ended it with a reset (RST)."""
 
     def withhold(self) -> None:
-        """Keep what the client sends from now on from the server, until `deliver`.
+        """Keep the client's data from the server from now on, until `deliver`.
 
-        Also when the client has gone: so it is with what lies in a buffer on the way.
+        This goes on after the client has gone: the data stands for data in a buffer on the way.
         """
         self._withheld = bytearray()
 
     def cut_client(self) -> None:
-        """Reset it towards the client alone; what is withheld from the server is for `deliver`."""
+        """Reset the link towards the client alone; `deliver` passes on the withheld data."""
         assert self._withheld is not None
         if self._is_open and not self._dead:
             _reset_on_close(self._ends[0])
@@ -170,9 +170,9 @@ class Link:
         return len(self._withheld or b"")
 
     async def deliver(self, most: int | None = None) -> bytes:
-        """Pass on what was withheld, of a client that has gone; return what is answered to it.
+        """Pass on the withheld data of a client that has gone; return the server's answer to it.
 
-        Or only the first ``most`` bytes of it, and the server never gets the others.
+        With ``most``, pass on only so many bytes, and drop the others.
         """
         assert not self._is_open, "the client is still there"
         assert self._withheld is not None
@@ -185,12 +185,12 @@ class Link:
         return answers
 
     def forget(self) -> None:
-        """Close what is left of a link whose client has gone."""
+        """Close the server's end of a link whose client has gone."""
         self._ends[1].close()
         self._proxy.late.remove(self)
 
     def cut(self) -> None:
-        """Reset the link now, towards both ends (RST); what was held up is lost."""
+        """Reset the link now, towards both ends (RST); held up data is lost."""
         if self._is_open:
             for end in self._ends:
                 _reset_on_close(end)
@@ -204,7 +204,7 @@ class Link:
                 flow.pause()
 
     def hear(self) -> None:
-        """Let the link go on after `deaf`, with what was held up, unless it was to drop that."""
+        """Let the link go on after `deaf`, with the held up data unless that is to be dropped."""
         for flow in self._flows:
             if self._is_open and not self._dead:
                 flow.resume()
@@ -214,7 +214,7 @@ class Link:
         return self in self._proxy.links
 
     def _cut_client(self) -> None:
-        # The server sees an ordinary end: a reset could overtake what it has not read yet.
+        # The server sees an ordinary end: a reset could overtake data that it has not read yet.
         _reset_on_close(self._ends[0])
         self._close()
 
@@ -375,7 +375,7 @@ class Proxy:
             link.hear()
 
     def delay(self, *, to_server: float = 0.0, to_client: float = 0.0) -> None:
-        """Hold up, by so many seconds, what is sent from now on in each direction."""
+        """Hold up, by so many seconds, all data from now on in each direction."""
         self._delay_to_server = to_server
         self._delay_to_client = to_client
 

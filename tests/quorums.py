@@ -39,7 +39,7 @@ class Server:
         return member
 
     def stop(self) -> None:
-        """It answers nothing, and carries out what it was asked once it goes on."""
+        """The server answers nothing, and carries out its commands once it goes on."""
         self.stopped = True
 
     def resume(self) -> None:
@@ -48,13 +48,13 @@ class Server:
         self._catch_up()
 
     def kill(self) -> None:
-        """It is gone, and what it was asked is not carried out."""
+        """The server is gone, and its commands are not carried out."""
         self.down = True
         for member in self._members:
             member.breaks()
 
     def start(self, *, empty: bool = True) -> None:
-        """It runs again, with nothing of what it knew, or with all of that."""
+        """The server runs again, with none of its data or with all."""
         self.voter.restart(empty=empty)
         self.back()
 
@@ -85,7 +85,7 @@ class Server:
 
 
 class _Breakable(MemoryMember):
-    """A link that breaks as a real one does: what has no answer is sent again on the next."""
+    """A link that breaks as a real one does: unanswered commands are sent again on the next."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(lambda: server.memory, server.name)
@@ -169,7 +169,7 @@ async def clients(
 
 
 def dies(of: Sequence[Server], client: int) -> None:
-    """This client, by its number, is killed: nobody hears of it, and nothing comes from it."""
+    """This client, by its number, is killed: nothing reaches it, and nothing comes from it."""
     for server in of:
         server._members[client].dies()
 

@@ -20,10 +20,10 @@ class Replica(RedisServer):
     def __init__(self, link: Proxy) -> None:
         super().__init__(*AT_ONCE, "--replicaof", "127.0.0.1", str(link.port))
         self.link = link
-        """What holds up, or cuts off, all that this replica gets."""
+        """The proxy that holds up, or cuts off, all that this replica gets."""
 
     def promote(self) -> None:
-        """Make it a master, with what it has got."""
+        """Make it a master, with the data that it has."""
         self.call("REPLICAOF", "NO", "ONE")
 
     def listens(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is tested: the tree or the wheel, and which stores, as in `make test STORES=sqlite`."""
+"""The selection of tests: the tree or the wheel, and stores, as in `make test STORES=sqlite`."""
 
 from __future__ import annotations
 

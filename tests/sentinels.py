@@ -138,7 +138,7 @@ class Watched:
         """Return the replica that has become a master, as soon as one has."""
         while True:
             for replica in self.replicas:
-                # Whoever promotes it closes its connections.
+                # A promotion closes its connections.
                 with contextlib.suppress(RedisError, OSError):
                     if replica.call("ROLE")[0] == "master":
                         return replica
@@ -198,7 +198,7 @@ class ScriptedSentinel:
         self.master = master
         self.epoch = 1
         self.refuses = False
-        """It lets nobody subscribe."""
+        """Refuse all subscriptions."""
         self.silent = False
         """It answers nothing, and takes connections still."""
         self.subscriptions = 0
@@ -238,7 +238,7 @@ class ScriptedSentinel:
                 subscriber.write(command("message", channel, SERVICE))
 
     def hang_up(self) -> None:
-        """Close the connections of those who are subscribed."""
+        """Close the connections of all subscribers."""
         for subscriber in self._subscribers:
             subscriber.close()
 

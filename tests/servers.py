@@ -152,7 +152,7 @@ class RedisServer:
 
     @property
     def dump(self) -> Path:
-        """The file in which the server saves, where it is told to, and which it loads."""
+        """The file in which the server saves, if it is told to, and which it loads."""
         return self._path / "dump.rdb"
 
     @property

@@ -33,15 +33,15 @@ from aiolock.stores.memory import MemoryServer, MemoryStore
 LATE_AFTER: Final = 5.0
 """Seconds after which the server refuses a copy."""
 LATE_WITHIN: Final = 9.0
-"""Seconds within which what lay on a link that was dropped comes to the server."""
+"""Seconds within which data on a dropped link reaches the server."""
 RARE: Final = ("break_", "pass_on", "resize")
-"""Commands that are seldom sent, so that a link is dropped more often as they are."""
+"""Commands that are seldom sent: a link is dropped more often while one is on it."""
 NEVER_MIND: Final = 0.2
 """Seconds for which a copy may act that is undone by the copy of a release behind it."""
 
 
 class Refuses(Enum):
-    """What a server refuses for a while, by the word that it says."""
+    """The commands that a server refuses for a while, by the word of the refusal."""
 
     NOTHING = ""
     WRITES = "MISCONF"
@@ -116,7 +116,7 @@ class _Command:
     buries: bool = False
     """With it, what came before is given up."""
     ends: tuple[Waiter, ...] = ()
-    """The waiters that are no more when this is answered."""
+    """The waiters that have ended when this is answered."""
     written: int = 0
 
     @property
@@ -176,7 +176,7 @@ class Store(MemoryStore):
     def release(
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
-        # Who gives back one grant, which it has not entered, asks again.
+        # A waiter that gives back one grant without entering asks again.
         over = entered or not fence
         return self._send(
             partial(self.server.release, name, waiter, fence, entered=entered),
@@ -258,7 +258,7 @@ class Store(MemoryStore):
     """Until when copies may come that lay on a link that was dropped."""
 
     def _copy(self, command: _Command) -> Callable[[], None]:
-        """What the server gets, late, of a command that is written now."""
+        """The part of a command, written now, that reaches the server late."""
         stamps = self._stamps(command)
 
         def arrives() -> None:
@@ -288,7 +288,7 @@ class Store(MemoryStore):
         pending, self._pending = self._pending, []
         if self.dead or self._client is None:
             return
-        for command in pending:  # before it is up, so that what is released is buried
+        for command in pending:  # before it is up, so that releases bury their waiters
             if command.wanted:
                 self._write(command)
         self._down = False

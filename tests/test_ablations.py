@@ -3087,8 +3087,8 @@ SAFEGUARDS = (
     Safeguard(
         "a full line of a server keeps nobody behind the dead",
         "stores/quorum/_voter.py",
-        "if state.shared:\n                    self._advance()  # the dead",
-        "if False:\n                    self._advance()  # the dead",
+        "if state.shared:\n                    self._advance()  # dead",
+        "if False:\n                    self._advance()  # dead",
         "test_quorum_rwlock.py::test_who_finds_a_full_line_lets_those_in_that_the_dead_kept_back",
     ),
     Safeguard(

@@ -134,7 +134,7 @@ def gone(t: float, who: str) -> Event:
 
 
 def wiped(t: float, fence: int) -> Event:
-    """The server lost all it knew, and what it had granted until then has a lower fence."""
+    """The server lost all data; its earlier grants have lower fences."""
     return at(t, "conductor", "wiped", since=ns(t - 0.001), fence=fence)
 
 
@@ -165,7 +165,7 @@ def over(t: float) -> Event:
 
 
 def standing(t: float, fence: int | None = None, *, queued: bool = False) -> Event:
-    """Who is at the server: `W` with this grant, or in the queue, or nobody; their clocks agree."""
+    """The server's state: `W` with this grant, or in the queue, or no waiter; clocks agree."""
     return at(
         t,
         "conductor",
@@ -438,7 +438,7 @@ RIGHT: dict[str, Story] = {
         of(1.2, C, "opens", latch=1, parties=2),
     ],
     "messages": [
-        of(1.0, A, "handling", message=1, fence=1),  # and nobody knows
+        of(1.0, A, "handling", message=1, fence=1),  # and its outcome is unknown
         of(2.0, B, "handling", message=1, fence=2),
         of(2.1, B, "handled", message=1),
         of(2.2, C, "handling", message=2, fence=3),
@@ -1354,7 +1354,7 @@ def test_every_rule_is_tested() -> None:
 
 
 def test_violation_shows_what_was_written_down() -> None:
-    """A violation comes with all events of the attempts that it speaks of, and what was broken."""
+    """A violation comes with all events of its attempts, and the faults at the time."""
     (violation,) = check(
         Run(
             told(

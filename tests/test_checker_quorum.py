@@ -1,4 +1,4 @@
-"""The chaos's checker, where several servers vote: what is no excuse there, and what is.
+"""The checker of the chaos tests with several voting servers: which excuses count there.
 
 The histories are written by hand, as in `tests.test_checker`.
 """
@@ -92,7 +92,7 @@ def votes(t: float, attempt: str, granted: float, *servers: int) -> list[Event]:
 
 
 def broken(begin: float, end: float, kind: str, *servers: int, target: str = "all") -> Event:
-    """The conductor broke these servers, or what leads there from a slot."""
+    """The conductor broke these servers, or the way to them from a slot."""
     return at(end, "conductor", "fault", kind=kind, target=target, since=ns(begin), servers=servers)
 
 
@@ -115,7 +115,7 @@ def seen(t: float, attempt: str, *servers: int, since: float | None = None) -> E
 
 
 def breaks(begin: float, end: float, fence: int) -> list[Event]:
-    """Process 2.0 breaks what has this fence, and has an answer."""
+    """Process 2.0 breaks the grant with this fence, and has an answer."""
     return [
         at(begin, "2.0", "breaking", n="lock", fences=[fence], id=1),
         at(end, "2.0", "broke", n="lock", id=1),
@@ -152,14 +152,14 @@ def told(t: float, attempt: str, kind: str = "knows") -> Event:
 
 
 def looked(begin: float, end: float, who: str, fence: int, leader: str) -> Event:
-    """A process has asked who leads, and was told; or, without a fence, why it was not."""
+    """A process has asked for the leader, and was answered; or, without a fence, why not."""
     outcome, value = ("ok", leader) if fence else (leader, "")
     since = ns(begin)
     return at(end, who, "looked", since=since, fence=fence, value=value, outcome=outcome)
 
 
 def kept(t: float, who: str, fence: int, *servers: int) -> list[Event]:
-    """These servers have said that it is put up there who leads."""
+    """These servers have said that they have the leader's value."""
     name, since = "elected:primary", ns(t - 0.001)
     return [at(t, who, "kept", n=name, server=each, count=fence, since=since) for each in servers]
 
@@ -360,7 +360,7 @@ RIGHT: dict[str, Story] = {
     "done_again_as_all_have_forgotten_that_one_was_told_of": [
         *(*DONE, marked(1.2, "0.0", 1, 2), broken(2.0, 2.1, "crash_most", 0, 1, 2)),
         *(begins(3.0, B, 2, 3.1, 4.0), of(3.1, B, "handling", message=1, fence=2)),
-        marked(3.2, "1.0", 2, 2),  # and nobody was told
+        marked(3.2, "1.0", 2, 2),  # and no client was told
         begins(9.0, C, 3, 9.1, 10.0),
     ],
     "done_again_as_it_was_saved_before": [
@@ -779,13 +779,13 @@ WRONG: dict[str, Story] = {
 
 @pytest.mark.parametrize("story", RIGHT)
 def test_right(story: str) -> None:
-    """What a majority of the servers cannot be asked for is no fault."""
+    """A request that a majority cannot be asked is no fault."""
     assert rules_broken([VOTING, *RIGHT[story]]) == set()
 
 
 @pytest.mark.parametrize("story", WRONG)
 def test_wrong(story: str) -> None:
-    """What a minority of them does is no excuse; one rule tells of that, and no other."""
+    """A fault of a minority is no excuse; one rule finds it, and no other."""
     assert rules_broken([VOTING, *WRONG[story]]) == {story.partition("-")[0]}
 
 

@@ -35,7 +35,7 @@ def later(lock: aiolock.Lock) -> asyncio.Task[aiolock.Lease]:
     return asyncio.create_task(acquire())
 
 
-# What may be asked for
+# Targets of connect
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 4])
@@ -72,13 +72,13 @@ def test_servers_of_two_kinds() -> None:
     ],
 )
 def test_servers_that_cannot_be_members(url: str) -> None:
-    """What is several servers itself, or no server, does not vote."""
+    """A target of several servers, or of none, does not vote."""
     with pytest.raises(ValueError, match="URLs that begin with one of memory://, redis://"):
         aiolock.connect(["redis://a", "redis://b", url])
 
 
 def test_a_fakeredis_is_no_member() -> None:
-    """It does not say whether it was restarted, so it is refused at once, with what to take."""
+    """A fakeredis does not say whether it was restarted: it is refused, with an alternative."""
     fakes = [FakeAsyncRedis() for _ in range(3)]
     for given in (fakes, [Redis(connection_pool=fake.connection_pool) for fake in fakes]):
         with pytest.raises(TypeError, match=r"fakeredis .* has no INFO.* MemoryServer"):
@@ -207,7 +207,7 @@ async def test_handed_on_in_order() -> None:
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
-    """Split votes are settled, while servers stop, go and come back: nobody is forgotten."""
+    """Split votes are settled, while servers stop, go and come back: every waiter enters."""
 
     async def scenario() -> None:
         dice, of = random.Random(seed), servers(size)
@@ -250,7 +250,7 @@ def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
 
 @virtual
 async def test_no_answer_of_a_minority_is_waited_for() -> None:
-    """A server that is stopped or gone is not noticed, by whoever asks, holds or hands on."""
+    """A server that is stopped or gone delays no client that asks, holds or hands on."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 2) as (ours, other):
         for fail, mend in ((of[0].stop, of[0].resume), (of[1].kill, of[1].back)):
@@ -337,7 +337,7 @@ async def test_who_is_let_in_line_is_in_line_everywhere() -> None:
 
 @virtual
 async def test_each_asks_again_that_has_no_place() -> None:
-    """Who was refused at one server asks there again itself, though another of its client waits."""
+    """A waiter refused at one server asks there again, though another of its client waits."""
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
         await ours.lock("a").acquire()
         tasks = [later(other.lock("a"))]
@@ -428,7 +428,7 @@ async def test_released_by_a_bare_majority_of_which_one_has_forgotten() -> None:
 
 @virtual
 async def test_without_a_majority() -> None:
-    """Whoever asks is told which servers do not answer, and why; back again, it goes on."""
+    """A request without a majority fails, names the missing servers, and works again later."""
     async with clients(of := servers(), 2) as (client, other):
         of[0].kill()
         of[2].kill()
@@ -480,7 +480,7 @@ async def test_who_reaches_a_minority_is_in_nobodys_way() -> None:
 
 @virtual
 async def test_a_dead_client_costs_its_lease() -> None:
-    """Whoever waits for one that died has it when its leases have ended at a majority."""
+    """The waiter behind a dead holder enters when its leases have ended at a majority."""
     loop = asyncio.get_running_loop()
     of = servers()
     async with clients(of, 1) as (other,):
@@ -509,7 +509,7 @@ async def test_a_dead_client_costs_its_lease() -> None:
 
 @virtual
 async def test_min_hold_and_lock_delay() -> None:
-    """The lock stays closed at a majority, whoever of them is asked."""
+    """The lock stays closed at a majority, for any client that asks."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
         begun = loop.time()
@@ -540,7 +540,7 @@ async def test_min_hold_and_lock_delay() -> None:
 
 @virtual
 async def test_max_waiters() -> None:
-    """It is full where a majority says so, and then nobody is left in any line."""
+    """The lock is full if a majority says so, and then no place is left in any line."""
     async with clients(of := servers(), 2) as (ours, other):
         held = await later(ours.lock("a"))
         waiting = later(other.lock("a"))
@@ -555,7 +555,7 @@ async def test_max_waiters() -> None:
 
 @virtual
 async def test_priority() -> None:
-    """Who is more urgent is before all that wait, and takes nothing from who has entered."""
+    """A waiter with a higher priority is before all waiters, and takes nothing from a holder."""
     async with clients(servers(), 2) as (ours, other):
         order = list[str]()
 
@@ -623,7 +623,7 @@ async def test_the_rest_of_the_family() -> None:
     "ahead", [(0.0, 0.01, 0.03), (0.03, 0.0, 0.01), (0.5, 0.0, 0.2), (0.0, 0.0, 9e8)]
 )
 async def test_one_run_in_a_period_by_clocks_that_differ(ahead: tuple[float, ...]) -> None:
-    """Who was voted for in the last period does not run by that vote, and one of this."""
+    """A waiter with a vote of the last period does not run by that vote and one of this period."""
     time = asyncio.get_running_loop().time
     of = [
         Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
@@ -690,7 +690,7 @@ async def test_a_clock_that_is_far_off(
 
 @virtual
 async def test_broken_at_one_server_after_the_other() -> None:
-    """Who is broken has lost the lock with the second vote: it does not get the first one back."""
+    """A broken holder has lost the lock with the second vote: it gets no vote back."""
     async with clients(of := servers(), 2) as (ours, other):
         lost = asyncio.get_running_loop().create_future()
 
@@ -713,7 +713,7 @@ async def test_broken_at_one_server_after_the_other() -> None:
 
 @virtual
 async def test_snapshot() -> None:
-    """All that somebody holds or waits for, whichever servers know of it, with labels."""
+    """All held and waited-for names, from any server that knows of them, with labels."""
     async with clients(servers(), 2, label="billing") as (ours, other):
         async with ours.lock("a"), other.lock("b"):
             waiting = later(other.lock("a"))

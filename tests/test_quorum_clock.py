@@ -1,4 +1,4 @@
-"""What several clocks say, as one."""
+"""Several clocks as one."""
 
 from __future__ import annotations
 

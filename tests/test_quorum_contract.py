@@ -53,7 +53,7 @@ class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
         return [name in voter_of(server).left_behind for server in self._memory].count(True)
 
     async def test_released_before_the_answer(self) -> None:
-        """Who is released before it was answered is told so, and nothing is left of it."""
+        """A waiter that is released before its answer is told so, and nothing is left of it."""
         async with self.peers(2) as (ann, bob):
             name, waiter = fresh_name(), ann.waiter()
             asked = ann.ask(name, waiter)

@@ -1,4 +1,4 @@
-"""Elections on several servers: who leads is put up at a majority, and read from one.
+"""Elections on several servers: the leader is stored at a majority, and read from one.
 
 In one process, in virtual time.
 """
@@ -20,20 +20,20 @@ BOARD = "elected:a"
 
 
 def posted(server: Server) -> str:
-    """What is put up at a server."""
+    """The value at a server."""
     state = server.voter.states.get(BOARD)
     return state.value.partition(" ")[2] if state is not None else ""
 
 
 async def told(client: LockClient) -> str | None:
-    """Who leads, as this client sees it."""
+    """The leader, as this client sees it."""
     leader = await client.election("a").leader()
     return None if leader is None else leader.value
 
 
 @virtual
 async def test_one_leads_and_all_see_it() -> None:
-    """Whoever asks is told, also where a minority is gone, or was emptied."""
+    """A client that asks gets the leader, also if a minority is gone, or was emptied."""
     async with clients(of := servers(), 3, longest_ttl=10, ttl=6) as (ours, other, third):
         assert await told(third) is None
         async with ours.election("a").campaign("ours") as term:
@@ -87,7 +87,7 @@ async def test_each_leader_is_seen_by_who_watches() -> None:
 
 @virtual
 async def test_who_watches_while_no_majority_can_be_reached() -> None:
-    """It stands aside meanwhile, and sees who leads afterwards."""
+    """The observer stands aside meanwhile, and sees the leader afterwards."""
     async with clients(of := servers(), 2, ttl=6) as (ours, other):
         seen = asyncio.get_running_loop().create_future()
 
@@ -116,7 +116,7 @@ async def test_who_watches_while_no_majority_can_be_reached() -> None:
 
 @virtual
 async def test_what_is_put_up_at_a_minority() -> None:
-    """Who reads it writes it back: nobody is told less afterwards, wherever that one asks."""
+    """A client that reads the leader writes it back: no later client gets an older one."""
     async with clients(of := servers(), 2) as (ours, other):
         said = list[Any]()
         of[0]._members[0].post(BOARD, 7, "7 half", 60_000, lambda *each: said.append(each))
@@ -141,7 +141,7 @@ async def test_what_ends_in_a_moment_is_not_written_back() -> None:
 
 @virtual
 async def test_without_a_majority() -> None:
-    """Nobody is told who leads."""
+    """No client is told of a leader."""
     async with clients(of := servers(), 2) as (ours, other), ours.election("a").campaign("ours"):
         for server in of[1:]:
             server.kill()

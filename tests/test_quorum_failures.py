@@ -33,7 +33,7 @@ def three() -> Iterator[Majority]:
 
 
 class Links:
-    """A link of the test's own to each of some servers, and what may happen to them."""
+    """A link of the test's own to each of some servers, and the faults that it can cause."""
 
     def __init__(self, majority: Majority, proxies: list[Proxy], prefix: str) -> None:
         self.servers, self.proxies = majority.servers, proxies
@@ -43,7 +43,7 @@ class Links:
         vouch(self.servers, self.urls, prefix, LONGEST)
 
     def cut_off(self, number: int) -> None:
-        """Let nobody reach it."""
+        """Cut the server off from all clients."""
         self.proxies[number].refuse()
         self.proxies[number].cut()
 
@@ -97,11 +97,11 @@ BREAKS: dict[str, tuple[Break, Break]] = {
         lambda _on, _n: None,
     ),
 }
-"""What may happen to a server, and how that ends."""
+"""A fault of a server, and its end."""
 
 
 class Crowd:
-    """Tasks that take one lock again and again, and note what they must not see."""
+    """Tasks that take one lock again and again, and note each violation."""
 
     def __init__(self) -> None:
         self.fences: list[int] = []
@@ -152,7 +152,7 @@ async def test_a_minority_is_not_needed(links: Links, how: str) -> None:
 
 
 class Rates:
-    """Tasks that read and write by turns, and note what they must not see."""
+    """Tasks that read and write by turns, and note each violation."""
 
     def __init__(self) -> None:
         self.entered = self.together = 0
@@ -193,7 +193,7 @@ class Rates:
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut_off", "restarted_empty"])
 async def test_readers_and_writers_need_no_minority(links: Links, how: str) -> None:
-    """They go on, whatever breaks there, and a writer is never beside anybody."""
+    """Readers and writers go on during any fault, and a writer is never beside another task."""
     breaks, mends = BREAKS[how]
     async with links.client() as ours, links.client() as theirs:
         rates = Rates()
@@ -216,7 +216,7 @@ async def test_readers_and_writers_need_no_minority(links: Links, how: str) -> N
 
 
 async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
-    """A body is cancelled at the end of its lease, and nobody enters before a majority is back."""
+    """A body is cancelled at the end of its lease; no task enters before a majority is back."""
     more = range(len(links.minority) + 1)
     async with links.client() as ours, links.client() as theirs:
 
@@ -253,7 +253,7 @@ async def test_a_client_opens_with_a_majority(links: Links) -> None:
 
 
 async def test_nothing_is_left(three: Majority, prefix: str) -> None:
-    """Votes and lines go with those who had them, also at a server that came back meanwhile."""
+    """Votes and lines of dead clients go, also at a server that came back meanwhile."""
     three.vouch(prefix, LONGEST)
     async with aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) as client:
         crowd = Crowd()
@@ -301,7 +301,7 @@ async def test_a_holder_that_is_killed(lockers: list[Locker]) -> None:
 
 
 async def test_a_waiter_that_is_killed(three: Majority, lockers: list[Locker], prefix: str) -> None:
-    """It is passed over by the servers: nobody waits for a lease of its."""
+    """The servers skip the dead waiter: no client waits for a lease of its."""
     first, second, third = lockers
     async with aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) as client:
         await first.lock(ttl=LONGEST)

@@ -112,7 +112,7 @@ async def _enter(client: LockClient, order: list[str], who: str, after: float) -
 
 @virtual
 async def test_who_came_before_one_of_ours_is_before_it() -> None:
-    """What was said of the lines is too old after a body that takes longer."""
+    """An answer about the lines is too old after a body that takes longer."""
     entered, order = list[tuple[int, int]](), list[str]()
     async with clients(servers(), 2) as (ann, bob):
         crowd = asyncio.create_task(_crowd(ann, 101, entered, tasks=1))
@@ -183,7 +183,7 @@ async def test_a_loss_is_told_to_who_has_it(*, own: bool) -> None:
 
 @virtual
 async def test_a_lease_that_was_handed_on_is_renewed() -> None:
-    """By the votes of whoever was voted for; those that wait are served after it."""
+    """The next task has the lock by the first one's votes; other waiters are served after it."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 1) as (client,):
         crowd = asyncio.create_task(_crowd(client, 40, entered))
@@ -233,7 +233,7 @@ async def test_cancelled_while_it_waits_here() -> None:
 
 @virtual
 async def test_closed_in_the_middle_of_it() -> None:
-    """Whoever waits is told, and who has it has lost it; nothing is left at any server."""
+    """Waiters are told, and the holder has lost the lock; nothing is left at any server."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 2) as (ann, bob):
         crowd = asyncio.create_task(_crowd(ann, 1000, entered))

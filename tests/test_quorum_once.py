@@ -1,4 +1,4 @@
-"""What is done once on several servers is not done again, whatever becomes of a minority of them.
+"""Work done once on several servers is not done again, in spite of any fault of a minority.
 
 In one process, in virtual time. The safeguards are those of `aiolock.stores.quorum._marks`.
 """
@@ -72,7 +72,7 @@ async def dies_half_way(of: Sequence[Server], client: LockClient, number: int) -
 @pytest.mark.parametrize("size", [3, 5])
 @virtual
 async def test_of_many_deliveries_one(size: int) -> None:
-    """One does it, those that wait are told at once, and so is whoever comes later."""
+    """One client does it; the waiters are told at once, and so are later clients."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(size), 3) as all_of_them:
         runs = list[float]()
@@ -98,7 +98,7 @@ async def test_of_many_deliveries_one(size: int) -> None:
 
 @virtual
 async def test_results() -> None:
-    """What was made of it is kept beside the mark, wherever either is read."""
+    """The result is kept beside the mark, at each server where either is read."""
     async with clients(of := servers(), 2) as (ours, other):
 
         async def work(text: str, _: aiolock.Lease) -> str:
@@ -113,7 +113,7 @@ async def test_results() -> None:
 
 @virtual
 async def test_a_run_that_fails() -> None:
-    """After it the next one tries; and whoever does not wait is told at once that it is done."""
+    """After a failure the next waiter tries; a client that does not wait is told at once."""
     async with clients(of := servers(), 2) as (ours, other):
 
         async def fails() -> None:
@@ -131,7 +131,7 @@ async def test_a_run_that_fails() -> None:
 
 @virtual
 async def test_without_a_majority_nobody_knows() -> None:
-    """Whoever has done it is told so, and it may be done again."""
+    """The client that has done it is told so, and it may be done again."""
     async with clients(of := servers(), 2, ttl=5) as (ours, other):
 
         async def alone() -> None:
@@ -148,12 +148,12 @@ async def test_without_a_majority_nobody_knows() -> None:
         assert await is_done(other)
 
 
-# Who did it died half way
+# The client that did it died half way
 
 
 @virtual
 async def test_died_half_way() -> None:
-    """The mark of a minority is written back before anybody is told, and then holds."""
+    """The mark of a minority is written back before any client is told, and then holds."""
     async with clients(of := servers(), 3, ttl=4) as (ours, other, third):
         await dies_half_way(of, ours, 0)
         assert await is_done(other)
@@ -164,7 +164,7 @@ async def test_died_half_way() -> None:
 
 @virtual
 async def test_died_half_way_and_somebody_waits() -> None:
-    """Who stood in line before is told as well: one of them, for all."""
+    """A client with waiters from before is told as well: one of them, for all."""
     async with clients(of := servers(), 3, ttl=4) as (ours, other, third):
         lease = await ours.once("a", remember=DAY)._lock.acquire()
         waiting = [asyncio.create_task(is_done(client)) for client in (other, third, other)]
@@ -180,7 +180,7 @@ async def test_died_half_way_and_somebody_waits() -> None:
 
 @virtual
 async def test_a_mark_that_nobody_meets() -> None:
-    """It may be done again; and then that is what is remembered, also where the old mark was."""
+    """It may be done again; then the new mark is remembered, also at the server of the old one."""
     async with clients(of := servers(), 3, ttl=4) as (ours, other, third):
 
         async def work(_: aiolock.Lease) -> str:
@@ -198,7 +198,7 @@ async def test_a_mark_that_nobody_meets() -> None:
 
 @virtual
 async def test_a_copy_ends_with_its_mark() -> None:
-    """What is written back, and comes late, ends no later than what was read."""
+    """A copy that is written back late ends no later than the mark that was read."""
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
         await dies_half_way(of, ours, 0)
         await asyncio.sleep(5)  # the votes of the dead have ended
@@ -224,7 +224,7 @@ async def test_a_copy_ends_with_its_mark() -> None:
 
 @virtual
 async def test_marks_that_end_unevenly() -> None:
-    """Nobody does it while a majority remembers; and those that ask do not keep it alive."""
+    """No client does it while a majority remembers; and clients that ask do not keep it alive."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 3) as all_of_them:
         assert await do(all_of_them[0], remember=20)
@@ -254,7 +254,7 @@ async def forgets(server: Server) -> None:
 
 @virtual
 async def test_one_that_has_forgotten_is_told_again() -> None:
-    """By whoever asks: so it survives that all of them forget, one after the other."""
+    """A client that asks tells them again: so the mark survives that all forget in turn."""
     async with clients(of := servers(), 2, longest_ttl=LONGEST, ttl=5) as (ours, other):
         assert await do(ours)
         for server in of:
@@ -266,7 +266,7 @@ async def test_one_that_has_forgotten_is_told_again() -> None:
 
 @virtual
 async def test_known_to_one_alone() -> None:
-    """Two have forgotten, and nobody has asked: the third one is asked before it is done again."""
+    """Two servers have forgotten, and no client has asked: the third is asked before a new run."""
     async with clients(of := servers(), 2, longest_ttl=LONGEST, ttl=5) as (ours, other):
         assert await do(ours)
         await forgets(of[0])
@@ -316,7 +316,7 @@ async def test_what_was_forgotten_long_ago() -> None:
 
 @virtual
 async def test_all_have_forgotten() -> None:
-    """Then it is done again: nobody is left to ask."""
+    """Then it is done again: no server is left that knows."""
     async with clients(of := servers(), 1, longest_ttl=LONGEST, ttl=5) as (client,):
         assert await do(client)
         for server in of:
@@ -329,7 +329,7 @@ async def test_all_have_forgotten() -> None:
 
 
 class Jobs:
-    """Some things that are to be done once, each by whoever comes to it, and what is known of them.
+    """Some work that is to be done once, by any client, and what the clients know of it.
 
     Half of the runs fail.
     """
@@ -337,9 +337,9 @@ class Jobs:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self.told: dict[str, int] = {}
-        """How often somebody was told that it is done, of each."""
+        """For each: how often a client was told that it is done."""
         self.too_often: list[str] = []
-        """What was begun though somebody had been told."""
+        """Work that was begun though a client had been told that it is done."""
 
     async def deliver(self, client: LockClient) -> None:
         """Do one after the other."""
@@ -378,7 +378,7 @@ async def trouble(dice: random.Random, of: Sequence[Server]) -> None:
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
-    """Once anybody was told that it is done nobody begins, while a minority fails and forgets."""
+    """Once a client was told that it is done no body begins, while a minority fails and forgets."""
 
     async def scenario() -> None:
         dice, of = random.Random(seed), servers(size)
@@ -399,7 +399,7 @@ def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 async def test_cancelled_at_every_step(kind: Kind) -> None:
-    """Nothing is left but a mark, wherever it is cancelled, and nobody waits for anything."""
+    """A cancellation at any step leaves nothing but a mark, and no task waits for anything."""
     async with clients(of := servers(), 2, ttl=60) as (ours, other):
         steps = 0
 
@@ -418,11 +418,11 @@ async def test_cancelled_at_every_step(kind: Kind) -> None:
         assert steps >= 3
 
 
-# What a majority makes of it
+# The decision of a majority
 
 
 def test_asks_before_it_enters() -> None:
-    """Whoever has a majority asks; and asks again where it had none in between."""
+    """A waiter with a majority asks; it asks again if it had none in between."""
     ballot = Ballot(3, once=True)
     for server in (0, 1):
         ballot.voted(server, 5, 9.0)
@@ -441,7 +441,7 @@ def test_asks_before_it_enters() -> None:
 
 @virtual
 async def test_a_mark_or_a_vote() -> None:
-    """A server refuses a mark where it has voted for another, and takes one where it has not."""
+    """A server refuses a mark if it has voted for another waiter, and else takes it."""
     async with clients(of := servers(), 1) as (client,):
         lease = await client.lock("a").acquire()
         form = Form(3000, once=True)

@@ -36,7 +36,7 @@ def later(lock: aiolock.Lock) -> asyncio.Task[aiolock.Lease]:
 
 
 class Voter:
-    """One server that votes, and what it pushes."""
+    """One server that votes, and its pushes."""
 
     def __init__(self) -> None:
         self.state = VoterState()
@@ -69,7 +69,7 @@ def test_who_comes_before_several_inquires_of_all_that_are_behind_it() -> None:
 
 
 def test_all_that_are_in_the_way_give_way() -> None:
-    """With the last of them who came before them has the vote; they stand in line behind it."""
+    """The earlier waiter gets the vote with the last of them; they stand in line behind it."""
     voter = Voter()
     for client, ticket in (("two", 30), ("three", 40)):
         voter.ask(client, ticket, READS)
@@ -98,7 +98,7 @@ def test_who_finds_a_full_line_lets_those_in_that_the_dead_kept_back() -> None:
 
 
 def test_no_mark_where_others_read() -> None:
-    """What is done once leaves none at a server whose votes are out to readers, until they end."""
+    """Work done once leaves no mark at a server whose votes are out to readers, until they end."""
     voter = Voter()
     voter.ask("one", 10, READS)
     doer = Waiter("doer", 1)
@@ -140,7 +140,7 @@ async def test_readers_share_and_a_writer_has_it_alone() -> None:
 
 
 class Crowd:
-    """Readers and writers of one name, who see that nobody is inside who must not be."""
+    """Readers and writers of one name, which check that no other is inside beside a writer."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -198,7 +198,7 @@ async def trouble(of: list[Server], dice: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("size", [3, 5])
 def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
-    """Split votes are settled, while servers stop, go, and forget: nobody is forgotten."""
+    """Split votes are settled, while servers stop, go, and forget: every waiter enters."""
 
     async def scenario() -> None:
         dice, of = random.Random(seed), servers(size)
@@ -245,7 +245,7 @@ async def test_broken_by_its_fence_and_not_by_a_number_of_another() -> None:
 def test_who_holds_it_where_some_do_not_answer() -> None:
     """Readers may each have a majority with the rest; of a writer and another only one has it."""
 
-    def seen(shared: bool) -> list[str]:  # what is seen
+    def seen(shared: bool) -> list[str]:  # the inquired waiters
         parties = {
             client: Party(client, "", 1, 0.0, 0, fence=fence, remaining=1.0, shared=shared)
             for fence, client in enumerate(("one", "two"), start=1)

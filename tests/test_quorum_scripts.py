@@ -98,7 +98,7 @@ class Scripts:
         self.log: list[Told] = []
 
     def call(self, script: Script, *values: object, keys: list[str] | None = None) -> Any:
-        """The decoded reply; what was pushed is in the log."""
+        """The decoded reply; the pushes are in the log."""
         keys = self.keys if keys is None else keys
         try:
             reply = self.raw.eval(script.source, len(keys), *keys, *map(str, values))
@@ -214,7 +214,7 @@ waiters = st.sampled_from(WAITERS)
 
 
 class Differential(RuleBasedStateMachine):
-    """Each rule does the same to both sides and compares what they say."""
+    """Each rule does the same to both sides and compares their answers."""
 
     server: RedisServer
 
@@ -255,7 +255,7 @@ class Differential(RuleBasedStateMachine):
         if text not in self.tickets:
             self.ticket += 100
             ahead = -100 * (waiter.seq % 3) if early else 0  # it asked before one that is here
-            # Two have one ticket only where their texts are in the order of who they are.
+            # Two waiters have one ticket only if their texts sort as the waiters do.
             alike = 0 if waiter.seq < 2 else waiter.seq
             own = self.ticket + ahead + alike + form.priority * 10**14
             self.tickets[text] = own
@@ -283,7 +283,7 @@ class Differential(RuleBasedStateMachine):
         step = self.model.step()
         model = step.vote(stand, ttl, proposed, wait=wait, most=most)
         self.model.done(step)
-        if stand.form.counts and isinstance(real, InLine):  # it waits for nobody
+        if stand.form.counts and isinstance(real, InLine):  # it waits for no lease
             assert real._replace(now=0) == model._replace(now=0)
         else:
             self.same(real, model)
@@ -316,7 +316,7 @@ class Differential(RuleBasedStateMachine):
         elif not isinstance(real, Refused):
             assert real._replace(now=0) == model._replace(now=0)
 
-    # What is done most often: it takes many of these until something is handed on.
+    # The most frequent steps: it takes many of them until something is handed on.
 
     @rule(
         texts=st.lists(waiters, min_size=2, max_size=5, unique=True),
@@ -325,7 +325,7 @@ class Differential(RuleBasedStateMachine):
         upto=st.sampled_from(["any", "this"]),
     )
     def come_and_go(self, texts: list[str], alike: bool, left: int, upto: str) -> None:
-        """Some stand in line, two perhaps with one ticket, and whoever has the vote leaves."""
+        """Some stand in line, two perhaps with one ticket, and the holder of the vote leaves."""
         self.speak(0)
         for text in texts:
             self.vote(text, alike, 30_000, 0, True, 0, 0)
@@ -565,7 +565,7 @@ def test_who_comes_before_several_inquires_of_all_that_are_behind_it(
 
 
 def test_votes_are_known_for_as_long_as_the_longest_lease(redis_server: RedisServer) -> None:
-    """A reader that comes later, for a short while, makes the server forget nobody."""
+    """A later reader with a short lease makes the server forget no other reader."""
     real, long, short = Scripts(redis_server), "s10000:ada:1", "s10000:bob:1"
     real.redis.set(real.marker, "run 0 charter")
     assert isinstance(real.vote(long, 10, 60 * MINUTE, FIRST, True, 0, 0), Voted)
@@ -618,7 +618,7 @@ def test_the_votes_of_readers_stand_as_that_of_a_writer(redis_server: RedisServe
 
 
 def test_scripts_agree_with_the_machine(redis_server: RedisServer) -> None:
-    """Whatever is asked, in whatever order: the same answers, pushes and state."""
+    """Any requests in any order give the same answers, pushes and state."""
 
     class OnThisServer(Differential):
         server = redis_server

@@ -53,7 +53,7 @@ def connect(of: Sequence[RedisServer], prefix: str, *, longest_ttl: float = LONG
 async def until(true: Callable[[], bool]) -> None:
     """Wait until it is."""
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110  # nothing tells of what a client knows of its servers
+        while not true():  # noqa: ASYNC110  # no event tells what a client knows of its servers
             await asyncio.sleep(0.01)
 
 
@@ -63,7 +63,7 @@ async def until_all_vote(client: LockClient) -> None:
 
 
 def left(of: Sequence[RedisServer], prefix: str) -> list[str]:
-    """The votes that are out, and who stands in line, but for what was given up lately."""
+    """The votes that are out, and the waiters in line, without tombstones."""
     names = VoteNames(prefix)
     return [
         str(each)
@@ -103,7 +103,7 @@ async def _enter(lock: aiolock.Lock) -> int:
 
 
 async def test_done_once(of: list[RedisServer], prefix: str) -> None:
-    """What is done is not forgotten while the servers are restarted empty, one after the other."""
+    """A mark is not forgotten while the servers are restarted empty, one after the other."""
 
     async def work(_: aiolock.Lease) -> str:
         return "paid"
@@ -123,7 +123,7 @@ async def test_done_once(of: list[RedisServer], prefix: str) -> None:
 
 
 async def test_one_stopped(of: list[RedisServer], prefix: str) -> None:
-    """A server that answers nothing keeps nobody from anything, and is clean once it goes on."""
+    """A server that answers nothing delays no client, and is clean once it goes on."""
     async with connect(of, prefix) as ours, connect(of, prefix) as other:
         await until_all_vote(ours)
         of[2].pause()
@@ -140,7 +140,7 @@ async def test_one_stopped(of: list[RedisServer], prefix: str) -> None:
 
 
 async def test_a_majority_stopped(of: list[RedisServer], prefix: str) -> None:
-    """Then what is held is lost, in time, and nobody enters until they answer."""
+    """Then leases are lost, in time, and no client enters until the servers answer."""
     async with connect(of, prefix) as client:
         await until_all_vote(client)
 
@@ -188,7 +188,7 @@ async def test_restarted_with_what_it_had_saved(of: list[RedisServer], prefix: s
 async def test_another_list_of_servers(
     of: list[RedisServer], prefix: str, redis_server: RedisServer
 ) -> None:
-    """Whoever says another list, or another longest ttl, is refused, and told both."""
+    """A client with another list, or another longest ttl, is refused, and told both."""
     async with connect(of, prefix):
         with pytest.raises(aiolock.QuorumMismatch, match="is a member of another quorum, of 127"):
             await connect([*of[:2], redis_server], prefix).open()
@@ -226,7 +226,7 @@ async def test_a_node_of_a_cluster(
 
 
 async def test_durable(of: list[RedisServer], prefix: str) -> None:
-    """Whoever says that they forget nothing is refused where they may."""
+    """A client that says `durable` is refused if the servers may forget."""
     client = aiolock.connect([each.url for each in of], prefix=prefix, durable=True)
     with pytest.raises(aiolock.StoreError, match="needs appendonly yes and appendfsync always"):
         await client.open()
@@ -273,7 +273,7 @@ async def test_durable_servers_vote_at_once(
 async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
     durable: list[RedisServer], prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All at once: what was held is held, and is renewed; who waited has its place."""
+    """All servers at once: leases stay and are renewed; waiters keep their places."""
     async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
         await until_all_vote(ours)
         lease = await ours.lock("a").acquire()
@@ -355,7 +355,7 @@ async def test_what_is_said_of_it(
 
 
 async def test_a_question_that_was_not_sent_again(of: list[RedisServer], prefix: str) -> None:
-    """Who asks again while there is no connection, and leaves, is released all the same."""
+    """A waiter that asks again without a connection, and leaves, is released all the same."""
     async with connect(of, prefix) as ours, connect(of, prefix) as other:
         await until_all_vote(ours)
         async with ours.lock("a"):

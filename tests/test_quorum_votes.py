@@ -1,6 +1,6 @@
-"""The votes of a majority of servers: counted one by one, gone through, and in worlds that break.
+"""The votes of a majority of servers: unit tests, exhaustive search, and worlds that break.
 
-A long campaign is ``python -m tests.quorum``; `tests/quorum` says what is modelled.
+A long campaign is ``python -m tests.quorum``; `tests/quorum` describes the model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _FAR = 4000
 
 
 def test_who_has_a_majority_enters() -> None:
-    """With equal numbers nobody need be told a fence; and it enters once."""
+    """With equal numbers no server has to be told a fence; and the waiter enters once."""
     ballot = Ballot(3)
     ballot.voted(0, 7, LATER)
     assert ballot.look(0.0) == []
@@ -89,7 +89,7 @@ def test_handed_on_under_a_fence_that_a_majority_knows() -> None:
 
 
 def test_handed_on_only_while_a_majority_of_the_votes_stands() -> None:
-    """What has ended may be somebody else's, though its server knew the fence."""
+    """A vote that has ended may be another waiter's, though its server knew the fence."""
     ballot = Ballot(3)
     for server in range(3):
         ballot.voted(server, 7, LATER - server)
@@ -131,7 +131,7 @@ def test_it_enters_when_the_fence_is_known() -> None:
 
 
 def test_who_is_short_of_a_majority_gives_way() -> None:
-    """Once, and what is given back does not count, whatever is heard of it."""
+    """It gives a vote back once; that vote never counts again, after any later news."""
     ballot = Ballot(3)
     ballot.voted(1, 4, LATER)
     ballot.inquired(1, 3)  # of an earlier vote
@@ -202,7 +202,7 @@ def test_a_vote_that_was_taken_away_is_not_counted_again() -> None:
 
 
 def test_no_new_vote_once_the_deadline_was_over() -> None:
-    """Another may have been inside; only what was renewed all the time is renewed."""
+    """Another waiter may have been inside; only votes renewed all the time count."""
     ballot = Ballot(3)
     for server in range(2):
         ballot.voted(server, 1, 1.0)
@@ -218,7 +218,7 @@ def test_no_new_vote_once_the_deadline_was_over() -> None:
 
 
 async def test_what_a_release_has_found() -> None:
-    """Votes that nobody missed until the deadline; after it, those that are found, of its own."""
+    """Until the deadline, votes that no server misses; after it, its own votes that are found."""
 
     def found(*answers: int, held: int, lost: bool, unheard_of: int | None = None) -> int:
         tally = Tally(2, WAS_HOLDER, held, lost=lost)
@@ -243,7 +243,7 @@ async def test_what_a_release_has_found() -> None:
 
 
 def test_stepping_aside() -> None:
-    """It gives back what it has, up to its number, and takes nothing before it comes back."""
+    """It gives back its votes, up to their numbers, and takes none before it comes back."""
     ballot = Ballot(3)
     ballot.voted(1, 4, LATER)
     assert ballot.step_aside() == [Release(0, 0), Release(1, 4), Release(2, 0)]
@@ -263,7 +263,7 @@ def test_stepping_aside() -> None:
 
 
 def test_every_order_of_events() -> None:
-    """Two clients and three servers: never two inside, fences grow, nobody waits for ever."""
+    """Two clients and three servers: never two inside, fences grow, no client waits for ever."""
     assert Search(2, 1).run() > 10_000
 
 
@@ -287,7 +287,7 @@ def test_orders_that_are_left_out() -> None:
     ids=["one_reads", "the_first_writes", "the_second_writes"],
 )
 def test_every_order_of_readers_and_writers(search: Search) -> None:
-    """Readers may be inside together, beside nobody else; nobody waits for ever for several."""
+    """Readers may be inside together, without a writer; and no client waits for ever."""
     assert search.run() > 10_000
 
 
@@ -327,7 +327,7 @@ class _OneLess(Ballot):
     ],
 )
 def test_without(search: Search, finds: str) -> None:
-    """The search finds what each of these is there for."""
+    """The search finds a violation without each of these safeguards."""
     with pytest.raises(Wrong, match=f"^{finds}"):
         search.run()
 
@@ -337,7 +337,7 @@ def test_without(search: Search, finds: str) -> None:
 
 @pytest.mark.parametrize(("world", "servers"), RUNS, ids=[f"{w}-{n}" for w, n in RUNS])
 def test_simulation(world: str, servers: int) -> None:
-    """Whatever breaks: never two inside, fences grow, all who live are served; in order, if not."""
+    """In any fault: never two inside, fences grow, all live are served; in order without faults."""
     entered = beside = 0
     for seed in range(RUNS[world, servers]):
         simulation = Simulation(seed, WORLDS[world], servers)
@@ -350,7 +350,7 @@ def test_simulation(world: str, servers: int) -> None:
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda ablation: ablation.name)
 def test_simulation_without(ablation: Ablation) -> None:
-    """The simulation finds what each part of the protocol is there for."""
+    """The simulation finds a violation without each part of the protocol."""
     found = ""
     for seed in range(ablation.seed, ablation.seed + _FAR):
         try:
@@ -363,7 +363,7 @@ def test_simulation_without(ablation: Ablation) -> None:
 
 
 def test_clocks_that_do_not_run_alike() -> None:
-    """What is assumed of clocks is needed: with three in a hundred there are two inside."""
+    """The assumption about clocks is needed: at three in a hundred there are two inside."""
 
     def campaign() -> None:
         for seed in range(100):

@@ -1,4 +1,4 @@
-"""For tests of the page: whoever watches its stream, and whoever asks it."""
+"""Helpers for tests of the page: clients that watch its stream, and clients that ask it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiolock.page import Entrance, Page
 
 ORIGIN = "http://locks.test"
 WITHIN = 10.0
-"""Seconds for what comes soon, on a busy machine."""
+"""Seconds in which an effect that comes soon must come, on a busy machine."""
 
 
 def scope_of(path: str, query: str = "", **more: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Viewer:
         self._task: asyncio.Task[None]
         self._text = ""
         self.takes = asyncio.Event()
-        """Whether it takes what it is sent."""
+        """Whether it reads the data that it is sent."""
         self.takes.set()
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -68,7 +68,7 @@ class Viewer:
         self._came.put_nowait(message)
 
     async def end(self) -> None:
-        """Wait for the end of the stream; what came until then is forgotten."""
+        """Wait for the end of the stream, and drop all that comes until then."""
         async with asyncio.timeout(WITHIN):
             while not self.ended:
                 await self._more()
@@ -114,7 +114,7 @@ class Visitor(httpx.AsyncClient):
         self.session: Mapping[str, Any] = {}
 
     async def load(self) -> Self:
-        """Do what the page does first."""
+        """Do the first steps of the page."""
         self.session = (await self.get("/session")).json()
         self.headers["X-Aiolock-Token"] = self.session["token"]
         return self
@@ -126,13 +126,13 @@ class Visitor(httpx.AsyncClient):
 
 @asynccontextmanager
 async def visiting(page: Page, **more: Any) -> AsyncGenerator[Visitor]:
-    """Somebody has the page open."""
+    """A reader has the page open."""
     async with Visitor(page, **more) as visitor:
         yield await visitor.load()
 
 
 def is_safe(answer: httpx.Response) -> None:
-    """It lets nothing else in, is in nobody's frame, and stays nowhere."""
+    """The page loads nothing from elsewhere, is in no frame, and is stored nowhere."""
     policy = answer.headers["content-security-policy"].split("; ")
     assert policy[0] == "default-src 'none'"
     assert {"script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"} <= set(policy)

@@ -65,14 +65,14 @@ def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 
 class Seen(Protocol):
-    """Whatever has a queue that can be looked at."""
+    """An object with a queue that can be inspected."""
 
     async def status(self) -> aiolock.Status: ...
 
 
 async def queued(lock: Seen, count: int) -> None:
     """Return when so many wait for it, which is to say soon."""
-    give_up = time.monotonic() + 20  # whatever the loop's own clock says
+    give_up = time.monotonic() + 20  # real time, not that of the loop's own clock
     while time.monotonic() < give_up:
         if len((await lock.status()).waiters) == count:
             return
@@ -81,12 +81,12 @@ async def queued(lock: Seen, count: int) -> None:
 
 
 async def empty(lock: Seen) -> None:
-    """Return when nobody holds it or waits for it any more, which is to say soon.
+    """Wait until no client holds it or waits for it any more, which comes soon.
 
-    What another client gives back comes by another connection, so no status is sure to be later.
+    Another client's release comes over another connection, so no status is surely later.
     """
     async with asyncio.timeout(10):
-        while (status := await lock.status()).holders or status.waiters:  # noqa: ASYNC110 # tells nobody
+        while (status := await lock.status()).holders or status.waiters:  # noqa: ASYNC110 # no event
             await asyncio.sleep(0)
 
 

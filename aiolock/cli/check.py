@@ -27,9 +27,9 @@ def add_command(commands: Commands) -> None:
     """Add ``check`` to the command line."""
     parser = commands.add_parser(
         "check",
-        help="whether the locks of a store can be used, and how fast",
-        description="Opens two clients, which tries the connection, the rights and the pushes; then"
-        " acquires and releases a lock of its own, and hands it from one to the other.",
+        help="check whether the locks of a store can be used, and how fast",
+        description="Open two clients, which tests the connection, the rights and the pushes; then"
+        " acquire and release a lock of its own, and hand it from one client to the other.",
         epilog="exit code: 0 if all of it works, 1 if it takes longer than --max-ms, 69 if it does"
         " not work",
     )

@@ -16,7 +16,7 @@ def add_command(commands: Commands, parser: argparse.ArgumentParser) -> None:
     """Add ``completion`` to the command line that ``parser`` reads."""
     completion = commands.add_parser(
         "completion",
-        help="print what lets your shell complete commands and options",
+        help="print a script that lets your shell complete commands and options",
         description="Print a script for your shell: for bash, say"
         " `aiolock completion bash > ~/.local/share/bash-completion/completions/aiolock`.",
         epilog="needs the extra `cli`: pip install 'aiolock-redis[cli]'",

@@ -14,9 +14,9 @@ def add_command(commands: Commands) -> None:
     """Add ``deadlocks`` to the command line."""
     parser = commands.add_parser(
         "deadlocks",
-        help="tasks that wait for each other, of whatever processes",
-        description="Tasks that wait for each other, over all locks and processes. Known are those"
-        " that have waited for two seconds; and each of them has to wait itself, by `await` or"
+        help="find tasks that wait for each other, in any processes",
+        description="Find tasks that wait for each other, over all locks and processes. A task is"
+        " found once it has waited for two seconds, if it waits itself, by `await` or"
         " `async with`, and not in another task.",
         epilog="exit code: 0 if there are none, 1 if there are",
     )

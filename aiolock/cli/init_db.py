@@ -30,13 +30,13 @@ def add_command(commands: Commands) -> None:
     """Add ``init-db`` to the command line."""
     parser = commands.add_parser(
         "init-db",
-        help="make what the locks need in a database, or print it",
+        help="make the schema for the locks in a database, or print it",
         description="Make aiolock's schema in a database of PostgreSQL (tables and functions, in a"
         " schema named aiolock), MySQL or MariaDB (tables named aiolock_...). It may be run again,"
-        " also where clients are at work.",
+        " also while clients use the database.",
     )
     parser.add_argument(
-        "url", nargs="?", help="the database, as whoever is to own it; without: print the schema"
+        "url", nargs="?", help="the database, as its future owner; without: print the schema"
     )
     parser.add_argument(
         "--print",
@@ -49,8 +49,8 @@ def add_command(commands: Commands) -> None:
         "--role",
         action="append",
         default=[],
-        help="who may use the locks, and nothing else: a role, or a user (NAME or NAME@HOST), who"
-        " must be there",
+        help="a role, or a user (NAME or NAME@HOST), that exists and may then use the locks, and"
+        " nothing else",
     )
     parser.set_defaults(run=run)
 

@@ -21,13 +21,13 @@ def add_command(commands: Commands) -> None:
     """Add both to the command line."""
     listing = commands.add_parser(
         "ls",
-        help="all that somebody holds or waits for",
-        description="All that somebody holds or waits for, a line each. A holder or waiter that is"
-        " marked with ! does not answer: its process is gone, or cut off.",
+        help="list all locks that are held or waited for",
+        description="List all locks that are held or waited for, a line each. A holder or waiter"
+        " that is marked with ! does not answer: its process is gone, or cut off.",
     )
     add_store_options(listing)
     listing.add_argument(
-        "pattern", nargs="?", default="*", help="of the names, as 'order:*' (default: all)"
+        "pattern", nargs="?", default="*", help="only names like this, as 'order:*' (default: all)"
     )
     listing.add_argument("--kind", choices=aiolock.LockClient.KINDS, help="only these")
     listing.add_argument("--sort", choices=tuple(SORTS), default="name", help="by what")
@@ -36,9 +36,9 @@ def add_command(commands: Commands) -> None:
 
     showing = commands.add_parser(
         "show",
-        help="who holds one, and everybody who waits for it",
-        description="Who holds it, and everybody who waits for it, in order.",
-        epilog="exit code: 0 if somebody holds it or waits for it, 1 if nobody does",
+        help="show the holders and the waiters of one lock",
+        description="Show the holders and the waiters of a lock, in order.",
+        epilog="exit code: 0 if there is a holder or a waiter, 1 if there is none",
     )
     add_store_options(showing)
     add_name(showing)

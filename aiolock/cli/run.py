@@ -23,26 +23,25 @@ def add_command(commands: Commands) -> None:
         "run",
         help="run a command under a lock",
         usage="aiolock run [OPTION…] NAME -- COMMAND [ARGUMENT…]",
-        description="Run a command while this holds the lock, which it renews. The command finds"
-        " the name in AIOLOCK_NAME, and the fencing token in AIOLOCK_FENCE. When the lock is lost"
-        " it gets SIGTERM, and SIGKILL if that does not end it. Signals are passed on to it.",
+        description="Run a command while this holds the lock, and renews it. The command finds the"
+        " name in AIOLOCK_NAME, and the fencing token in AIOLOCK_FENCE. When the lock is lost the"
+        " command gets SIGTERM, and SIGKILL if that does not end it. Signals are passed on to"
+        " the command.",
         epilog=f"exit code: the command's own (128 + N if signal N ended it); {BUSY} if the lock is"
-        f" held by somebody else, {LOST} if it was lost, 69 if the store cannot be reached",
+        f" held by another client, {LOST} if it was lost, 69 if the store cannot be reached",
     )
     add_store_options(parser)
     waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument("-n", "--no-wait", action="store_true", help="do not wait for the lock")
     waiting.add_argument(
-        "-n", "--no-wait", action="store_true", help="do not wait for whoever holds it"
-    )
-    waiting.add_argument(
-        "-t", "--timeout", type=float, metavar="S", help="wait for so many seconds at most"
+        "-t", "--timeout", type=float, metavar="S", help="wait for S seconds at most"
     )
     parser.add_argument(
         "--ttl",
         type=float,
         default=30.0,
         metavar="S",
-        help="seconds for which this blocks the others when its machine dies (default: 30)",
+        help="seconds for which the lock stays taken if this machine dies (default: 30)",
     )
     parser.add_argument(
         "--grace",
@@ -52,18 +51,18 @@ def add_command(commands: Commands) -> None:
         help="seconds from SIGTERM to SIGKILL when the lock was lost (default: 5)",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--limit", type=int, metavar="N", help="so many may run at once")
+    what.add_argument("--limit", type=int, metavar="N", help="how many commands may run at once")
     what.add_argument(
         "--every",
         type=float,
         metavar="S",
-        help="for ever: one run in each period of so many seconds, by one of all that say so",
+        help="for ever: one run in each period of S seconds, among all with this option",
     )
     what.add_argument(
         "--once",
         type=float,
         metavar="S",
-        help="unless it was done in the last so many seconds (exit code 0: then it is)",
+        help="only if it was not done in the last S seconds (if it was, the exit code is 0)",
     )
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("argv", nargs="*", metavar="COMMAND")

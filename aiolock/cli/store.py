@@ -33,18 +33,18 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix",
         default=os.environ.get("AIOLOCK_PREFIX", "aiolock"),
-        help="of the locks, as in connect() (default: AIOLOCK_PREFIX, or aiolock)",
+        help="the prefix of the locks, as in connect() (default: AIOLOCK_PREFIX, or aiolock)",
     )
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a lock, a semaphore or another primitive."""
-    parser.add_argument("name", metavar="NAME", help="of the lock")
+    parser.add_argument("name", metavar="NAME", help="the name of the lock")
     parser.add_argument(
         "--kind",
         choices=aiolock.LockClient.KINDS,
         default="lock",
-        help="what it is (default: %(default)s)",
+        help="the kind of the lock (default: %(default)s)",
     )
 
 

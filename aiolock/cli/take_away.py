@@ -20,24 +20,25 @@ def add_command(commands: Commands) -> None:
     """Add both to the command line."""
     breaking = commands.add_parser(
         "break",
-        help="take one from whoever holds it, and hand it to the next",
-        description="For a holder that hangs and goes on renewing; one that died needs no help."
-        " The holder is told, and its body cancelled. Until that has ended two are at work.",
-        epilog="exit code: 0 if it was taken from somebody, 1 if nobody held it",
+        help="take a lock from its holder, and hand it to the next waiter",
+        description="Take a lock from a holder that hangs and goes on renewing; a dead holder needs"
+        " no help. The holder is told, and its body cancelled. Until the body has ended, it runs"
+        " beside the next one.",
+        epilog="exit code: 0 if it was taken from a holder, 1 if there was none",
     )
     add_store_options(breaking)
     add_name(breaking)
     breaking.add_argument(
         "--fence", type=int, metavar="N", help="only from the holder with this fencing token"
     )
-    breaking.add_argument("--yes", action="store_true", help="do not ask whether to")
+    breaking.add_argument("--yes", action="store_true", help="do not ask before")
     breaking.set_defaults(run=run, command="break")
 
     asking = commands.add_parser(
         "ask",
-        help="ask whoever holds one to let go, when it can",
-        description="Sets Lease.requested of whoever holds it. What comes of that is their affair.",
-        epilog="exit code: 0 if somebody was told, 1 if nobody holds it",
+        help="ask the holder of a lock to release it when it can",
+        description="Set Lease.requested of the holder, which decides whether to release the lock.",
+        epilog="exit code: 0 if a holder was told, 1 if there is none",
     )
     add_store_options(asking)
     add_name(asking)

@@ -31,18 +31,24 @@ def add_command(commands: Commands) -> None:
     """Add ``top`` to the command line."""
     parser = commands.add_parser(
         "top",
-        help="what is held and waited for, live",
-        description="What somebody holds or waits for, again and again, until Ctrl-C. Most wanted"
-        " first. ! marks a process that is gone, and a queue that grows; DEADLOCK those who wait"
-        " for each other.",
+        help="show the locks that are held or waited for, live",
+        description="Show the locks that are held or waited for, again and again, until Ctrl-C; the"
+        " longest queue first. ! marks a process that is gone, and a queue that grows; DEADLOCK"
+        " marks tasks that wait for each other.",
         epilog="needs the extra `cli`: pip install 'aiolock-redis[cli]'",
     )
     add_store_options(parser)
-    parser.add_argument("pattern", nargs="?", default="*", help="of the names (default: all)")
+    parser.add_argument(
+        "pattern", nargs="?", default="*", help="only names like this (default: all)"
+    )
     parser.add_argument("--kind", choices=aiolock.LockClient.KINDS, help="only these")
     parser.add_argument("--sort", choices=tuple(SORTS), default="waiting", help="by what")
     parser.add_argument(
-        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (1)"
+        "--every",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="seconds between two looks (default: 1)",
     )
     parser.add_argument(
         "--json", action="store_true", help="a line for each look, as JSON, instead of a screen"

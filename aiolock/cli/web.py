@@ -28,10 +28,10 @@ def add_command(commands: Commands) -> None:
     """Add ``web`` to the command line."""
     parser = commands.add_parser(
         "web",
-        help="a live page of what is held and who waits, for a browser",
-        description="Serves a page that shows what is held, by whom, and who waits, as it changes."
-        " It prints an address with a key in it: without that nobody may see the page. The store is"
-        " asked only while somebody looks.",
+        help="serve a live page of holders and waiters, for a browser",
+        description="Serve a page that shows the locks, their holders and their waiters, as they"
+        " change. It prints an address with a key in it, without which the page is refused. The"
+        " store is asked only while the page is open.",
     )
     add_store_options(parser)
     parser.add_argument(
@@ -49,7 +49,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--may-break",
         action="store_true",
-        help="whoever has the address may also take away what is held; on this machine alone",
+        help="readers of the page may also break locks; on this machine alone",
     )
     parser.set_defaults(run=run, command="web")
 

@@ -42,7 +42,7 @@ async def chaos(
     tasks: int = TASKS,
     progress: Callable[[str], object] = say,
 ) -> None:
-    """One run, whose history is in ``folder`` then."""
+    """One run; its history is in ``folder`` afterwards."""
     conductor = Conductor(
         folder, store=store, seconds=seconds, seed=seed, workers=workers, tasks=tasks
     )
@@ -50,7 +50,7 @@ async def chaos(
 
 
 def report(run: Run, violations: Sequence[Violation]) -> str:
-    """What happened, in figures, and the verdict."""
+    """The figures and the verdict."""
     began = next(event for event in run.events if event.kind == "began")
     entries = [attempt for those in run.entries.values() for attempt in those]
     waits = sorted(a.entered.t - a.asked.t for a in entries if a.entered)
@@ -97,13 +97,13 @@ def report(run: Run, violations: Sequence[Violation]) -> str:
 
 
 def _late(run: Run) -> str:
-    """How often a link's late copies came to the server, and how many of them it refused."""
+    """How often a link's late copies reached the server, and how many of them it refused."""
     refused = [event["refused"] for event in run.of("late")]
     return f"{len(refused)} ({sum(refused):,})"
 
 
 def explain(run: Run, violations: Sequence[Violation]) -> str:
-    """The first violations of each rule, and what was written down about them."""
+    """The first violations of each rule, with their events."""
     begin = run.events[0].t
     lines: list[str] = []
     shown: Counter[str] = Counter()

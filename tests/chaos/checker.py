@@ -1,98 +1,99 @@
-"""Whether a history is right: what aiolock promises, as rules over what the processes wrote down.
+"""Checks a history: the promises of aiolock, as rules over the events that processes wrote down.
 
 A lock with leases cannot promise that no two bodies ever run at once: a process that was stopped
-is still "in" its body when it wakes. What it does promise is this, and nothing here is a matter of
-luck or of tolerance, but for the `LAG` that a busy machine needs.
+is still "in" its body when it wakes. The rules state what aiolock does promise. They contain no
+luck and no tolerance, except the `LAG` that a busy machine needs.
 
 **Exclusion.** The *span* of a body is the time in which it may rely on the lock. It begins when the
 lease is returned (`entered`) and ends with the first of these:
 
-* it left (stamped before the release was called);
-* it was told that the lock is lost (stamped at the first instruction after);
-* its own deadline passed, the one that `Lease.remaining` counts down to, wherever that stood last;
+* the body left (stamped before the release was called);
+* the body was told that the lock is lost (stamped at the first instruction after);
+* its own deadline passed, to which `Lease.remaining` counts down, as it stood last;
 * its process died (stamped when it was dead), or closed the client;
-* somebody began to break exactly this grant, or to wipe the server after it was granted: they ask
+* a task began to break exactly this grant, or to wipe the server after it was granted: this asks
   for two bodies at once, and the first is told afterwards;
-* a fail-over of its master began, of those that were granted at most `LAG` before that, or later,
-  before all had left the old master: replication is asynchronous, so the new one may not know of
-  them. Of those that were granted earlier it may not know the renewals of that time. Whoever is
-  renewed after a fail-over is known to the new master, so to that one it is no excuse.
+* a fail-over of its master began, for grants that were made at most `LAG` before that, or later,
+  before all had left the old master: replication is asynchronous, so the new master may not know
+  them. Of older grants it may not know the renewals of that time. A grant that is renewed after a
+  fail-over is known to the new master, so the fail-over is no excuse for it.
 
-It does not end, though, before a release was called of which the server said that it found the
-grant, unless that may have been the old master. Spans of one name never overlap, but those of
-readers do, a writer's from when it began to be downgraded among them; and permits that are out are
-never more than there are. Every stamp is on the side that makes a span no longer than what aiolock
+The span does not end, though, before the call of a release of which the server said that it found
+the grant, unless that may have been the old master. Spans of one name never overlap, except those
+of readers; a writer counts as a reader from when it began to be downgraded. There are never more
+permits out than exist. Every stamp is on the side that makes a span no longer than what aiolock
 warranted, so an overlap is a fault. A process that was stopped, blocked or starved needs no
-exception: its deadline passes all the same. Nor does one that was stopped between the grant and the
-entry: its span is empty, and what it does is what the fence is for.
+exception: its deadline passes all the same. A process that was stopped between the grant and the
+entry needs none either: its span is empty, and the fence protects against what it does.
 
-**Entering.** Nobody enters with a lease that had ended when the store's last word about it came:
-a process that was stopped with a grant in its socket asks again.
+**Entering.** No body enters with a lease that had ended when the store's last answer or push about
+it came: a process that was stopped with a grant in its socket asks again.
 
 **Fences.** In the order of entries, fences of one name strictly increase over the spans that are
-not empty. Over all entries no two are equal, and who entered before another had asked has the lower
-one, also across a wipe.
+not empty. Over all entries no two are equal. If one attempt entered before another asked, it has
+the lower fence, also across a wipe.
 
-**Order.** Who stood in the queue (the store had answered so) before another asked, and stood there
-undisturbed until it entered, has the lower fence. Disturbed is who has lost its place or cannot
-hear that it has its turn: by a fault of its process, its links or the server, or when its lock was
-broken by `break_` (then the grant that was broken may have been its own, on the way).
+**Order.** If a waiter stood in the queue (the store had answered so) before another asked, and
+stood there undisturbed until it entered, it has the lower fence. A waiter is disturbed if it lost
+its place or cannot hear of its turn: by a fault of its process, its links or the server, or because
+its lock was broken by `break_` (then the broken grant may have been its own, on the way).
 
-Of several servers that vote, it stood at a majority of them, the same ones throughout, each of
-which had answered so; and the other had the higher ticket. For all lines go by tickets, which are
-times as well as a client can tell. So who asks more than `ROUND_TRIP` after another has the higher
-ticket, if nothing was in its way.
+With several servers that vote, the waiter has to stand at a majority of them, the same servers
+throughout, each of which had answered so; and the other has to have the higher ticket. All lines go
+by tickets, which are times as well as a client can tell. So a waiter that asks more than
+`ROUND_TRIP` after another has the higher ticket, if nothing disturbed it.
 
 **Liveness.** Every attempt in a process that was not killed comes to an end. A timeout is kept, a
 cancellation takes effect at once, an exit does not outlast the lease. A loss is told at the
-deadline, at the latest. While somebody is queued undisturbed, a name does not lie idle for longer
-than it takes to notice who died. Who waits asks for its place again when its subscription was lost
-and is back, and when the queue was wiped, once the lease is over that it waited for. Once nothing
-is broken any more, everybody can take every lock.
+deadline at the latest. While an undisturbed waiter is queued, a name is idle for no longer than it
+takes to notice a dead process. A waiter asks for its place again when its subscription was lost and
+is back, and, if the queue was wiped, once the lease is over that it waited for. Once nothing is
+broken any more, every process can take every lock.
 
 **No false alarm.** A lease is lost for a reason: its deadline passed, and something kept it from
 being renewed; or it was broken, wiped, or its client closed. `StoreError` needs a fault too.
 
-**Nothing revives.** What was broken or wiped is never renewed again.
+**Nothing revives.** A grant that was broken or wiped is never renewed again.
 
-**The rest of the family.** A job is begun once in each period. Nobody passes a barrier without as
-many others as it takes, or a latch that was not counted down. A message that was handled is not
-handled again. Several locks at once are taken by one, where nothing disturbed it. Who is seen to be
-elected is, and nobody sees an earlier leader after a later one; and whoever watches, not busy, sees
-each that stays. What a wipe has made the server forget is excepted, and what a fail-over may have.
-A period of the job is not left out where nothing but stopped processes was in the way, each of
-which may cost a claim.
+**The other primitives.** A job begins once in each period. No party passes a barrier before as many
+as it needs are there, and no waiter a latch that was not counted down. A message that was handled
+is not handled again. Of the tasks that take several locks at once, only one at a time has each
+lock, if nothing disturbed it. A client that is seen to lead does lead, and no client sees an
+earlier leader after a later one. An observer that is not busy sees each leader that stays. The
+exceptions are what a wipe made the server forget, and what a fail-over may have made it forget. A
+period of the job is not left out if only stopped processes were in the way, each of which may cost
+a claim.
 
-**A minority.** Where several servers vote, no excuse is a fault of fewer servers than a majority
-can do without; so it is with what fails on the way of one process to some of them. Nor is it one
-that a server was emptied: it says so, and votes only when what it may have forgotten is over. But
-a lease that a majority cannot be reached for may be lost, and a body's period counts only where
-all of its votes are of the same one. Who waits stands at every server that it can reach. In the end
-all of them vote.
+**A minority.** If several servers vote, a fault of a minority of them is no excuse, and neither is
+a fault of the links of one process to a minority. An emptied server is no excuse either: it says
+so, and votes only after what it may have forgotten is over. But a lease may be lost if no majority
+can be reached, and a body's period counts only if all of its votes are of the same period. A waiter
+stands at every server that it can reach. In the end all servers vote.
 
-**Readers, where several servers vote.** Two readers may have one fence, so each word about a grant
-names its attempt. Fences tell the order of every two of which one writes. Of two readers the order
-is told at each server, by when that gave them their first votes. A break of a fence takes the lock
-from all that have it. And a waiter is overtaken by nobody, even if it gives up before its turn; but
-a reader by readers.
+**Readers, if several servers vote.** Two readers may have one fence, so each event about a grant
+names its attempt. Fences give the order of every two attempts of which one writes. The order of two
+readers is judged at each server, by the times of its first votes for them. A break of a fence takes
+the lock from all readers that have it. A waiter is not overtaken, even if it gives up before its
+turn; but a reader may be overtaken by readers.
 
-**What is done once, where several servers vote.** A majority knows before anybody is told, and
-nobody begins after that, while one of those that knew then has not lost its memory. It is known
-which have a mark: they have said so. Nobody knows whether it is done only where too few can say so.
+**What is done once, if several servers vote.** A majority has the mark before any client is told,
+and no body begins after that, while one of the servers that had it then has not lost its memory.
+The checker knows which servers have a mark, because they have said so. "Nobody knows whether it is
+done" is allowed only if too few servers can say so.
 
-**Elections, where several servers vote.** Of all who ask, in whatever process, the later is not
-told of an earlier leader, unless servers have lost their memory and no majority knows.
+**Elections, if several servers vote.** Of all clients that ask, in any process, the later is not
+told of an earlier leader, unless servers lost their memory and no majority knows the later one.
 
-**No ghosts.** Who has ended does not stand at the server. A grant is younger than the release of
-its waiter only where it is given back at once; a place in the queue, never for long. What was held
-is gone by a ttl and a claim after its attempt has ended, whoever was to give it back. And a refusal
-that passes throws nobody out of the queue.
+**No ghosts.** An ended attempt does not stand at the server. A grant may be younger than the
+release of its waiter only if it is given back at once; a place in the queue may be, but never for
+long. A lease is gone a ttl and a claim after its attempt has ended, whoever had to give it back. A
+refusal that passes puts no waiter out of the queue.
 
 **Nothing is left.** When all clients are closed no lease is alive, no queue is left, and every key
 has an expiry.
 
-All is sorted once and searched by bisection, n log n for n events; only for a wipe, or a name that
-lay idle, all attempts are gone through.
+All events are sorted once and searched by bisection, n log n for n events. Only for a wipe, or a
+name that was idle, are all attempts gone through.
 """
 
 from __future__ import annotations
@@ -162,12 +163,12 @@ def exclusion(run: Run) -> Iterator[Violation]:
 
 
 def entering(run: Run) -> Iterator[Violation]:
-    """Nobody enters with a lease that has ended before the last word about it was heard."""
+    """No body enters with a lease that had ended at the last answer or push about it."""
     for entries in run.entries.values():
         for attempt in entries:
             entered = attempt.entered
             assert entered is not None
-            # Stopped since that word, it could not have known better.
+            # If it was stopped since that answer, it could not know better.
             if entered["deadline"] + STEP <= entered.t < entered["heard"] + AT_ONCE:
                 text = f"{attempt.id} entered {attempt.name!r} with a lease that had ended"
                 yield run.violation("entering", text, attempt)
@@ -190,7 +191,7 @@ def fences(run: Run) -> Iterator[Violation]:
     """Fences grow."""
     for name, entries in run.entries.items():
         seen: dict[int, Attempt] = {}
-        last: dict[bool, Attempt] = {}  # the highest of those who were alone, and of the others
+        last: dict[bool, Attempt] = {}  # the highest of those that were alone, and of the others
         alone = [attempt for attempt in entries if not attempt.shared]
         highest = {
             True: list(accumulate(alone, _higher)),
@@ -198,7 +199,7 @@ def fences(run: Run) -> Iterator[Violation]:
         }
         times = {True: [*map(_entered_at, alone)], False: [*map(_entered_at, entries)]}
         for attempt in entries:
-            # Readers have different ones, too, where one server gives them.
+            # Readers have different fences, too, if one server gives them.
             among = bool(run.servers and attempt.shared)
             if attempt.fence in seen and not (among and seen[attempt.fence].shared):
                 text = f"{name!r} was granted twice under the fence {attempt.fence}"
@@ -206,7 +207,7 @@ def fences(run: Run) -> Iterator[Violation]:
             seen[attempt.fence] = attempt
             begin, end = run.span(attempt)
             if end > begin:
-                # Those who share were granted before some of them entered.
+                # Among readers, a later grant may enter first.
                 before_it = [last[one] for one in last if not (one and attempt.shared)]
                 for other in before_it:
                     if other.fence > attempt.fence:
@@ -226,7 +227,7 @@ def order(run: Run) -> Iterator[Violation]:
         of_readers = [a for a in entries if a.shared and run.servers]
         others = [a for a in entries if not (a.shared and run.servers)]
         yield from _in_order(run, name, others, entries)
-        # Among these the fences say nothing where several servers give them.
+        # The fences of readers say nothing if several servers give them.
         alone = [attempt for attempt in entries if not attempt.shared]
         yield from _in_order(run, name, of_readers, alone)
     yield from readers_in_order(run)
@@ -235,10 +236,10 @@ def order(run: Run) -> Iterator[Violation]:
 def _in_order(
     run: Run, name: str, attempts: Iterable[Attempt], others: Iterable[Attempt]
 ) -> Iterator[Violation]:
-    """None of the others was granted before one of these that stood in the queue."""
+    """No other attempt was granted before an attempt that stood in the queue earlier."""
     by_asked = sorted(others, key=lambda attempt: attempt.asked.t)
     times = [attempt.asked.t for attempt in by_asked]
-    # Of all that asked at or after each of them, the one that was granted first.
+    # Of all that asked at or after each of them, the attempt that was granted first.
     granted_first = accumulate(reversed(by_asked), _lower)
     first = list(granted_first)[::-1]
     for attempt in attempts:
@@ -264,7 +265,7 @@ def endings(run: Run) -> Iterator[Violation]:
 
 
 def timeouts(run: Run) -> Iterator[Violation]:
-    """A timeout is kept, and no earlier than it was given."""
+    """A timeout is kept, and not reported before its time."""
     for attempt in run.attempts.values():
         until = attempt.waited_until
         if until is None:
@@ -304,7 +305,7 @@ def cancellations(run: Run) -> Iterator[Violation]:
 
 
 def tellings(run: Run) -> Iterator[Violation]:
-    """A loss is told at the deadline, at the latest, and a grant's being broken at once."""
+    """A loss is told at the deadline at the latest, and a break at once."""
     for entries in run.entries.values():
         for attempt in entries:
             known = [t for t in (attempt.told, attempt.left) if t is not None]
@@ -330,7 +331,7 @@ def tellings(run: Run) -> Iterator[Violation]:
 
 
 def _reaches(run: Run, attempt: Attempt, began: Event, over: Event) -> bool:
-    """Whether who breaks a lock, and whose it is, reach the same majority of several servers."""
+    """Whether the breaker and the holder of a lock reach the same majority of several servers."""
     both = [
         server
         for server in range(run.servers)
@@ -357,7 +358,7 @@ LOST: Final = {"LeaseLost", "NotHeld", "not ours"}
 
 
 def lost_at(attempt: Attempt) -> int | None:
-    """When a body, or whoever released for it, knew of the loss."""
+    """When a body, or the task that released for it, knew of the loss."""
     if attempt.told is not None:
         return attempt.told
     if attempt.entered and attempt.ended and attempt.outcome in LOST:
@@ -398,7 +399,7 @@ def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
 
 
 def errors(run: Run) -> Iterator[Violation]:
-    """Only the errors that are documented, each for its reason."""
+    """Only documented errors occur, each for its reason."""
     for attempt in run.attempts.values():
         ended = attempt.ended
         if ended is None:
@@ -418,7 +419,7 @@ def errors(run: Run) -> Iterator[Violation]:
             case "ClientClosed":
                 fair = run.closing(attempt.who, 0, ended.t) is not None
             case "StoreError":
-                # With so little time, it is no wonder that the store had not answered at all.
+                # With so little time, it is possible that the store had not answered at all.
                 hasty = asked["timeout"] is not None and asked["timeout"] * NS < LAG
                 fair = run.disturbed(attempt.who, ended.t - COMMAND - LAG, ended.t) or (
                     hasty and attempt.entered is None and not attempt.queued
@@ -431,7 +432,7 @@ def errors(run: Run) -> Iterator[Violation]:
 
 
 def _deposed(run: Run, attempt: Attempt, end: int) -> bool:
-    """Whether it may have lost the lead before its body began: it says first that it leads."""
+    """Whether it may have lost the lead before its body began: it puts its name up first."""
     begin = attempt.asked.t
     return (attempt.outcome == "LeaseLost" and bool(attempt.asked["campaign"])) and (
         run.clear_since(attempt, end) > begin
@@ -441,7 +442,7 @@ def _deposed(run: Run, attempt: Attempt, end: int) -> bool:
 
 
 def revivals(run: Run) -> Iterator[Violation]:
-    """What was broken or wiped is never renewed."""
+    """A grant that was broken or wiped is never renewed."""
     for entries in run.entries.values():
         for attempt in entries:
             wiped, broken = run.wiped(attempt), run.broken(attempt)
@@ -452,7 +453,7 @@ def revivals(run: Run) -> Iterator[Violation]:
 
 
 def idleness(run: Run) -> Iterator[Violation]:
-    """A name does not lie idle while somebody is queued, undisturbed."""
+    """A name is not idle while an undisturbed waiter is queued."""
     for name, entries in run.entries.items():
         free = None
         for attempt in entries:
@@ -464,7 +465,7 @@ def idleness(run: Run) -> Iterator[Violation]:
 
 
 def _free_at(run: Run, attempt: Attempt) -> int:
-    """When, at the latest, the store knew a grant no more, if nothing was in the way."""
+    """When, at the latest, the store no longer knew a grant, if nothing was in the way."""
     if attempt.given_back is not None:
         return attempt.given_back
     if attempt.left is None and attempt.who in run.killed:
@@ -473,8 +474,8 @@ def _free_at(run: Run, attempt: Attempt) -> int:
 
 
 def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
-    # Each process that was in trouble may have been given one claim, and let it pass. Who was dead
-    # by then costs nothing, but for what it had been given before.
+    # Each process that was in trouble may have been given one claim, and let it pass. A process
+    # that was dead by then costs nothing, except for what it had been given before.
     begin = max(begin, _held_by_the_dead(run, name, begin, end))
     if end - begin <= LAG + CLAIM * run.in_trouble(begin, end):
         return
@@ -492,7 +493,7 @@ def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
 
 
 def _held_by_the_dead(run: Run, name: str, begin: int, end: int) -> int:
-    """Until when it was seen that somebody has a grant who was killed before it entered."""
+    """Until when the grant of a process was seen that was killed before it entered."""
     seen = begin
     for event in run.standing:
         if not begin <= event["since"] <= end:
@@ -508,7 +509,7 @@ def _held_by_the_dead(run: Run, name: str, begin: int, end: int) -> int:
 
 
 def forgotten(run: Run) -> Iterator[Violation]:
-    """Who may have lost its place asks for it again."""
+    """A waiter that may have lost its place asks for it again."""
     for attempt in run.attempts.values():
         until = attempt.waited_until
         if not attempt.queued or until is None:
@@ -522,7 +523,7 @@ def forgotten(run: Run) -> Iterator[Violation]:
 
 
 def final(run: Run) -> Iterator[Violation]:
-    """Once nothing is broken any more, everything ends and everybody takes every lock."""
+    """Once nothing is broken any more, every attempt ends and every process takes every lock."""
     for attempt in run.attempts.values():
         if attempt.asked["final"] and attempt.outcome != "ok":
             text = f"{attempt.id} did not get {attempt.name!r} though nothing was in its way"
@@ -536,14 +537,14 @@ def final(run: Run) -> Iterator[Violation]:
 
 
 def left_over(run: Run) -> Iterator[Violation]:
-    """Nothing is left at the server, and what is there expires."""
+    """Nothing is left at the server, and every key expires."""
     for event in run.events:
         if event.kind != "key":
             continue
-        # Who was killed at a barrier stands there until its lease ends, or the queue is forgotten;
-        # and what is closed, or done, is nobody's. So does who was closed while the server refused.
-        # A place that is back after a fail-over stays where nobody comes by, for its queue's time;
-        # and a grant whose release was forgotten, for its lease.
+        # A party that was killed at a barrier stands there until its lease ends, or the queue is
+        # forgotten. So does a party whose client was closed while the server refused. A name that
+        # is closed or has a mark has a grant without an owner. A place that is back after a
+        # fail-over stays for its queue's time if no client comes by; a grant, for its lease.
         waiters = {*event["waiters"]} - run.resurrected(event["key"])
         holders = {*event["holders"]} - run.unreleased(event["key"])
         of_whom = (holders | waiters) - run.dead - run.unheard(event["key"]) - {NOBODY}
@@ -552,7 +553,7 @@ def left_over(run: Run) -> Iterator[Violation]:
 
 
 def crashes(run: Run) -> Iterator[Violation]:
-    """No process falls over, and no error goes uncaught."""
+    """No process ends with an error, and no error goes uncaught."""
     for event in run.events:
         if event.kind == "crash":
             yield Violation("crashes", f"{event.who}: {event['text']}", (event,))
@@ -561,7 +562,7 @@ def crashes(run: Run) -> Iterator[Violation]:
 
 
 def periods(run: Run) -> Iterator[Violation]:
-    """In each period a job is begun once, unless the server forgot that it was; and not never."""
+    """A job begins once in each period, unless the server forgot that it did; and not never."""
     yield from _left_out(run)
     for entries in run.entries.values():
         last: dict[int, Attempt] = {}
@@ -582,7 +583,7 @@ def periods(run: Run) -> Iterator[Violation]:
 
 
 def _left_out(run: Run) -> Iterator[Violation]:
-    """The periods in which nobody began, though somebody stood in the queue who could have."""
+    """The periods in which no run began, though a waiter in the queue could have begun one."""
     done = {
         (name, period)
         for name, entries in run.entries.items()
@@ -617,15 +618,15 @@ def _could_begin(run: Run, attempt: Attempt, begin: int, end: int) -> bool:
         return False
     before = [e for e in run.entries.get(attempt.name, ()) if e.entered and e.entered.t < end]
     free = max((_free_at(run, other) for other in before), default=begin)
-    # Whoever was stopped when its turn came has cost a claim.
+    # A process that was stopped when its turn came has cost a claim.
     rivals = [a.ttl for a in run.attempts.values() if a.name == attempt.name and a.asked.t < end]
     claims = max(rivals) * run.in_trouble(begin, end)
     return end - max(begin, free) > LAG + claims
 
 
 def meetings(run: Run) -> Iterator[Violation]:
-    """Nobody passes a barrier at which there were not as many at once as it takes."""
-    here: dict[str, tuple[int, int]] = {}  # when each came, and when it was gone
+    """No party passes a barrier before as many as it needs are there at once."""
+    here: dict[str, tuple[int, int]] = {}  # when each party came, and when it was gone
     passed: list[Event] = []
     end = run.events[-1].t if run.events else 0
     for event in run.events:
@@ -637,7 +638,7 @@ def meetings(run: Run) -> Iterator[Violation]:
             passed.append(event)
         elif event.kind == "apart" and event["a"] in here:
             begin = here[event["a"]][0]
-            # It has given up, but it is at the store that it is here, until the store hears it.
+            # It has given up, but it still counts at the store, until the store hears of that.
             hampered = run.disturbed(event.who, begin, event.t + LAG)
             here[event["a"]] = begin, event.t + (COMMAND if hampered else LAG)
     enough = at_once(here.values(), next((e["parties"] for e in run.of("arrives")), 1))
@@ -649,7 +650,7 @@ def meetings(run: Run) -> Iterator[Violation]:
 
 
 def latches(run: Run) -> Iterator[Violation]:
-    """Nobody passes a latch that was not counted down often enough, each token once."""
+    """No waiter passes a latch that was not counted down often enough, each token once."""
     counted: dict[int, set[str]] = defaultdict(set)
     for event in run.events:
         if event.kind == "counts":
@@ -660,9 +661,9 @@ def latches(run: Run) -> Iterator[Violation]:
 
 
 def messages(run: Run) -> Iterator[Violation]:
-    """What was handled, and is known to be, is not handled again, unless the server forgot.
+    """A message that is known to be handled is not handled again, unless the server forgot.
 
-    But by one that had begun before, and whose process was stopped since.
+    The exception is a body that had begun before, and whose process was stopped since.
     """
     handled: dict[int, Event] = {}
     fences: dict[str, int] = {}
@@ -683,16 +684,16 @@ def messages(run: Run) -> Iterator[Violation]:
 
 
 def _forgotten_between(run: Run, before: Event, event: Event) -> bool:
-    """Whether it may not be known any more that a message was handled."""
+    """Whether the server may have forgotten that a message was handled."""
     if run.servers:
         return not run.still_done(f"once:message {event['message']}", before.t, event.t)
     return run.wiped_between(before.t - COMMAND, event.t)
 
 
 def ghosts(run: Run) -> Iterator[Violation]:
-    """Nobody stands at the server who has ended: what was given up does not act."""
+    """No ended attempt stands at the server, and no attempt that was given up acts."""
     assert run.ahead is not None or not run.standing
-    stands: dict[tuple[str, Waiter, int], int] = {}  # since when it was seen
+    stands: dict[tuple[str, Waiter, int], int] = {}  # since when each was seen
     for event in run.standing:
         now = {
             (key, *_waiter(member, held=held))
@@ -720,13 +721,13 @@ def _waiter(member: str, *, held: bool) -> tuple[Waiter, int]:
     return waiter_of(waiter), int(fence)
 
 
-def _haunts(  # noqa: PLR0917  # who was seen, and where
+def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
     run: Run, waiter: Waiter, fence: int, first: int, seen: int, server: int | None
 ) -> str:
-    """What is wrong with a waiter that was seen at the server from ``first`` to ``seen``, if so."""
+    """The fault of a waiter that was seen at the server from ``first`` to ``seen``, if any."""
     who = run.who_is(waiter)
     if who is None:
-        return ""  # a client that the history does not know: as of what is done
+        return ""  # a client that the history does not know: of a mark, for example
     where = "was among the holders" if fence else "stood in the queue"
     if fence:
         waiter = run.bearer(waiter)
@@ -734,7 +735,7 @@ def _haunts(  # noqa: PLR0917  # who was seen, and where
     if over is not None and not run.wiped_between(over - COMMAND, seen):
         assert run.ahead is not None
         begun = fence * 1000 - run.ahead if fence else first
-        # One that got a grant by a copy gives it back as soon as it hears of it.
+        # A waiter that got a grant by a copy gives it back as soon as it hears of it.
         heard = not fence or not run.disturbed(who, begun, seen)
         if server is not None:  # a majority has heard of the release, and perhaps not this one
             heard = not run.disturbed_at(who, server, min(over - LAG, begun), seen)
@@ -745,12 +746,12 @@ def _haunts(  # noqa: PLR0917  # who was seen, and where
     if attempt is None or (attempt.ended is None and who not in run.killed):
         return ""
     ended = attempt.ended.t if attempt.ended else run.gone(who)
-    # Of the dead nothing is heard, and what they sent may come late; but no lease outlasts that.
+    # Nothing is heard of the dead, and their commands may come late; but no lease outlasts that.
     undisturbed = attempt.ended is not None and not run.disturbed_at(who, server, ended, seen)
     due = ended + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
     closing = run.closing(who, ended, seen) if server is not None else None
     if closing is not None and run.disturbed_at(who, server, closing, closing + CLOSE):
-        # Until then it may have sent again what a server had not answered, and not what followed.
+        # Until then it may have sent unanswered commands again, and not the later ones.
         due = max(due, closing + attempt.ttl + LATE + LAG)
     if seen > due and (fence or undisturbed):
         return f"{where} {(seen - ended) / NS:.3f} s after it had ended,"
@@ -758,7 +759,7 @@ def _haunts(  # noqa: PLR0917  # who was seen, and where
 
 
 def books(run: Run) -> Iterator[Violation]:
-    """What an observer is told of each request has an order; and an end, when its client has."""
+    """An observer's events of each request have an order, and an end when its client has ended."""
     for event in run.of("observed"):
         for text in event["wrong"]:
             yield Violation("books", f"{event.who} was told that {text}", (event,))
@@ -768,7 +769,7 @@ def books(run: Run) -> Iterator[Violation]:
 
 
 def refusals(run: Run) -> Iterator[Violation]:
-    """A refusal that passes throws nobody out of the queue who has time left."""
+    """A refusal that passes puts no waiter out of the queue that has time left."""
     for attempt in run.attempts.values():
         ended = attempt.ended
         if ended is None or attempt.outcome != "StoreError" or not attempt.queued:
@@ -781,7 +782,7 @@ def refusals(run: Run) -> Iterator[Violation]:
 
 
 def accounts(run: Run) -> Iterator[Violation]:
-    """Of bodies that nothing disturbed, and that want some lock in common, one runs."""
+    """Of undisturbed bodies that want a lock in common, one runs at a time."""
     bodies: dict[str, list[tuple[int, int, Event]]] = defaultdict(list)
     begun: dict[str, Event] = {}
     for event in run.events:
@@ -799,7 +800,7 @@ def accounts(run: Run) -> Iterator[Violation]:
 
 
 def elections(run: Run) -> Iterator[Violation]:
-    """Who is seen to lead does, and whoever watches sees each leader once, in their order."""
+    """A client that is seen to lead does; an observer sees each leader once, in their order."""
     seen: dict[str, int] = {}
     for event in run.of("saw"):
         watch = event["o"]
@@ -814,7 +815,7 @@ def elections(run: Run) -> Iterator[Violation]:
 
 
 def observers(run: Run) -> Iterator[Violation]:
-    """Whoever watches, and is not busy with another, sees each leader that stays."""
+    """An observer that is not busy with another leader sees each leader that stays."""
     reigns = [a for those in run.entries.values() for a in those if a.asked["campaign"]]
     reigns.sort(key=lambda attempt: attempt.fence)
     fences_ = [attempt.fence for attempt in reigns]
@@ -829,7 +830,7 @@ def observers(run: Run) -> Iterator[Violation]:
             if (
                 run.disturbed(began.who, since, due)
                 or run.closing(began.who, began.t, due) is not None
-                # What it waits by is gone, and it may not know yet.
+                # Its place in the queue is gone, and it may not know that yet.
                 or (wipe is not None and not run.reconnected(began.who, wipe, since))
             ):
                 continue
@@ -840,7 +841,7 @@ def observers(run: Run) -> Iterator[Violation]:
 
 
 def _watches(run: Run) -> Iterator[tuple[Event, int, int]]:
-    """Since when somebody waited for the next leader, until when, and the last one it had seen."""
+    """Since when an observer waited for the next leader, until when, and the last one it saw."""
     waits: dict[str, Event] = {}
     last: dict[str, int] = {}
     for event in run.of("watches", "looks", "saw", "watched"):
@@ -894,5 +895,5 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def check(run: Run) -> list[Violation]:
-    """All that is wrong with a history."""
+    """All violations in a history."""
     return [violation for rule in RULES for violation in rule(run)]

@@ -1,4 +1,4 @@
-"""What a worker's tasks decide to do: one whole attempt at a time, by nothing but their dice."""
+"""The decisions of a worker's tasks: one whole attempt at a time, from their dice alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES: Final[dict[str, Kind]] = {
     "election:primary": "campaign",
     "periodic:job": "periodic",
 }
-"""What tasks take: the store's key, which a history calls the name, and what it is."""
+"""What tasks take: the store's key, which a history calls the name, and its kind."""
 _WEIGHTS: Final = (5, 3, 2, 1, 4, 3, 1, 0)  # the job has a task of its own in each process
 EVERYTHING: Final = frozenset(
     {
@@ -27,30 +27,30 @@ EVERYTHING: Final = frozenset(
         "downgrade",  # see `Step`
     }
 )
-"""All that is used of a store."""
+"""All kinds that are used."""
 OF_A_QUORUM: Final = frozenset({"lock", "rw", "campaign", "periodic", "once", "both"})
-"""What is used of several servers that vote, which is what these offer."""
+"""The kinds that several voting servers offer, and that are used."""
 PERMITS: Final = 4
 EVERY: Final = 2.0
-"""Seconds of a period of the job: more than it may be late, so that one that is left out shows."""
+"""Seconds of a period of the job: more than a run may be late, so that a missing run shows."""
 SHARED_TTL: Final = 1.5
-"""Of the semaphore and the read lock that all tasks of a process enter as one object."""
+"""Seconds: the ttl of the semaphore and the read lock that all tasks of a process share."""
 
 
 def places(offers: frozenset[str]) -> tuple[str, ...]:
-    """The names of those that a store offers."""
+    """The names of the kinds that a store offers."""
     return tuple(name for name, kind in PLACES.items() if kind in offers)
 
 
 def called(name: str) -> str:
-    """What its user calls that which the store has under this name."""
+    """The user's name for the store's key."""
     return name.partition(":")[2]
 
 
 PARTIES: Final = 3
-"""At the barrier, and to open a latch."""
+"""Parties at the barrier, and counts to open a latch."""
 MESSAGES: Final = 60
-"""At a time; and latches."""
+"""How many messages there are at a time, and how many latches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One attempt, as it was drawn: everything about it, whatever will happen."""
+    """One attempt, as it was drawn: everything about it that is decided beforehand."""
 
     name: str
     kind: Kind
@@ -71,7 +71,7 @@ class Choice:
     permits: int
     style: Literal["with", "acquire with", "await", "wait_for", "break", "entered", "generator"]
     """``entered``: one object that all tasks of the process enter; ``generator``: in an
-    asynchronous generator that is thrown away half way."""
+    asynchronous generator that is dropped half way."""
     options: dict[str, Any]
     timeout: float | None
     wait: bool
@@ -82,7 +82,7 @@ class Choice:
 
 
 def draw(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Choice:
-    """The next attempt of a task, at what the store offers."""
+    """The next attempt of a task, among those the store offers."""
     weights = [
         weight if kind in offers else 0
         for weight, kind in zip(_WEIGHTS, PLACES.values(), strict=True)
@@ -109,7 +109,7 @@ def draw(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Choice:
         style = "break" if style == "break" else "with"
         options = {"ttl": ttl, "renew": True, "on_lost": "cancel"}
     elif shared and rng.random() < 0.3:
-        # What is thrown away cannot be cancelled by a loss: its body is elsewhere.
+        # A dropped generator cannot be cancelled by a loss: its body is elsewhere.
         style = rng.choice(("entered", "generator"))
         options = {"ttl": SHARED_TTL, "renew": True, "on_lost": "signal"}
         permits, reentrant = min(permits, 1), False
@@ -151,7 +151,7 @@ def draw_run(rng: random.Random) -> Choice:
         steps.append(Step("raise"))
     return replace(
         final_choice("periodic:job"),
-        # A short one: a process that is stopped when its turn comes must not cost a whole period.
+        # A short ttl: a process that is stopped when its turn comes must not cost a whole period.
         options={"ttl": round(rng.uniform(0.5, 0.8), 3), "on_lost": "cancel"},
         steps=tuple(steps),
         cancel_after=rng.expovariate(1 / EVERY) if rng.random() < 0.2 else None,
@@ -160,7 +160,7 @@ def draw_run(rng: random.Random) -> Choice:
 
 
 def final_choice(name: str) -> Choice:
-    """What everybody can do within a bound once nothing is broken any more."""
+    """The last attempt: every process can finish it in time once nothing is broken any more."""
     kind = PLACES[name]
     return Choice(
         name=name,
@@ -171,7 +171,7 @@ def final_choice(name: str) -> Choice:
         options={"ttl": 2.0, "on_lost": "cancel"},
         timeout=None if kind in {"campaign", "periodic"} else 20.0,
         wait=True,
-        # For so long that everybody who watches must see it.
+        # Long enough that every observer must see it.
         steps=(Step("rest", 1.5),) if kind == "campaign" else (),
         linger=0.0,
         cancel_after=None,
@@ -182,7 +182,7 @@ def final_choice(name: str) -> Choice:
 def _steps(
     rng: random.Random, ttl: float, *, outlast: bool, reentrant: bool, alone: bool
 ) -> list[Step]:
-    """What is done in a body."""
+    """The steps of a body."""
     steps = [_hold(rng, ttl, outlast=outlast)]
     odds = rng.random()
     if odds < 0.04:
@@ -203,7 +203,7 @@ def _steps(
 
 
 def _hold(rng: random.Random, ttl: float, *, outlast: bool) -> Step:
-    if outlast:  # a lease that ends by itself, and by much: the others need not wait for that
+    if outlast:  # the lease ends by itself, long before: other attempts need not wait for it
         return Step("rest", ttl + rng.uniform(0.2, 3.0))
     odds = rng.random()
     if odds < 0.95:
@@ -217,23 +217,23 @@ def _hold(rng: random.Random, ttl: float, *, outlast: bool) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One attempt at what is no single lock: barrier, latch, message, or two of three locks."""
+    """One attempt that is not at a single lock: barrier, latch, message, or two of three locks."""
 
     what: Literal["meet", "count", "wait", "once", "both"]
     number: int
     """Which latch, or which message."""
     seconds: float
-    """How long to wait at most; or how long the body takes."""
+    """How long to wait at most, or how long the body takes."""
     fails: bool
     pause: float
 
 
 _MEETINGS: Final = {"meet": 3, "count": 3, "wait": 3, "once": 4, "both": 5}
-"""How often each."""
+"""The weight of each."""
 
 
 def draw_meeting(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Meeting:
-    """The next attempt of a task that meets others, at what the store offers."""
+    """The next attempt of a task that meets others, among those the store offers."""
     weights = [weight if what in offers else 0 for what, weight in _MEETINGS.items()]
     what: Any = rng.choices(tuple(_MEETINGS), weights)[0]
     return Meeting(

@@ -1,4 +1,4 @@
-"""Starts a target and the workers, and breaks them by the plan."""
+"""Starts a target and the workers, and injects faults by the plan."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.procs import Worker
 
 READY_WITHIN: Final = 20.0
 QUIET_WITHIN: Final = 40.0
-"""Seconds in which all that is under way comes to its end once nothing is broken any more."""
+"""Seconds in which every attempt comes to its end once nothing is broken any more."""
 FINAL_WITHIN: Final = 30.0
 CLOSE_WITHIN: Final = 15.0
 _STANDING: Final = 0.2
-"""Seconds between two looks at who stands at the server."""
+"""Seconds between two records of the holders and waiters at the server."""
 _SLOW: Final = 0.1
 """Seconds in which the server, and this process with its proxies, must have run."""
 
 
 class Slot:
-    """A place for a worker process, with a door of its own; a killed worker is replaced."""
+    """A slot for a worker process, with a proxy of its own; a killed worker is replaced."""
 
     def __init__(self, conductor: Conductor, name: str, door: Door) -> None:
         self._conductor = conductor
@@ -38,7 +38,7 @@ class Slot:
         self._workers: list[Worker] = []
 
     async def start(self) -> None:
-        """Start a process, which does not mean that it is ready."""
+        """Start a process, without waiting until it is ready."""
         self._generation += 1
         conductor = self._conductor
         self.who = f"{self.name}.{self._generation}"
@@ -49,11 +49,11 @@ class Slot:
         )
         self._workers.append(worker)
         await conductor.stack.enter_async_context(worker)
-        self.worker = worker  # its links may be broken meanwhile, and the other's are gone
+        self.worker = worker  # its links may be broken already; those of the old one are gone
 
     @property
     def entries(self) -> int:
-        """How many bodies were entered, as far as we have heard."""
+        """How many bodies were entered, as far as the workers have reported."""
         return sum(
             max((said["entries"] for said in worker.history if said["event"] == "pulse"), default=0)
             for worker in self._workers
@@ -66,14 +66,14 @@ class Slot:
         self.worker.kill()
         await self.worker.wait()
         self._conductor.history.note("killed", who=self.who, since=since)
-        with contextlib.suppress(TimeoutError, Silent):  # nobody notices where all are broken
+        with contextlib.suppress(TimeoutError, Silent):  # no server notices if all are broken
             async with asyncio.timeout(1.0):  # behind a link that is deaf it never may
-                while await is_known():  # noqa: ASYNC110  # it tells nobody
+                while await is_known():  # noqa: ASYNC110  # the server sends no event
                     await asyncio.sleep(0.005)
                 self._conductor.history.note("gone", who=self.who)
 
     async def does(self, what: str, within: float) -> bool:
-        """Tell the process to do something, and wait until it says that it has; whether it did."""
+        """Tell the process to do something, and wait for its answer; returns whether it came."""
         try:
             if what != "ready":
                 await self.worker.send({"do": what})
@@ -104,7 +104,7 @@ class Conductor:
         self._slot_names = [str(number) for number in range(workers)]
 
     async def run(self, progress: Callable[[str], object]) -> None:
-        """Do it all; what happened is in the folder then."""
+        """Carry out the run; its history is in the folder afterwards."""
         self.history = History(self.folder, "conductor")
         async with AsyncExitStack() as self.stack:
             await self._target.start(self.stack, self.history)
@@ -166,7 +166,7 @@ class Conductor:
             progress(f"{seconds:4.0f} s  {entries:,} entries, {self._faults} faults")
 
     async def _pulse(self) -> None:
-        """Notice when the server, or this process with its proxies, has not run."""
+        """Record when the server, or this process with its proxies, has not run."""
         last = time.monotonic_ns()
         while True:
             await asyncio.sleep(0.02)
@@ -178,7 +178,7 @@ class Conductor:
             last = now
 
     async def _look(self) -> None:
-        """Look now and then for a key that would stay for ever."""
+        """Look now and then for a key without an expiry."""
         while True:
             with contextlib.suppress(Silent):
                 for key, ttl, _, _ in await self._target.kept():
@@ -187,7 +187,7 @@ class Conductor:
             await asyncio.sleep(1.0)
 
     async def _stand(self) -> None:
-        """Write down, again and again, who stands at the server: as a holder, and in a queue."""
+        """Record, again and again, the holders and the waiters at the server."""
         while True:
             since = time.monotonic_ns()
             with contextlib.suppress(Silent):
@@ -196,7 +196,7 @@ class Conductor:
             await asyncio.sleep(_STANDING)
 
     async def _look_over(self) -> None:
-        """Write down what is left at the server, once everybody is gone."""
+        """Record what is left at the server once all clients are gone."""
         for kept in await self._target.kept():
             self.history.note("key", **kept._asdict())
 

@@ -15,12 +15,12 @@ from tests.chaos.choices import EVERYTHING, OF_A_QUORUM
 
 
 class Kind(NamedTuple):
-    """How long a fault lasts, in seconds, and its effects may be felt after it."""
+    """How long a fault lasts, in seconds, and how long its effects may last after it."""
 
     least: float
     most: float
     settle: float
-    """To notice, dial and ask again."""
+    """Seconds to notice, dial and ask again."""
 
 
 PROCESS: Final = {
@@ -137,10 +137,10 @@ MYSQL_SERVER: Final = {
 }
 
 QUORUM_LONGEST: Final = 2.0
-"""Seconds: no ttl is longer, and for so long a server does not vote that may have forgotten."""
+"""Seconds: no ttl is longer, and a server that may have forgotten does not vote for so long."""
 
 QUORUM_SERVER: Final = {
-    # Of one server, or of as many as may fail; until it votes again.
+    # Faults of one server, or of as many as may fail; until they vote again.
     "crash": Kind(0.0, 1.5, QUORUM_LONGEST + 4.0),  # as it is empty, not before this is long ago
     "crash_saved": Kind(0.0, 1.5, QUORUM_LONGEST + 3.0),
     "cut_off": Kind(0.1, 2.0, 2.5),
@@ -156,7 +156,7 @@ QUORUM_SERVER: Final = {
     "pause_writes": REDIS_SERVER["pause_writes"],
     "refuse_unreplicated": REDIS_SERVER["refuse_unreplicated"],
     "refuse_unsaved": REDIS_SERVER["refuse_unsaved"],
-    # Of more than that.
+    # Faults of more servers than that.
     "crash_most": Kind(0.0, 1.5, QUORUM_LONGEST + 4.0),
     "cut_off_most": Kind(0.1, 2.0, 2.5),
     "freeze_most": Kind(0.1, 2.5, 1.0),
@@ -164,19 +164,19 @@ QUORUM_SERVER: Final = {
 
 
 class Attack(NamedTuple):
-    """What may break about a target."""
+    """The faults that a target can have."""
 
     links: dict[str, Kind]
-    """Between one process and the store."""
+    """Faults of the links between one process and the store."""
     server: dict[str, Kind]
     grace: float = 0.0
-    """Seconds after a start of the server in which nobody passes for dead."""
+    """Seconds after a start of the server in which no process counts as dead."""
     keeps: bool = False
-    """Whether a process that does not go on keeps others waiting: it may have rows locked."""
+    """Whether a stopped process may keep others waiting, because it has rows locked."""
     servers: int = 0
-    """How many servers vote; 0 where none does."""
+    """How many servers vote; 0 without a quorum."""
     offers: frozenset[str] = EVERYTHING
-    """What workers use of it: see `tests.chaos.choices`."""
+    """The kinds that workers use: see `tests.chaos.choices`."""
 
 
 ATTACKS: Final = {
@@ -190,45 +190,45 @@ ATTACKS: Final = {
     "quorum": Attack(SERVER_LINKS, QUORUM_SERVER, servers=3, offers=OF_A_QUORUM),
     "quorum5": Attack(SERVER_LINKS, QUORUM_SERVER, servers=5, offers=OF_A_QUORUM),
 }
-"""By the name of the target."""
+"""The attacks by the name of the target."""
 
 STARTS: Final = {"crash", "restart_fast"}
-"""After these the server has just been started."""
+"""Faults after which the server has just been started."""
 
 FORGETS: Final = {"crash", "crash_most", "crash_saved", "flush"}
-"""After these a server that votes does not know its votes."""
+"""Faults after which a voting server does not know its votes."""
 
 RESTORES: Final = {"crash_saved"}
-"""After these it knows what it knew when it saved that, and not what became of it since."""
+"""Faults after which it knows its votes as of the last save, and nothing later."""
 
 REFUSALS: Final = {
     *("load", "refuse_unreplicated", "refuse_unsaved", "locked_long"),
     *("read_only", "rows_locked_long"),
 }
-"""The server answers, but does not serve anybody for a while."""
+"""Faults in which the server answers, but refuses all for a while."""
 
 HARMLESS: Final = {"hang_sentinel", "kill_sentinel", "restart_replica"}
-"""In nobody's way, while the master stays where it is."""
+"""Faults that disturb no client, while the master stays where it is."""
 
 BLINDING: Final = {"hang_sentinels", "kill_sentinels"}
-"""In nobody's way but of those who lose a connection meanwhile, and are not told where to go."""
+"""Faults that disturb only clients that lose a connection meanwhile, and get no address."""
 
 LATE_WITHIN: Final = 9.0
-"""Seconds within which what was held up on a link that was cut comes to the server."""
+"""Seconds within which data held up on a cut link reaches the server."""
 
 UNPLANNED: Final = {
     "slow": Kind(0.0, 0.0, 0.5),  # the server or the proxies did not run, on a busy machine
 }
 
 NO_MAJORITY: Final = "no_majority"
-"""What it is to a process that so many servers are broken at a time."""
+"""The fault, for a process, of too many servers being broken at a time."""
 
 KINDS: Final = PROCESS | UNPLANNED | {NO_MAJORITY: Kind(0.0, 1.0, 0.0)}
 for _attack in ATTACKS.values():
     KINDS.update(_attack.links | _attack.server)
 
 _ALL_LINKS: Final = 0.1
-"""How often a fault of one process's links hits those to all servers that vote."""
+"""How often a fault of one process's links hits those to all voting servers."""
 
 _EVERY: Final = {"process": 12.0, "links": 10.0, "server": 6.0}
 """The mean pause between two faults of a lane, in seconds."""
@@ -245,7 +245,7 @@ class Fault:
     target: str
     seconds: float
     dice: int
-    """For what else is to be decided when it is carried out."""
+    """The seed for further decisions when the fault is carried out."""
 
 
 def plan(seed: str, seconds: float, slots: list[str], attack: Attack) -> dict[str, list[Fault]]:
@@ -264,7 +264,7 @@ def _lane(seed: str, lane: str, target: str, seconds: float, kinds: dict[str, Ki
     at = rng.uniform(0, _EVERY[lane])
     while True:
         if not deck:
-            # What comes late must find something to do harm to, which it seldom does.
+            # Late data must find a state that it can harm, which it seldom does.
             deck = [*kinds, *(("late", "late") if "late" in kinds else ())]
             rng.shuffle(deck)
         kind = deck.pop()
@@ -278,7 +278,7 @@ def _lane(seed: str, lane: str, target: str, seconds: float, kinds: dict[str, Ki
 
 
 def hit(fault: Fault, servers: int) -> tuple[int, ...]:
-    """The servers that a fault is about, of so many that vote: a minority, but for some faults."""
+    """The servers that a fault hits, of so many that vote: a minority, but for some faults."""
     rng = random.Random(f"{fault.dice} servers")
     minority = (servers - 1) // 2
     if fault.kind in PROCESS or not servers:

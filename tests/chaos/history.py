@@ -1,4 +1,4 @@
-"""What happened, as each process writes it down and the checker reads it.
+"""The history of a run, as each process writes it and the checker reads it.
 
 Each process has a file of its own, named after it: ``conductor``, or a worker's slot and how often
 the slot has been filled, ``2.0``. One event is one JSON object, one line and one ``write``, so what
@@ -21,63 +21,63 @@ downgrading a: in the body, just before it is to become a reader's
 left        a: the last thing in the body, before anything is released
 given_back  a, n, fence, since, was: the store has answered a release that was called at ``since``
 cancelling  a: just before the attempt's task is cancelled
-ended       a, outcome: it will not enter any more
-done        a, outcome: it had entered, and the exit or the release is over
+ended       a, outcome: the attempt will not enter any more
+done        a, outcome: the attempt had entered, and its exit or release is over
 breaking    n, fences, id: just before the store is asked to take the lock from these grants
-broke       n, id: the store has answered that
+broke       n, id: the store has answered that request
 stall       since: the event loop did not run from ``since`` to ``t``
-block       seconds: just before it is made to stall, by ``time.sleep``
+block       seconds: just before the event loop is made to stall, by ``time.sleep``
 reconnected the subscription was lost, and is back
 opened      client
 closing     just before the client is closed
-closed      since: the client is closed, which began at ``since``
-arrives     a, parties: just before it waits at the barrier
-passes      a: it has passed
+closed      since: the client is closed; the closing began at ``since``
+arrives     a, parties: just before the attempt waits at the barrier
+passes      a: the attempt has passed
 counts      latch, token: just before a latch is counted down
 opens       a, latch, parties: the latch was open
-wants       a, message: just before it asks whether a message is handled
+wants       a, message: just before the attempt asks whether a message is handled
 begins      a, message, fence, deadline: it is not, and the body begins that is to handle it
-stops       a: that body is over, in whatever way
-handling    a, message, fence: a message's body has ended in peace
-handled     a, message: and that was confirmed
-knows       a, message: it was told that it is handled
+stops       a: that body is over, with or without an error
+handling    a, message, fence: a message's body has ended without an error
+handled     a, message: the end of that body was confirmed
+knows       a, message: the attempt was told that the message is handled
 has, had    a, names: a body that has these locks begins, and ends
-apart       a, outcome: none of these, for an error or a timeout
+apart       a, outcome: an attempt at a meeting ended by an error or a timeout
 waits       a, w: the attempt's waiter, as the server has it
-over        w: the store has answered the release after which this waiter is no more
+over        w: the store has answered the release that ended this waiter
 stands      w, server, since, ticket: one of several servers, asked at ``since``, has answered that
             the waiter has a place there, or its vote
-voted       w, server, granted: it has a vote, which was given then (µs of the server's clock; 0
-            where that was not said)
-handed      w, of: its client lets it have the lock by the votes of another
-taking      n, w, server: just before one of them is asked to take its vote from this waiter
-marked      n, server, fence, since: one of them, asked at ``since``, has answered that this is
+voted       w, server, granted: the waiter has a vote, given then (µs of the server's clock; 0 if
+            the server did not say when)
+handed      w, of: its client hands the lock to this waiter, by the votes of another
+taking      n, w, server: just before a server is asked to take its vote from this waiter
+marked      n, server, fence, since: a server, asked at ``since``, has answered that this name is
             done, under that fence
-kept        n, server, count, since: one of them, asked at ``since``, has answered that this count,
-            at least, is put up there
-enrols      server: one of them is told that it is new, so that it has forgotten nothing
-servers     states: what is known of each of several servers, at the very end
-watches     o: it begins to observe the election (``o`` is this watch)
-saw         o, fence, value: and this is who leads
-looks       o: it has done with that leader, and waits for the next
-watched     o: it observes no more
-looked      since, fence, value, outcome: who leads, as was asked at ``since``; fence 0 for nobody
-crash       text: an error that nobody caught
+kept        n, server, count, since: a server, asked at ``since``, has answered that it has at least
+            this count
+enrols      server: a server is told that it is new, so that it has forgotten nothing
+servers     states: the state of each of several servers, at the very end
+watches     o: an observer of the election begins (``o`` is this observer)
+saw         o, fence, value: the observer sees this leader
+looks       o: the observer is done with that leader, and waits for the next
+watched     o: the observer has ended
+looked      since, fence, value, outcome: the leader, as asked at ``since``; fence 0 if none leads
+crash       text: an error that was not caught
 ==========  ====================================================================================
 
 The conductor writes:
 
 ==========  ====================================================================================
 began       seed, seconds, names
-fault       kind, target (a slot, or "all"), since, servers: it acted from ``since`` to ``t``; of
-            several servers that vote, on these
+fault       kind, target (a slot, or "all"), since, servers: the fault lasted from ``since`` to
+            ``t``; with several servers that vote, at these
 killed      who, since: the process died between ``since`` and ``t``
 gone        who: the server has noticed that this process is dead
-wiped       since, fence: the server lost all it knew; what it granted until ``t`` is below fence
-standing    since, now, holders, queues: who held each key, and who stood in its queue, as the
-            server has them, at some time since ``since``, when it was ``now`` (µs) at the server
-late        since, bytes, refused: what was held up on a link that is cut has come to the server,
-            which refused so many commands of it for being late
+wiped       since, fence: the server lost all data; its grants until ``t`` are below this fence
+standing    since, now, holders, queues: the holders and the waiters of each key, as the server has
+            them, at some time since ``since``, when it was ``now`` (µs) at the server
+late        since, bytes, refused: data held up on a cut link has reached the server, which refused
+            so many of its commands for being late
 exited      who, code: the process ended by itself
 key         key, ttl (ms, -1 for ever), holders, waiters (the clients of both): found at the server
             when all was over; or before, when it had no ttl
@@ -131,21 +131,21 @@ class History:
 
     @staticmethod
     def now() -> int:
-        """The time, as it is written down."""
+        """The time, as histories have it."""
         return time.monotonic_ns()
 
     def note(self, kind: str, /, *, t: int | None = None, **data: object) -> None:
-        """Write down what happened: now, unless ``t`` says when."""
+        """Record an event: now, unless ``t`` says when."""
         line = {"t": self.now() if t is None else t, "e": kind, **data}
         os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         os.close(self._file)
 
 
 def write(folder: Path, events: Iterable[Event]) -> None:
-    """Write a history from events, as the processes would have."""
+    """Write a history from events, as the processes would write it."""
     files: dict[str, History] = {}
     for event in events:
         if event.who not in files:
@@ -156,10 +156,10 @@ def write(folder: Path, events: Iterable[Event]) -> None:
 
 
 def read(folder: Path) -> list[Event]:
-    """All that the processes wrote, in the order in which it happened."""
+    """All events of all processes, in the order of their times."""
     events: list[Event] = []
     for path in sorted(folder.glob("*.jsonl")):
-        # What follows the last line's end is a line that a SIGKILL tore: it never happened.
+        # Text after the last line's end is a line that a SIGKILL tore: its event never happened.
         for line in path.read_bytes().split(b"\n")[:-1]:
             data = json.loads(line)
             events.append(Event(data.pop("t"), path.stem, data.pop("e"), data))

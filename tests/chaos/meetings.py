@@ -1,4 +1,4 @@
-"""What tasks do beside: meet at a barrier or a latch, handle a message once, take two locks."""
+"""Attempts at other primitives: barriers, latches, messages, and two locks at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.chaos.history import History
 MEETING: Final = 4
 """Tasks of each process that meet others."""
 _NEW_AFTER: Final = 40
-"""After so many attempts of a task there are other messages."""
+"""After so many attempts of a task, the messages are new ones."""
 
 
 async def meet(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
-    """One attempt, as it was drawn, and what became of it."""
+    """One attempt, as it was drawn, and its outcome."""
     steps = {
         "meet": _barrier,
         "count": _count,
@@ -45,7 +45,7 @@ async def _barrier(
 
 
 async def _count(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
-    # A token that comes twice, now and then: it is to be counted once.
+    # Now and then a token comes twice: it has to be counted once.
     token = str(hash(task) % 40) if choice.fails else task
     history.note("counts", latch=choice.number, token=token)
     await client.latch(f"loaded {choice.number}", PARTIES, remember=60).count_down(token)
@@ -59,7 +59,7 @@ async def _latch(client: aiolock.LockClient, history: History, task: str, choice
 async def _message(
     client: aiolock.LockClient, history: History, task: str, choice: Meeting
 ) -> None:
-    # There are new ones all the time; of the old ones, the tasks of a new process ask again.
+    # New messages come all the time; the tasks of a new process ask for old messages again.
     message = choice.number + MESSAGES * (int(task.partition("/")[0]) // _NEW_AFTER)
     done = False
     history.note("wants", a=task, message=message)
@@ -83,7 +83,7 @@ async def _message(
 
 async def _both(client: aiolock.LockClient, history: History, task: str, choice: Meeting) -> None:
     names = [f"account {number}" for number in range(3) if number != choice.number % 3]
-    # Given in any order: nobody may wait for somebody who waits for it.
+    # Given in any order: no two tasks may wait for each other.
     names = names if choice.fails else names[::-1]
     async with client.multilock(*names, ttl=1.0, timeout=8.0):
         history.note("has", a=task, names=names)

@@ -1,4 +1,4 @@
-"""A store between aiolock and the real one, that writes down what only a store can see."""
+"""A store between aiolock and the real one, that records what only a store can see."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aiolock.stores.redis._codec import encode
 from tests.chaos.history import History
 
 ATTEMPT: ContextVar[str] = ContextVar("attempt", default="")
-"""The attempt for which something is done, also in the tasks that are made to do it."""
+"""The attempt for which something is done, also in tasks that are started to do it."""
 
 
 def key(lease: aiolock.Lease) -> str:
-    """Its name at the store, which is the one in a history: kinds of one name are different."""
+    """The name at the store, which histories use: locks of two kinds may have one name."""
     return lease._hold.policy.key
 
 
@@ -29,7 +29,7 @@ def _text(waiter: Waiter, form: Form) -> str:
 
 
 class Recorder(Relay):
-    """A store that passes everything on, and writes down what only a store can see."""
+    """A store that passes everything on, and records what only a store can see."""
 
     def __init__(self, store: Store, history: History) -> None:
         super().__init__(store)
@@ -39,11 +39,11 @@ class Recorder(Relay):
         self._pushed: set[tuple[str, int]] = set()  # attempt, fence
         self._heard: dict[str, int] = {}
         self._leases: dict[Waiter, tuple[str, aiolock.Lease, int]] = {}
-        """By waiter, for readers may share a fence: its attempt, its lease, and until when."""
+        """By waiter, because readers may share a fence: its attempt, its lease, and until when."""
         self._breaks = 0
 
     def deadline(self, lease: aiolock.Lease) -> int:
-        """Until when a lease is ours, at least. Read before `remaining` is: rather too early."""
+        """Until when a lease is ours, at least. Read before `remaining`: too early, if anything."""
         return time.monotonic_ns() + int(lease.remaining() * 1e9)
 
     def entered(self, attempt: str, lease: aiolock.Lease) -> None:
@@ -69,7 +69,7 @@ class Recorder(Relay):
             if renewal.waiter in self._leases:
                 attempt, lease, before = self._leases[renewal.waiter]
                 deadline = self.deadline(lease)
-                # A microsecond more or less is how it was reckoned.
+                # A difference of a microsecond comes from rounding.
                 if abs(deadline - before) > 100_000 and lease.state in ("held", "at_risk"):
                     self._leases[renewal.waiter] = attempt, lease, deadline
                     self._history.note(
@@ -101,7 +101,7 @@ class Recorder(Relay):
         wait: bool,
         max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        # Asked again by a timer, so not in the attempt's own context.
+        # A timer asked again, so this is not in the attempt's own context.
         if waiter not in self._attempts:
             self._attempts[waiter] = ATTEMPT.get()
             if ATTEMPT.get():
@@ -136,7 +136,7 @@ class Recorder(Relay):
         released = self._store.release(name, waiter, form, fence, entered=entered)
         attempt = self._attempts.get(waiter, "")
         released.add_done_callback(partial(self._given_back, attempt, name, fence, since))
-        if entered or not fence:  # else it asks again
+        if entered or not fence:  # else the client asks again
             released.add_done_callback(partial(self._is_over, waiter, form))
         return released
 

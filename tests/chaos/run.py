@@ -1,4 +1,4 @@
-"""A history, put together: what belongs to each attempt, and what was in its way."""
+"""A history, sorted: the events of each attempt, and what was in its way."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from tests.chaos.history import Event
 NS: Final = 1_000_000_000
 
 LAG: Final = 1 * NS
-"""By how much anything may be late on a machine that has other things to do."""
+"""How late anything may be on a machine that has other things to do."""
 AT_ONCE: Final = NS // 20
-"""How long a task needs, at most, from what it waited for to going on, if it is not stopped."""
+"""The longest time from an event to the task that waits for it, if it is not stopped."""
 ROUND_TRIP: Final = NS // 20
-"""How long the way to the servers and back takes, where nothing is in it."""
+"""The longest round trip to the servers, if nothing disturbs it."""
 STEP: Final = NS // 1000
-"""How long a task needs, at most, from its last look at the clock to noting that it entered."""
+"""The longest time from a task's last look at the clock to its record that it entered."""
 TICK: Final = NS // 500
-"""By how much a timer may be early: uvloop rounds it to milliseconds, and so is its clock."""
+"""How early a timer may be: uvloop rounds it to milliseconds, and its clock as well."""
 CLAIM: Final = 2 * NS
-"""The longest ttl here, so the longest lease and claim: what a process costs that is stuck."""
+"""The longest ttl here, so the longest lease and claim: the cost of a stuck process."""
 CLOSE: Final = 5 * NS
-"""In which a client that is closed may give back what it has."""
+"""The time in which a client that is closed may give back what it has."""
 COMMAND: Final = 10 * NS
 """How long a store tries to carry out a command before nobody knows."""
 LATE: Final = 5 * NS
-"""For how long the server may still carry out a copy of what was sent."""
+"""For how long the server may still carry out a copy of a command."""
 WHO_HOLDS: Final = 1 * NS
-"""How much longer whoever timed out waits for the name of the holder, where nobody answers."""
+"""How much longer a client that timed out waits for the holder's name, without an answer."""
 STALLED: Final = NS // 2
 """How long a process that ran again needs to take back its places in the queues."""
 
@@ -56,12 +56,12 @@ STALLED: Final = NS // 2
 _OF_PROCESSES: Final = (
     *("arrives", "has", "watches", "looked", "wants", "begins", "breaking", "closing"),
 )
-"""What only a process writes down, beside its attempts."""
+"""Events that only a process writes, apart from its attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was not kept, and what was written down about it."""
+    """A promise that was not kept, and the events that show it."""
 
     rule: str
     text: str
@@ -111,7 +111,7 @@ class Windows:
 
 
 def at_once(spans: Iterable[tuple[int, int]], count: int) -> Windows:
-    """When at least so many of these spans were open."""
+    """The times when at least so many of these spans were open."""
     changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     windows: list[tuple[int, int]] = []
     open_, since = 0, 0
@@ -126,17 +126,17 @@ def at_once(spans: Iterable[tuple[int, int]], count: int) -> Windows:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt, as it was written down."""
+    """One attempt, from its events."""
 
     id: str
     asked: Event
     queued: list[int] = field(default_factory=list[int])
-    """When the store has answered that it stands in the queue, each time."""
+    """When the store answered that it stands in the queue, each time."""
     queue_asked: list[int] = field(default_factory=list[int])
-    """And when it was asked that."""
+    """When the store was asked for each of these answers."""
     entered: Event | None = None
     deadline: int = 0
-    """Until when its lease is its own, as that stood last."""
+    """Until when its lease is its own, by the last event."""
     downgrading: int | None = None
     """When it began to become a reader."""
     told: int | None = None
@@ -144,35 +144,35 @@ class Attempt:
     cancelling: int | None = None
     ended: Event | None = None
     held_until: int = 0
-    """When the release was called of which the store said that it found the grant."""
+    """When the release was called that found the grant, by the store's answer."""
     given_back: int | None = None
-    """When the store said so."""
+    """When the store gave that answer."""
     events: list[Event] = field(default_factory=list[Event])
 
-    # Where several servers vote
+    # If several servers vote
     ticket: int = 0
-    """Under which it stands at all of them; 0 where it has not heard of any."""
+    """Its ticket at all servers; 0 if it has not heard of any."""
     stands: dict[int, list[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict[int, list[tuple[int, int]]](list)
     )
-    """By server: when it was asked for a place, and when it had said that it has one, each time."""
+    """By server: when it was asked for a place, and when it answered that it has one, each time."""
     votes: list[int] = field(default_factory=list[int])
-    """When its server gave each vote that it has heard of (µs); 0 where that is not known."""
+    """When each vote that it heard of was given (µs of the server); 0 if that is not known."""
     in_line: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
-    """By server: when it was asked that has answered then that it waits, or has a vote by now."""
+    """By server: when the questions were sent to which it answered "in line", or with a vote."""
     voters: set[int] = field(default_factory=set[int])
-    """The servers of which it has ever had a vote."""
+    """The servers that ever voted for it."""
     votes_after: list[int] = field(default_factory=list[int])
-    """The time before which each of the votes was certainly not given, where that is not known."""
+    """For each vote: a time before which it was certainly not given, if that time is not known."""
     first_votes: dict[int, int] = field(default_factory=dict[int, int])
-    """By server: the same of the first one that it gave, in ms, where that is known.
+    """By server: a time, in ms, before which its first vote was not given, if that is known.
 
-    A vote that is as long as it was asked for may have been given in the same ms, by a push.
+    A vote with the full lease that was asked for may have been given in the same ms, by a push.
     """
     takings: list[tuple[Event, Event | None]] = field(
         default_factory=list[tuple[Event, Event | None]]
     )
-    """When somebody began to take them away, and had an answer to that, each time."""
+    """The breaks of its votes: their beginnings and answers."""
 
     @property
     def who(self) -> str:
@@ -189,7 +189,7 @@ class Attempt:
 
     @property
     def shared(self) -> bool:
-        """Whether it shares the lock from the first."""
+        """Whether it shares the lock from the beginning."""
         return bool(self.asked["shared"])
 
     @property
@@ -205,7 +205,7 @@ class Attempt:
         return str(self.ended["outcome"]) if self.ended else ""
 
     def deadline_at(self, t: int) -> int:
-        """Where its deadline stood then."""
+        """Its deadline as it stood at ``t``."""
         stood = 0
         for event in self.events:
             if event.kind in {"entered", "deadline"} and event.t <= t:
@@ -236,57 +236,57 @@ class Part:
 
 @dataclass(slots=True)
 class Several:
-    """What is known where several servers vote."""
+    """The facts about several servers that vote."""
 
     number: int = 0
-    """How many of them there are."""
+    """How many servers there are."""
     faults: dict[tuple[str, int], list[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict[tuple[str, int], list[tuple[int, int]]](list)
     )
-    """A slot, or all, and a server -> when that was broken for them."""
+    """A slot, or all, and a server -> when the server was broken for it."""
     disturbed: dict[tuple[str, int], Windows] = field(
         default_factory=dict[tuple[str, int], Windows]
     )
-    """A process and a server -> when anything was between them."""
+    """A process and a server -> when anything disturbed them."""
     without: dict[str, Windows] = field(default_factory=dict[str, Windows])
-    """A process -> when it could not reach a majority of them."""
+    """A process -> when it could not reach a majority."""
     forgetting: list[Event] = field(default_factory=list[Event])
-    """When some of them lost their votes."""
+    """When some servers lost their votes."""
     forgot: dict[int, list[Event]] = field(
         default_factory=lambda: defaultdict[int, list[Event]](list)
     )
-    """A server -> the same of this one."""
+    """A server -> when it lost its votes."""
     marked: dict[str, list[Event]] = field(
         default_factory=lambda: defaultdict[str, list[Event]](list)
     )
-    """What is done once -> when one of them has said that it is."""
+    """A name that is done once -> when a server said that it is done."""
     kept: dict[str, list[Event]] = field(
         default_factory=lambda: defaultdict[str, list[Event]](list)
     )
-    """What is put up -> when one of them has said that it is."""
+    """A name with a posted value -> when a server said that it has it."""
     new: list[Event] = field(default_factory=list[Event])
-    """When one of them was told that it has forgotten nothing."""
+    """When a server was told that it has forgotten nothing."""
     bearers: dict[Waiter, Waiter] = field(default_factory=dict[Waiter, Waiter])
-    """Whose votes they are -> who has the lock by them, or had it last."""
+    """The waiter that was voted for -> the waiter that has the lock by these votes, now or last."""
     restored: dict[int, int] = field(default_factory=dict[int, int])
-    """A server -> when it had last been restarted with what it had saved."""
+    """A server -> when it was last restarted with saved data."""
     takings: dict[tuple[str, str], list[Attempt]] = field(
         default_factory=lambda: defaultdict[tuple[str, str], list[Attempt]](list)
     )
-    """A process and a name -> whose votes it has taken away, and has no answer to that yet."""
+    """A process and a name -> the attempts whose votes it is breaking, without an answer yet."""
 
     @property
     def most(self) -> int:
-        """A majority of them."""
+        """How many servers are a majority."""
         return self.number // 2 + 1
 
     def apart(self, slot: str, server: int) -> Windows:
-        """When a server was broken, or what leads there from this slot."""
+        """When a server was broken, or the way to it from this slot."""
         return Windows(self.faults[slot, server] + self.faults["all", server])
 
 
 class Run:
-    """A history, sorted by what belongs together."""
+    """A history, sorted by attempt, process and server."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.events = sorted(events, key=attrgetter("t"))
@@ -294,7 +294,7 @@ class Run:
         self.killed: dict[str, Event] = {}
         self._gone: dict[str, int] = defaultdict(lambda: self.events[-1].t)
         self._passing: dict[str, int] = defaultdict(int)
-        """Until when a process that was killed passes for alive: the server was started."""
+        """Until when a killed process counts as alive: the server was started."""
         self.stalls: dict[str, Windows] = {}
         self._closings: dict[str, list[int]] = defaultdict(list)
         self._reconnected: dict[str, list[int]] = defaultdict(list)
@@ -303,26 +303,26 @@ class Run:
         self._clients: dict[str, str] = {}
         self._opened: dict[str, int] = {}
         self._client: dict[str, str] = {}
-        """The one that each process has opened last."""
+        """The client that each process opened last."""
         self._closed: dict[str, int] = {}
         self.waiters: dict[Waiter, str] = {}
         """A waiter -> its attempt."""
         self.over: dict[Waiter, int] = {}
-        """The same -> when the store had answered that it is no more."""
+        """A waiter -> when the store had answered that it has ended."""
         self.standing: list[Event] = []
         self._lapsed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         """A process and a name -> when its waiters for it may have left the queue."""
         self._breaks: dict[tuple[str, str, int], tuple[Event, Event | None]] = {}
         self._broken: dict[tuple[str, int], tuple[Event, Event | None]] = {}
         self._breaks_of: dict[tuple[str, int], list[tuple[Event, Event]]] = defaultdict(list)
-        """A name and a fence -> each time that it was broken, and the answer."""
+        """A name and a fence -> each break of it, and the answer."""
         self._stalls: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._faults: dict[str, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
         self._blind = list[tuple[int, int]]()
         """When no connection could be made."""
         self._several = Several()
         self.ahead: int | None = None
-        """The server's clock less that of the history, where that is known."""
+        """The server's clock minus that of the history, if that is known."""
         self._disturbed: dict[str, Windows] = {}
         self._cut_off: dict[str, Windows] = {}
         self._refused: dict[str, Windows] = {}
@@ -334,7 +334,7 @@ class Run:
                 note(event)
         self._index()
 
-    # As it is read
+    # Reading the events
 
     def _note_began(self, event: Event) -> None:
         if "store" in event.data:
@@ -349,7 +349,7 @@ class Run:
         return attempt
 
     def _of_grant(self, event: Event) -> Attempt | None:
-        """Whose grant it is that a body has entered with; readers may share a fence."""
+        """The attempt whose grant a body has entered with; readers may share a fence."""
         attempt = self.attempts.get(event["a"])
         if attempt is None or attempt.entered is None or attempt.fence != event["fence"]:
             return None
@@ -395,8 +395,8 @@ class Run:
             attempt.held_until = max(attempt.held_until, event["since"])
             attempt.given_back = event.t
         elif attempt is not None and event["was"] == WAS_ABSENT:
-            # It was late, if only by less than a stall: its lease had ended, so that its process
-            # was taken for stuck, and its waiters for this name have left the queue for a while.
+            # It was late, if only by less than a stall. Its lease had ended, so that its process
+            # was taken for stuck, and its waiters for this name left the queue for a while.
             ended = self._lapsed[event.who, event["n"]]
             ended.append((min(attempt.deadline, event["since"]), event.t + LAG))
 
@@ -419,7 +419,7 @@ class Run:
         self._stalls[event.who].append((event["since"], event.t))
 
     def _note_block(self, event: Event) -> None:
-        # It says so itself when that is over; unless it is killed before that.
+        # The process writes a stall event when this is over, unless it is killed before.
         self._stalls[event.who].append((event.t, event.t + int(event["seconds"] * NS)))
 
     def _note_opened(self, event: Event) -> None:
@@ -461,7 +461,7 @@ class Run:
 
     @property
     def most(self) -> int:
-        """A majority of them."""
+        """How many servers are a majority."""
         return self._several.most
 
     def _of_waiter(self, event: Event) -> Attempt | None:
@@ -473,7 +473,7 @@ class Run:
     def _note_stands(self, event: Event) -> None:
         attempt = self._of_waiter(event)
         if attempt is not None and event["ticket"] >= attempt.ticket:
-            if event["ticket"] > attempt.ticket:  # it has given up the others, and asked anew
+            if event["ticket"] > attempt.ticket:  # it has given up its places, and asked anew
                 attempt.stands.clear()
                 attempt.first_votes.clear()
             attempt.ticket = event["ticket"]
@@ -488,7 +488,7 @@ class Run:
             server, granted = event["server"], event["granted"] // 1000
             line = attempt.in_line[server]
             if not granted and line:
-                line.pop()  # by the answer that tells of this vote, which it had already
+                line.pop()  # the answer tells of this vote, which it had already
             attempt.votes.append(event["granted"])
             attempt.votes_after.append(line[-1] if line else 0)
             if granted:
@@ -519,7 +519,7 @@ class Run:
         self._several.bearers[votes] = taker
         if attempt is None or before is None:
             return
-        # They may be taken away by now, and its client has not heard of that.
+        # The votes may be taken away by now, and its client has not heard of that.
         for began, over in before.takings:
             if over is None or event.t < over.t + LAG:
                 attempt.takings.append((began, over))
@@ -527,7 +527,7 @@ class Run:
                     self._several.takings[began.who, began["n"]].append(attempt)
 
     def bearer(self, waiter: Waiter) -> Waiter:
-        """Who has the lock by the votes of a waiter: perhaps another of its client."""
+        """The waiter that has the lock by the votes of one: perhaps another of its client."""
         return self._several.bearers.get(waiter, waiter)
 
     def _note_waits(self, event: Event) -> None:
@@ -551,7 +551,7 @@ class Run:
     def _note_failed_over(self, event: Event) -> None:
         self.failovers.append(event)
 
-    # When all is read
+    # After the last event
 
     def _regard(self, attack: Attack) -> None:
         """Take into account how the store differs from others."""
@@ -559,7 +559,7 @@ class Run:
         started += [event.t for event in self.of("fault") if event["kind"] in STARTS]
         grace = int(attack.grace * NS)
         for who, killed in self.killed.items():
-            # It has died before, or meanwhile: it passes for alive until then.
+            # It died before the start, or during it: it counts as alive until then.
             later = [end + grace for end in started if end + grace > killed.t] if grace else []
             self._passing[who] = max(later, default=0)
         if attack.keeps:
@@ -568,7 +568,7 @@ class Run:
             self._faults["all"] += of_slots
 
     def _extend(self) -> None:
-        """What has cut connections while none could be made lasts until they could."""
+        """Faults that cut connections while none could be made last until they could."""
         for target, faults in self._faults.items():
             self._faults[target] = [
                 (kind, (begin, max([end, *(b[1] for b in self._blind if b[0] <= end <= b[1])])))
@@ -576,7 +576,7 @@ class Run:
             ]
 
     def gone(self, who: str) -> int:
-        """When a process that was killed has passed for alive last, as far as is known."""
+        """When a killed process last counted as alive, as far as is known."""
         died = self.killed[who].t
         return max(died, self._gone.get(who, died), self._passing[who])
 
@@ -593,7 +593,7 @@ class Run:
             slot = who.partition(".")[0]
             apart = [self._several.apart(slot, server) for server in range(self.servers)]
             faults = self._faults[slot] + self._faults["all"]
-            # What a majority can do without is in nobody's way.
+            # Faults that leave a majority disturb no process.
             most = at_once([span for each in apart for span in each], self._several.most)
             self._several.without[who] = most if self.servers else Windows()
             faults += [(NO_MAJORITY, span) for span in self._several.without[who]]
@@ -613,7 +613,7 @@ class Run:
             self.ahead = exact["now"] * 1000 - (exact["since"] + exact.t) // 2
         breaks: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for (_, name, _), (began, over) in self._breaks.items():
-            # Without an answer it may be carried out as long as the store tries to.
+            # Without an answer, the break may be carried out as long as the store tries.
             breaks[name].append((began.t, over.t + LAG if over else began.t + COMMAND))
             if over is not None:
                 for fence in began["fences"]:
@@ -630,9 +630,9 @@ class Run:
         return {client for client, who in self._clients.items() if who in self.killed}
 
     def unheard(self, key: str) -> set[str]:
-        """The clients that were closed while the server refused, and could give back nothing.
+        """The clients that were closed while the server refused, so that they gave nothing back.
 
-        Or while the one that has this key, of several, could not be reached.
+        With several servers: while the server that has this key could not be reached.
         """
         server = self.server_of(key)
         found = set[str]()
@@ -644,13 +644,13 @@ class Run:
         return found
 
     def server_of(self, key: str) -> int | None:
-        """Which of several servers this key was seen at: it says so before it."""
+        """The server, of several, at which this key was seen: it is a prefix of the key."""
         return int(key.partition("/")[0]) if self.servers else None
 
     def resurrected(self, key: str) -> set[str]:
-        """The clients of which a fail-over may have forgotten that they left a queue.
+        """The clients whose leaving of a queue a fail-over may have forgotten.
 
-        Or a server that was restarted with what it had saved before.
+        With several servers: a server that was restarted with saved data.
         """
         server = self.server_of(key)
         if server is not None:
@@ -661,7 +661,7 @@ class Run:
         return {client for client, at in self._opened.items() if at < last}
 
     def unreleased(self, key: str) -> set[str]:
-        """The clients of which a fail-over has forgotten that they released what they hold."""
+        """The clients whose release of a grant a fail-over has forgotten."""
         slot, stem = slot_of_key(key.encode()), key.rpartition(":")[0]
         members = self.standing[-1]["holders"].get(stem, ()) if self.standing else ()
         waiters = {waiter_of(member.rpartition(":")[0]) for member in members}
@@ -674,11 +674,11 @@ class Run:
         }
 
     def of(self, *kinds: str) -> Iterator[Event]:
-        """All that was written down of these kinds."""
+        """All events of these kinds."""
         return (event for event in self.events if event.kind in kinds)
 
     def clear_since(self, attempt: Attempt, t: int) -> int:
-        """Since when nothing has kept this attempt from standing in the queue, and from hearing."""
+        """Since when nothing has kept this attempt from its place in the queue, and from pushes."""
         since = self._disturbed[attempt.who].clear_since(t)
         if attempt.name in self._broken_names:
             since = max(since, self._broken_names[attempt.name].clear_since(t))
@@ -686,11 +686,11 @@ class Run:
         return max(since, Windows(lapsed).clear_since(t)) if lapsed else since
 
     def stood_since(self, attempt: Attempt, t: int) -> int | None:
-        """Since when, if at all by then, it has certainly stood in the queue, undisturbed.
+        """Since when it has certainly stood in the queue, undisturbed, until ``t``; or None.
 
-        What it asked before that may have been answered before it: the place was lost, and the
-        answer that told of it was heard. Of several servers, at a majority, the same ones all the
-        time.
+        A question from before the undisturbed time may have been answered before it: the place was
+        lost, and the answer about that was heard. With several servers, it has to stand at a
+        majority, the same servers all the time.
         """
         if self.servers:
             return self._stood_at_most(attempt, t)
@@ -707,13 +707,13 @@ class Run:
         return sorted(since)[most - 1] if len(since) >= most else None
 
     def disturbed(self, who: str, begin: int, end: int) -> bool:
-        """Whether anything was in the way of this process."""
+        """Whether anything disturbed this process."""
         return self._disturbed[who].touch(begin, end)
 
     def forgotten(self, who: str, begin: int, end: int) -> bool:
-        """Whether several servers may refuse a process what they had voted for within these times.
+        """Whether several servers may, within these times, refuse to know what they had voted for.
 
-        Some have forgotten it, and what was left was no majority.
+        Some servers have forgotten it, and the others were no majority.
         """
         return any(
             event["since"] <= end
@@ -728,9 +728,9 @@ class Run:
         return max(self.clear_since(attempt, t), there.clear_since(t))
 
     def forgets(self, said: Event, until: int) -> bool:
-        """Whether a server may have lost by then what it has said that it knows.
+        """Whether a server may have lost, by ``until``, what it has said that it knows.
 
-        Not one that is back with what it had saved, where it had said so before that.
+        A restart with saved data loses nothing that it had said before the restart.
         """
         return any(
             event["since"] <= until
@@ -740,9 +740,9 @@ class Run:
         )
 
     def still_done(self, name: str, told: int, until: int) -> set[int]:
-        """The servers that know ``until`` then that something is done, of which one was ``told``.
+        """The servers that know at ``until`` that work is done, as a client was told at ``told``.
 
-        Nobody has to where a majority was emptied at once, which is a new quorum.
+        None has to if a majority was emptied at once, which is a new quorum.
         """
         marked = self._several.marked[name]
         done = {event["fence"] for event in marked if event.t <= told}
@@ -756,15 +756,16 @@ class Run:
         }
 
     def kept_by(self, name: str, count: int, since: int, until: int) -> tuple[set[int], set[int]]:
-        """The servers that had a count by some time, and those of them that do ``until`` then."""
+        """The servers that had a count by ``since``, and those that still have it at ``until``."""
         those = [e for e in self._several.kept[name] if e["count"] >= count and e.t <= since]
         had = {event["server"] for event in those}
         return had, {event["server"] for event in those if not self.forgets(event, until)}
 
     def unsure(self, who: str, begin: int, end: int) -> bool:
-        """Whether so few servers could tell a process that something is not done, that none knew.
+        """Whether too few servers could tell a process that something is not done.
 
-        Those tell that have never lost their memory: a majority of all, or all where they are less.
+        The servers that count have never lost their memory: a majority of all servers has to tell,
+        or all that count, if they are fewer.
         """
         for t in (begin, end):
             lost = {
@@ -779,10 +780,10 @@ class Run:
         return False
 
     def bare(self, attempt: Attempt, begin: int, end: int) -> bool:
-        """Whether it may have lost a bare majority, by what a minority has forgotten.
+        """Whether it may have lost a bare majority, because a minority has forgotten.
 
-        It had no vote of the others, and somebody could not reach these: so that a vote of somebody
-        else may not have been given back there yet.
+        It had no vote of the others, and another process could not reach these: a vote for that
+        process may not have been given back there yet.
         """
         forgot = {
             server
@@ -800,18 +801,18 @@ class Run:
         return bool(forgot and attempt.voters) and away == missing and left < self.most
 
     def disturbed_at(self, who: str, server: int | None, begin: int, end: int) -> bool:
-        """The same, on its way to one of several servers, if there are several."""
+        """Whether anything disturbed this process, with several servers on its way to this one."""
         if server is None:
             return self.disturbed(who, begin, end)
         return self._several.disturbed[who, server].touch(begin, end)
 
     def period(self, attempt: Attempt) -> int | None:
-        """The period in which a run was granted; None where its votes are not of the same one."""
+        """The period in which a run was granted; None if its votes are not all of one period."""
         periods = self.periods(attempt)
         return periods.pop() if len(periods) == 1 and all(attempt.votes) else None
 
     def periods(self, attempt: Attempt) -> set[int]:
-        """All that it may be of."""
+        """All periods that a run may be of."""
         every = round(attempt.asked["every"] * 1e6)
         if not self.servers:
             return {attempt.fence // every}
@@ -821,18 +822,18 @@ class Run:
         return {(granted or entered) // every for granted in (*attempt.votes, entered)}
 
     def refused_only(self, who: str, begin: int, end: int) -> bool:
-        """Whether the server's refusals were in its way, and nothing besides."""
+        """Whether refusals of the server disturbed it, and nothing else did."""
         disturbed = self._disturbed[who].touch(begin, end)
         return disturbed and not self._unrefused[who].touch(begin, end)
 
     def all_connected(self, begin: int, end: int) -> bool:
-        """Whether all the processes could reach the server, and none was killed."""
+        """Whether all processes could reach the server, and none was killed."""
         return not any(cut.touch(begin, end) for cut in self._cut_off.values()) and not any(
             killed["since"] <= end and begin <= killed.t + CLAIM for killed in self.killed.values()
         )
 
     def reconnected(self, who: str, begin: int, end: int) -> bool:
-        """Whether a process had its subscription again, within these times."""
+        """Whether the subscription of a process came back within these times."""
         return any(begin <= at <= end for at in self._reconnected[who])
 
     def who_is(self, waiter: Waiter) -> str | None:
@@ -840,7 +841,7 @@ class Run:
         return self._clients.get(waiter.client)
 
     def in_trouble(self, begin: int, end: int) -> int:
-        """How many processes may have been given a lock that they did not hear of, or died with."""
+        """How many processes may have been given a lock without hearing of it, or died with one."""
         return sum(
             self.disturbed(who, begin, end)
             or (
@@ -852,9 +853,9 @@ class Run:
         )
 
     def doubts(self, attempt: Attempt, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
-        """What may have taken a waiter's place: in words, when, and by when it must ask again."""
+        """The events that may have taken a waiter's place: text, time, and when it must ask."""
         for at in self._reconnected[attempt.who]:
-            # Unless something goes on that keeps it from asking.
+            # Unless a fault that is still on keeps it from asking.
             if begin < at < end and not self._hampered[attempt.who].touch(at, at + LAG):
                 yield "its subscription was lost", at, at + LAG
         for wipe in self.wipes:
@@ -863,17 +864,17 @@ class Run:
                 yield "the queue was wiped", wipe.t, due + self._trouble(attempt.who, wipe.t, end)
 
     def _trouble(self, who: str, begin: int, end: int) -> int:
-        """For how long something was in the way of a process."""
+        """For how long a process was disturbed."""
         return self._disturbed[who].cover(begin, end)
 
     def closing(self, who: str, begin: int, end: int) -> int | None:
-        """When this process began to close its client, if it did within these times."""
+        """When this process began to close its client; None if it did not within these times."""
         index = bisect_left(self._closings[who], begin)
         closings = self._closings[who][index : index + 1]
         return closings[0] if closings and closings[0] <= end else None
 
     def _closes(self, who: str, at: int) -> bool:
-        """Whether it had begun to close its client, and its event loop not come round since."""
+        """Whether it had begun to close its client, and its event loop has not run since."""
         index = bisect_right(self._closings[who], at)
         return any(
             self.stalls[who].cover(closing, at) == at - closing
@@ -881,15 +882,15 @@ class Run:
         )
 
     def wiped(self, attempt: Attempt) -> Event | None:
-        """The wipe that the grant was lost in, if any."""
+        """The wipe in which the grant was lost, if any."""
         return _first_after(self.wipes, attempt.fence)
 
     def failed_over(self, attempt: Attempt) -> list[Event]:
-        """The fail-overs in which something of the grant may have been forgotten.
+        """The fail-overs that may have forgotten something of the grant.
 
-        Not one at another master than that of its name, and none after which it was renewed: the
-        next master had it, then. (A renewal of which the answer lay in a socket for long does not
-        reach as far as that.)
+        A fail-over of another name's master does not count, and neither does one after which the
+        grant was renewed: the next master had it, then. (A renewal whose answer lay in a socket for
+        long does not reach as far as that.)
         """
         return [
             failover
@@ -900,26 +901,26 @@ class Run:
         ]
 
     def _relied_until(self, attempt: Attempt, end: int) -> int:
-        """Until when, if not later than ``end``, what the masters certainly have has lasted."""
+        """Until when, ``end`` at the latest, the grant lasted by what the masters surely have."""
         assert attempt.entered is not None
         for failover in self.failed_over(attempt):
             since = failover["since"]
             replicated = since - LAG
             lasted = since
             if attempt.entered["heard"] <= replicated:
-                # It was not forgotten, but perhaps that it was renewed.
+                # The grant was not forgotten, but perhaps its renewal was.
                 lasted = max(lasted, attempt.deadline_at(replicated))
             end = min(end, lasted)
         return end
 
     def broken(self, attempt: Attempt) -> tuple[Event, Event | None] | None:
-        """Who began to break this grant, and the store's answer."""
+        """The beginning of a break of this grant, and the store's answer."""
         if self.servers:
             return self._taken_away(attempt)
         return self._broken.get((attempt.name, attempt.fence))
 
     def _taken_away(self, attempt: Attempt) -> tuple[Event, Event | None] | None:
-        """The first time that this was done to votes with which it has entered."""
+        """The first break of votes with which it has entered."""
         most = self._several.most
         for began, over in attempt.takings:
             assert self.ahead is not None
@@ -931,25 +932,25 @@ class Run:
         return None
 
     def broken_by_fence(self, attempt: Attempt) -> Iterator[tuple[Event, Event]]:
-        """Each time that somebody broke its fence while it was inside, and the answer."""
+        """Each break of its fence while it was inside, and the answer."""
         assert attempt.entered is not None
         for began, over in self._breaks_of.get((attempt.name, attempt.fence), ()):
             if attempt.entered.t < began.t:
                 yield began, over
 
     def late(self, attempt: Attempt, due: int, t: int) -> bool:
-        """Whether something came too late, reckoned in time in which its process ran."""
+        """Whether something came too late, counting only time in which its process ran."""
         return t - due - self.stalls[attempt.who].cover(due, t) > LAG
 
     def span(self, attempt: Attempt) -> tuple[int, int]:
-        """The time in which a body may rely on the lock; see above."""
+        """The time in which a body may rely on the lock: see `tests.chaos.checker`."""
         assert attempt.entered is not None
         begin = attempt.entered.t
         ends = [attempt.deadline]
         ends += [t for t in (attempt.left, attempt.told) if t is not None]
         if attempt.who in self.killed:
             ends.append(self.killed[attempt.who].t)
-        # What `wait_for` acquires in a task of its own may be given back before ours has it.
+        # A lock that `wait_for` acquires in a task of its own may be given back before ours has it.
         handed = attempt.asked["style"] == "wait_for"
         since = attempt.entered["heard"] if handed else begin
         closing = self.closing(attempt.who, since, attempt.deadline)
@@ -965,15 +966,15 @@ class Run:
         return begin, self._relied_until(attempt, max(min(ends), attempt.held_until))
 
     def wiped_between(self, begin: int, end: int, name: str | None = None) -> bool:
-        """Whether the server lost, or may have lost, what it knew between two moments.
+        """Whether the server lost, or may have lost, its state between two moments.
 
-        Of this name, if one is given.
+        With a name: its state of that name.
         """
         failovers = [f for f in self.failovers if name is None or _touches(f, slot_of(name))]
         return any(begin <= wipe.t and wipe["since"] <= end for wipe in (*self.wipes, *failovers))
 
     def parts(self, attempt: Attempt) -> list[Part]:
-        """The span of a body, as one or as two: a writer's, and then a reader's."""
+        """The span of a body as one part, or as two: a writer's, and then a reader's."""
         begin, end = self.span(attempt)
         if attempt.downgrading is None or attempt.downgrading >= end:
             parts = [Part(begin, end, attempt, attempt.shared)]
@@ -985,7 +986,7 @@ class Run:
         return [part for part in parts if part.end > part.begin]
 
     def violation(self, rule: str, text: str, *attempts: Attempt) -> Violation:
-        """A violation, with all that was written down about these attempts and what was broken."""
+        """A violation, with all events of these attempts and all faults at the time."""
         about = {id(event): event for attempt in attempts for event in attempt.events}
         begin = min(event.t for event in about.values())
         end = max(event.t for event in about.values())
@@ -1008,12 +1009,12 @@ class Run:
 
 
 def _touches(failover: Event, slot: int) -> bool:
-    """Whether the master that was replaced had this slot; without a cluster it had all."""
+    """Whether the master that was replaced had this slot; without a cluster it had all slots."""
     slots = failover.data.get("slots")
     return slots is None or any(first <= slot <= last for first, last in slots)
 
 
 def _first_after(forgetting: list[Event], fence: int) -> Event | None:
-    """The first of these that is younger than a grant."""
+    """The first of these events that is younger than a grant."""
     index = bisect_right(forgetting, fence, key=lambda event: event["fence"])
     return forgetting[index] if index < len(forgetting) else None

@@ -1,8 +1,8 @@
-"""Rules of the checker for where several servers vote: see `tests.chaos.checker` for all of them.
+"""The checker's rules for several servers that vote: see `tests.chaos.checker` for all rules.
 
-Nothing is excused by what a minority of the servers does. What one of them says is in the history
-as each process has heard it: that a waiter stands there, when its vote was given, what it knows to
-be done, and what is put up there.
+A fault of a minority of the servers excuses nothing. The history has each server's answers as each
+process has heard them: that a waiter stands there, when its vote was given, which names it knows to
+be done, and which value is posted there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.chaos.history import Event
 from tests.chaos.run import COMMAND, LAG, NS, ROUND_TRIP, TICK, Attempt, Run, Violation
 
 _BOARD: Final = "elected:primary"
-"""Under which it is put up who leads."""
+"""The name under which the leader's value is posted."""
 
 
 def tickets(run: Run) -> Iterator[Violation]:
-    """Where all servers go by tickets, who asks later has the higher one."""
+    """A waiter that asks later has the higher ticket, by which all servers order their lines."""
     highest: dict[str, Attempt] = {}
     waiting: deque[Attempt] = deque()
     given = [attempt for attempt in run.attempts.values() if attempt.ticket]
@@ -41,7 +41,7 @@ def tickets(run: Run) -> Iterator[Violation]:
 
 
 def everywhere(run: Run) -> Iterator[Violation]:
-    """Where several servers vote, who waits stands at each that it can reach."""
+    """A waiter stands at each server that it can reach."""
     for attempt in run.attempts.values():
         until = attempt.waited_until
         asked = attempt.asked.t
@@ -84,9 +84,9 @@ def readers_in_order(run: Run) -> Iterator[Violation]:
 
 
 def starvation(run: Run) -> Iterator[Violation]:
-    """Who stands at a majority is overtaken by nobody, also where it gives up before its turn.
+    """No attempt overtakes a waiter that stands at a majority, even if it gives up before its turn.
 
-    A reader may be by other readers.
+    Readers may overtake a reader.
     """
     for attempt in run.attempts.values():
         until = _gave_up(run, attempt)
@@ -94,7 +94,7 @@ def starvation(run: Run) -> Iterator[Violation]:
         if until is None or stood is None or not attempt.ticket:
             continue
         entries = run.entries.get(attempt.name, [])
-        # Those of the client that has the lock may hand it on for a moment.
+        # The client that has the lock may hand it on among its own waiters for a moment.
         begin = bisect_left(entries, stood + ROUND_TRIP, key=_entered)
         for other in entries[begin : bisect_left(entries, until, key=_entered)]:
             if other.asked.t <= stood or other.ticket < attempt.ticket:
@@ -111,7 +111,7 @@ def _entered(attempt: Attempt) -> int:
 
 
 def _gave_up(run: Run, attempt: Attempt) -> int | None:
-    """Until when an attempt that gave up has certainly waited; None for all others."""
+    """Until when an attempt that gave up has certainly waited; None for all other attempts."""
     ended = attempt.ended
     if attempt.entered is not None or ended is None or not attempt.asked["wait"]:
         return None
@@ -132,10 +132,11 @@ def _gave_up(run: Run, attempt: Attempt) -> int | None:
 
 
 def done(run: Run) -> Iterator[Violation]:
-    """What is done once: a majority knows before anybody is told, and nobody begins after that.
+    """A majority has the mark before any client is told "done", and no body begins after that.
 
-    Unless all those have lost their memory that knew it when that was told. Or it had begun before:
-    its fence is lower, or its process stood still when that was told. Two at a time never do it.
+    Two exceptions: all servers that had the mark when the client was told have lost their memory;
+    or the body had begun before, so that its fence is lower, or its process stood still at that
+    moment. Two bodies never run at a time.
     """
     if not run.servers:
         return
@@ -185,10 +186,10 @@ def _done_alone(run: Run) -> Iterator[Violation]:
 
 
 def unknowns(run: Run) -> Iterator[Violation]:
-    """Nobody knows whether a message is handled only where too few could say so.
+    """A client says "nobody knows whether it is handled" only if too few servers could say so.
 
-    Too few are fewer than a majority. Or, of those that have not lost their memory, fewer than a
-    majority of all, and not all.
+    Too few are fewer than a majority of all servers, and not all of those that have not lost their
+    memory.
     """
     wants: dict[str, Event] = {}
     for event in run.of("wants", "apart"):
@@ -213,10 +214,10 @@ def unknowns(run: Run) -> Iterator[Violation]:
 
 
 def looks(run: Run) -> Iterator[Violation]:
-    """Of two who ask who leads, the later is not told of an earlier leader.
+    """Of two clients that ask for the leader, the later is not told of an earlier leader.
 
-    Unless so many servers have lost their memory since that no majority knows of the later one. Who
-    is told of does lead, and who asks is told, and soon.
+    The exception: so many servers have lost their memory since that no majority knows of the later
+    one. A client that is said to lead does lead, and a client that asks is answered, and soon.
     """
     if not run.servers:
         return
@@ -239,7 +240,7 @@ def looks(run: Run) -> Iterator[Violation]:
 
 
 def _told(run: Run) -> Iterator[tuple[int, Event]]:
-    """All that anybody was told of a leader, and since when it had asked."""
+    """All answers about a leader, and when each was asked for."""
     asked: dict[str, int] = {}
     for event in run.of("watches", "looks", "saw", "looked"):
         if event.kind == "looked":

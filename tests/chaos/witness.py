@@ -1,4 +1,4 @@
-"""Several servers that vote, as one process has them: what each of them says is written down."""
+"""Several servers that vote, as one process sees them: all their answers are recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SEPARATOR: Final = ","
 
 
 def url_of(urls: Sequence[str]) -> str:
-    """All of them, as one word of a command line."""
+    """All servers, as one word of a command line."""
     return _SEPARATOR.join(urls)
 
 
@@ -43,18 +43,18 @@ def quorum_at(url: str, prefix: str, history: History) -> QuorumStore:
 
 
 def charter_of(servers: int) -> Charter:
-    """What all clients of so many servers say of them."""
+    """The properties that all clients of so many servers record."""
     names = tuple(_name(number) for number in range(servers))
     return Charter(names, round(QUORUM_LONGEST * 1000), durable=False)
 
 
 def _name(number: int) -> str:
-    """What a server is called by all, though each process has a link of its own to it."""
+    """The name of a server, the same for all, though each process has its own link to it."""
     return f"server-{number}"
 
 
 class Witness(RedisMember):
-    """One of them."""
+    """One server."""
 
     def __init__(self, url: str, prefix: str, number: int, history: History) -> None:
         super().__init__(pool_at(url), prefix)
@@ -67,14 +67,14 @@ class Witness(RedisMember):
         await super().join(client, overhears, charter)
 
     def pushed(self, waiter: Waiter, form: Form, granted: int) -> None:
-        """It has pushed a vote, which it gave at that time (µs)."""
+        """A server has pushed a vote that it gave at that time (µs)."""
         self._voted(encode(waiter, form, blind=False), granted)
 
     def _voted(self, waiter: str, granted: int) -> None:
         self._history.note("voted", w=waiter, server=self._number, granted=granted)
 
     def _hears(self, stand: Stand, since: float, lease: int, heard: Heard) -> Heard:
-        """Write down what is answered to a question, which may be answered with such a lease."""
+        """Record the answer to a question, which may come with such a lease."""
 
         def hear(answer: Answer | None, error: Exception | None) -> None:
             waiter = encode(stand.waiter, stand.form, blind=False)
@@ -85,7 +85,7 @@ class Witness(RedisMember):
             if isinstance(answer, Marked):
                 self._note_marked(stand.name, answer.number, since)
             if isinstance(answer, Voted):
-                # One with less left was given earlier.
+                # A vote with less left was given earlier.
                 self._voted(waiter, answer.now if answer.lease == lease else 0)
             heard(answer, error)
 

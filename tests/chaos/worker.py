@@ -1,8 +1,8 @@
-"""One process of the chaos: many tasks that take locks in all sorts of ways, and write it down.
+"""One process of the chaos: many tasks that take locks in all sorts of ways, and record it.
 
-``python -m tests.chaos.worker SLOT GENERATION SEED STORE URL FOLDER TASKS``. What each task does is
-drawn from `random.Random` of the seed, the process and the task's number, one whole `Choice` at a
-time, so that nothing that happens changes what is drawn next.
+``python -m tests.chaos.worker SLOT GENERATION SEED STORE URL FOLDER TASKS``. Each task draws its
+decisions from `random.Random` of the seed, the process and the task's number, one whole `Choice` at
+a time, so that events do not change later draws.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from tests.procs import commands, say
 PREFIX: Final = "chaos"
 
 STALL: Final = 0.06
-"""Seconds for which the event loop must not have run to be said to have stalled."""
+"""Seconds without a turn of the event loop that count as a stall."""
 _PULSE: Final = 0.02
 _SAY_EVERY: Final = 1.0
 _OBSERVERS: Final = 3
 """Tasks that watch the election; every other one is slow."""
 _TRIPS: Final = 0.01
-"""How often the observer of a client raises something."""
+"""How often the observer of a client raises an error."""
 
 
 class Boom(Exception):
@@ -91,7 +91,7 @@ class Process:
         self.client = aiolock.connect(
             self.recorder, prefix=PREFIX, observer=self._ledger, **options
         )
-        # What many tasks enter with `async with`, as one object: who leaves, must be found out.
+        # Objects that many tasks enter with `async with`: each exit has to find out whose it is.
         shared: dict[str, Any] = {"ttl": SHARED_TTL, "on_lost": "signal"}
         self.shared: dict[str, AbstractAsyncContextManager[aiolock.Lease]] = {}
         if "permits" in self._offers:
@@ -108,23 +108,23 @@ class Process:
                 return
 
     async def close(self) -> None:
-        """Close the client, whatever its locks are doing."""
+        """Close the client, in whatever state its locks are."""
         since = time.monotonic_ns()
         self.history.note("closing")
         await self.client.aclose()
         self.history.note("closed", since=since)
-        for _ in range(10):  # until those that waited have heard of it
+        for _ in range(10):  # until all waiters have heard of it
             await asyncio.sleep(0)
         left = [str(request) for request in self._ledger.left]
         self.history.note("observed", wrong=self._ledger.wrong, left=left)
 
     def quiet(self) -> None:
-        """Begin nothing new, and come to an end with what is under way."""
+        """Begin nothing new, and finish what is under way."""
         if not self._quiet.done():
             self._quiet.set_result(None)
 
     async def pulse(self) -> None:
-        """Notice when the event loop has not run, for whatever reason."""
+        """Record when the event loop has not run, for any reason."""
         last = said = time.monotonic_ns()
         while True:
             await asyncio.sleep(_PULSE)
@@ -144,7 +144,7 @@ class Process:
             await self.open()
 
     async def repeat(self, task: int) -> None:
-        """Make one attempt after another, until there is to be quiet."""
+        """Make one attempt after another, until the run is to be quiet."""
         rng = random.Random(f"{self._seed} {self._who} {task}")
         number = 0
         while not self._quiet.done():
@@ -175,7 +175,7 @@ class Process:
             await self.rest(choice.pause)
 
     async def look(self) -> None:
-        """Ask now and then who leads, of several servers."""
+        """Ask several servers for the leader now and then."""
         if not self._attack.servers:
             return
         rng = random.Random(f"{self._seed} {self._who} looks")
@@ -199,7 +199,7 @@ class Process:
             self.history.note("servers", states=states)
 
     async def _observe(self, number: int) -> None:
-        """Watch who is elected, to the very end."""
+        """Observe the election, to the very end."""
         rng = random.Random(f"{self._seed} {self._who} observes {number}")
         watches = 0
         while not self._over.done():
@@ -228,12 +228,12 @@ class Process:
                 self.history.note("looks", o=watch)
 
     async def final(self) -> None:
-        """Take every lock once; by now nothing is in the way."""
+        """Take every lock once; nothing is in the way by now."""
         for number, name in enumerate(places(self._offers)):
             await self._attempt(f"{number}/final/{self._who}", final_choice(name), final=True)
 
     async def rest(self, seconds: float, lost: asyncio.Task[Literal[True]] | None = None) -> bool:
-        """Wait so long, unless there is to be quiet or a lease is lost; whether there is not."""
+        """Wait, unless the run is to be quiet or a lease is lost; whether it waited in full."""
         ends: list[asyncio.Future[Any]] = [self._quiet] if lost is None else [self._quiet, lost]
         await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         return not self._quiet.done()
@@ -243,7 +243,7 @@ class Process:
         match choice.kind:
             case "lock":
                 await client.lock(name).break_()
-            case "rw" if choice.shared:  # all that have the fence of one of them
+            case "rw" if choice.shared:  # all readers with the fence of one of them
                 holders = (await client.rwlock(name).status()).holders
                 if holders:
                     await client.rwlock(name).break_(holders[-1].fence)
@@ -292,7 +292,7 @@ class _Attempt:
         self._id = attempt
         self._choice = choice
         self._client = process.client
-        self._recorder = process.recorder  # of that client, also when it is replaced
+        self._recorder = process.recorder  # of that client, also after it is replaced
         self._shared = process.shared.get(choice.kind)
         self._downgraded = False
         self._final = final
@@ -305,7 +305,7 @@ class _Attempt:
         self._process.history.note(kind, a=self._id, **data)
 
     def is_cancelled(self) -> None:
-        """Its task is; before it has begun, that is nothing to write down."""
+        """Cancel its task; before the task has begun, nothing is recorded."""
         if self._asked:
             self._note("cancelling")
 
@@ -344,12 +344,12 @@ class _Attempt:
             self._note("done" if self._entered else "ended", outcome=outcome)
 
     def _described(self, **options: Any) -> aiolock.Lock:
-        """The lock, as it is drawn; for permits, that of so many of them."""
+        """The lock, as it is drawn; for permits, the lock of so many permits."""
         choice = self._choice
         options |= choice.options
         if choice.kind == "rw":
             rates = self._client.rwlock(called(choice.name), **options)
-            # Who was downgraded reads, and so it releases.
+            # A downgraded writer reads, and so it releases as a reader.
             return rates.read() if choice.shared or self._downgraded else rates.write()
         return self._client.lock(called(choice.name), **options)
 
@@ -362,7 +362,7 @@ class _Attempt:
         return self._described().acquire(**options)
 
     def _entrance(self) -> AbstractAsyncContextManager[aiolock.Lease]:
-        """What is entered at once, with the timeout of its description."""
+        """The object that is entered at once, with the timeout of its description."""
         choice = self._choice
         if choice.style == "entered":
             assert self._shared is not None
@@ -421,7 +421,7 @@ class _Attempt:
         self._process.entries += 1
         scoped = self._choice.style in {"with", "acquire with"}
         if not scoped or self._choice.options["on_lost"] == "signal":
-            # Nobody cancels it.
+            # No one cancels it.
             self._lost = asyncio.create_task(lease.lost.wait())
             self._lost.add_done_callback(self._hear)
         try:
@@ -473,13 +473,13 @@ class _Attempt:
             pass
 
     async def _again(self, lease: aiolock.Lease, _: float) -> None:
-        """Enter once more: the same task, so the same hold, and it takes no time and no turn."""
+        """Enter once more: the same task has the same hold, so it takes no time and no turn."""
         if self._still_held(lease):
             async with self._described() as again:
                 assert again.fence == lease.fence
 
     async def _deadlock(self, lease: aiolock.Lease, _: float) -> None:
-        """Wait for oneself, which is an error at once."""
+        """Wait for oneself, which raises an error at once."""
         if self._still_held(lease):
             with contextlib.suppress(aiolock.WouldDeadlock):
                 async with self._described():
@@ -501,7 +501,7 @@ class _Attempt:
         raise Boom
 
     def _still_held(self, lease: aiolock.Lease) -> bool:
-        """Otherwise asking again would be an ordinary wait."""
+        """Whether it is still held; otherwise asking again would be an ordinary wait."""
         if lease.state is aiolock.LeaseState.LOST:
             self._tell()
         return lease.state in ("held", "at_risk")
@@ -510,7 +510,7 @@ class _Attempt:
 async def _thrown_away(
     shared: AbstractAsyncContextManager[aiolock.Lease],
 ) -> AsyncGenerator[aiolock.Lease, None]:
-    """What a body is in that nobody leaves: the event loop closes it, in a task of its own."""
+    """The context of a body that no task leaves: the event loop closes it, in a task of its own."""
     async with shared as lease:
         yield lease
         raise AssertionError("it is thrown away at the first")
@@ -526,7 +526,7 @@ async def _led(
 
 
 async def main(*arguments: str) -> None:
-    """Do as the conductor says: ``quiet``, ``final``, ``close``; it is told when that is done."""
+    """Follow the conductor's orders (``quiet``, ``final``, ``close``), and report each as done."""
     slot, generation, seed, store, url, folder, tasks = arguments
     who = f"{slot}.{generation}"
     history = History(Path(folder), who)
@@ -540,8 +540,8 @@ async def main(*arguments: str) -> None:
     )
     sys.unraisablehook = lambda raised: crash(f"{raised.err_msg}: {raised.exc_value!r}")
     logging.getLogger("aiolock").addHandler(logging.NullHandler())
-    # What others remove is noticed soon, or there would be little left to check.
-    # They are final for everybody else.
+    # Removed files are noticed soon, or there would be little left to check.
+    # They are final for all other users.
     sqlite.HEARTBEAT = mysql.HEARTBEAT = 1.0  # type: ignore[misc]
     try:
         process = Process(who, seed, store, url, history)

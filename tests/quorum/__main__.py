@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def campaign(world: str, servers: int, seconds: float, seed: int) -> int:
-    """Simulations for so long; prints figures, and how many were wrong is returned."""
+    """Run simulations for so long; prints figures, and returns how many found a violation."""
     began, runs, wrong = time.monotonic(), 0, 0
     totals: Counter[str] = Counter()
     while time.monotonic() - began < seconds:

@@ -1,4 +1,4 @@
-"""The protocol with one thing left out: a simulation must find out what that was there for."""
+"""The protocol with one safeguard left out: a simulation must find the violation that follows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.quorum.world import Kinds
 
 
 class Ablation(NamedTuple):
-    """What is left out, and where that shows."""
+    """The part that is left out, and the world where that shows."""
 
     name: str
     kinds: Kinds
@@ -20,10 +20,10 @@ class Ablation(NamedTuple):
     finds: str
     """The first word of the violation."""
     seed: int
-    """From where on to search: the first one that showed it."""
+    """The seed from which to search: the first one that showed it."""
 
 
-# Of the ballot
+# Ballots
 
 
 class _EntersWithTheHighest(Ballot):
@@ -91,7 +91,7 @@ def _with(ballot: type[Ballot]) -> type[Client]:
     return Other
 
 
-# Of the client
+# Clients
 
 
 class _NoHundredth(Client):
@@ -115,7 +115,7 @@ class _NeverAsksAgain(Client):
 
 
 class _KeepsItsNumber(Client):
-    """Takes a vote that it gave back as it was, where the server lets it keep it."""
+    """Takes a vote back unchanged that it gave back, if the server lets it keep it."""
 
     def answered(self, server: int, number: int, answer: Answer) -> None:
         sent = self._sent.get(number)
@@ -137,7 +137,7 @@ class _TellsNobodyWhoWaits(Client):
         pass
 
 
-# Of the server
+# Servers
 
 
 class _VotesAtOnce(Server):

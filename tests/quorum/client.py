@@ -1,4 +1,4 @@
-"""A client of several servers: its waiters, its clock, what it asks and when it asks again."""
+"""A client of several servers: its waiters, its clock, its questions and when it repeats them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from tests.quorum import server as at
 from tests.quorum.server import CLAIM, Answer, Command, Granted, Push, Queued, Silent, Who
 
 TTL: Final = 1000.0
-"""ms, of every lease; and the longest that there is."""
+"""ms of every lease, and the longest lease that there is."""
 _RESEND: Final = 120.0
-"""ms until a command is sent again that was not answered."""
+"""ms until a command without an answer is sent again."""
 _FOR_GOOD: Final = 27 * _RESEND
-"""ms until it is given up."""
+"""ms until a command is given up."""
 _LONG: Final = 3 * _RESEND
 _UNBOUNDED: Final = float("inf")
 FRESH: Final = 10.0
-"""ms for which it is relied on that no other client waits, from before that was asked."""
+"""ms for which "no other client waits" is relied on, from before that was asked."""
 _AHEAD: Final = 8
-"""Fences that are known before somebody has them."""
+"""How many fences the servers know in advance."""
 _LAZY: Final = 50.0
-"""ms for which a waiter stands in no queue, and until what was in vain is tried again."""
+"""ms for which a waiter may stand in no queue; and until a hand-off is tried again."""
 _UNDECIDED: Final = 20.0
-"""ms for which nobody has it, at most, before it is released."""
+"""ms for which the next holder may be undecided before the lock is released."""
 
 
 def lasts(lease: float) -> float:
-    """For how long a lease is certainly ours, from before it was asked for: as aiolock has it."""
+    """For how long a lease is certainly ours, from before it was asked for: as in aiolock."""
     return lease * 0.99 - 2.0
 
 
 class Network(Protocol):
-    """What a client has around it."""
+    """The surroundings of a client."""
 
     def now(self) -> float: ...
     def later(self, after: float, call: Callable[[], None], of: Client) -> None: ...
@@ -63,19 +63,19 @@ class Waiter:
         self.queued_at: float | None = None
         """When a majority had it in the queue, in real time."""
         self.asked = [0.0] * servers
-        """When each was asked last, by the client's clock."""
+        """When each server was asked last, by the client's clock."""
         self.asking = [False] * servers
         self.answered: list[tuple[float, float] | None] = [None] * servers
-        """When it was asked what it has answered last, and the server's clock then."""
+        """When the last answered question was sent, and the server's clock in the answer."""
         self.ask_at = [_UNBOUNDED] * servers
         self.renewing = [0.0] * servers
         """Since when a renewal is under way; 0 if none is."""
         self.local = False
         """It stands in no queue, behind a holder of its own client."""
         self.undecided = False
-        """Its body has ended, and it is not known yet who is next."""
+        """Its body has ended, and the next holder is not known yet."""
         self.ahead_asked = float("-inf")
-        """When it was asked last whether it may be handed on."""
+        """When the servers were last asked whether it may be handed on."""
         self.done: Counter[str] = Counter()
 
     @property
@@ -85,7 +85,7 @@ class Waiter:
 
 @dataclass
 class _Sent:
-    """A command that is not answered."""
+    """A command without an answer yet."""
 
     server: int
     command: Command
@@ -110,24 +110,24 @@ class Client:
         self._sent: dict[int, _Sent] = {}
         self._numbers = 0
         self._offsets: list[float | None] = [None] * servers
-        """Each server's clock less ours, at least."""
+        """Each server's clock minus ours, at least."""
         self.heard = [float("-inf")] * servers
         self._pinged = [float("-inf")] * servers
         self._seen = 0
         self._last_ticket = 0
         self._alone = [float("-inf")] * servers
-        """When each was asked that said last that no other client waits there."""
+        """When the question was sent that each server last answered with "no other client"."""
         self.hands_on = False
         """Whether it hands on among its own waiters."""
         self._shared_until = float("-inf")
-        """Before that it is not tried to hand anything on: others wait."""
+        """Until then no hand-off is tried, because another client waits."""
 
     def ballot(self) -> Ballot:
         """The votes of one more waiter."""
         return Ballot(self.servers)
 
     def clock(self) -> float:
-        """Its own."""
+        """Its own clock."""
         return self._offset + self._rate * self.network.now()
 
     @property
@@ -140,7 +140,7 @@ class Client:
         self.heard[server] = self.clock()
 
     def _servers_clock(self) -> float:
-        """The lower median of what is known of the servers' clocks, now."""
+        """The lower median of the servers' clocks that are known, now."""
         known = sorted(offset for offset in self._offsets if offset is not None)
         return known[(len(known) - 1) // 2] + self.clock() if known else 0.0
 
@@ -153,7 +153,7 @@ class Client:
     # Asking
 
     def acquire(self, name: str, patience: float | None, *, shares: bool = False) -> Waiter:
-        """Wait for the lock, or for so many ms at most."""
+        """Wait for the lock, for so many ms at most."""
         ticket = max(int(self._servers_clock() * 1000), self._last_ticket + 1)
         self._last_ticket = ticket
         waiter = Waiter(self, Who(ticket, name, shares), self.ballot(), patience)
@@ -195,7 +195,7 @@ class Client:
             waiter.asking[server] = False
         if waiter.who not in self.waiters:
             if not isinstance(command, at.Release) and isinstance(answer, Granted | Queued):
-                self._release(waiter, server, 0)  # nobody wants it any more
+                self._release(waiter, server, 0)  # the waiter has ended
             return
         match answer:
             case Granted():
@@ -230,7 +230,7 @@ class Client:
                 pass
 
     def _from(self, sent: float) -> float:
-        """From when on a lease is counted that came as an answer."""
+        """The time from which the lease of an answer is counted."""
         return sent
 
     def lasts(self, lease: float) -> float:
@@ -285,15 +285,15 @@ class Client:
         waiter.ask_at[server] = self.clock()
 
     def again(self, server: int) -> None:
-        """The connection to this server is a new one: whoever has no vote there asks."""
+        """The connection to this server is a new one: all waiters without a vote there ask."""
         for waiter in self.waiters.values():
             if not waiter.ballot.votes[server]:
                 waiter.ask_at[server] = min(waiter.ask_at[server], self.clock())
 
-    # What follows
+    # What follows from the votes
 
     def look(self, waiter: Waiter) -> None:
-        """Do what the votes say."""
+        """Act on the votes."""
         if waiter.inside:
             if not self._lasts_still(waiter):
                 self._leave(waiter)
@@ -335,7 +335,7 @@ class Client:
             self._leave(waiter)
 
     def _leave(self, waiter: Waiter) -> None:
-        """It is over: it left, gave up, or has lost the lock."""
+        """End a waiter: it left, gave up, or has lost the lock."""
         if waiter.inside:
             self._line_up()
             if not waiter.undecided:
@@ -357,7 +357,7 @@ class Client:
         return next((waiter for waiter in self.waiters.values() if waiter.inside), None)
 
     def _own(self) -> list[Waiter]:
-        """Those that wait, in order."""
+        """The waiters, in order."""
         waiting = [each for each in self.waiters.values() if each.ballot.phase is Phase.WAITING]
         return sorted(waiting, key=lambda waiter: waiter.who)
 
@@ -367,7 +367,7 @@ class Client:
         return sum(asked >= since for asked in self._alone) >= self.quorum
 
     def _ask_ahead(self, waiter: Waiter) -> None:
-        """Have the next fences known, and hear whether other clients wait."""
+        """Make the next fences known, and ask whether other clients wait."""
         now = self.clock()
         if now - waiter.ahead_asked < FRESH / 2 and self.next_is_known(waiter):
             return
@@ -396,7 +396,7 @@ class Client:
             self._decide(waiter)
 
     def _decide(self, waiter: Waiter, *, late: bool = False) -> None:
-        """Nobody has it: the next has, if that is one of ours for sure."""
+        """No waiter has it: the next has it, if that is surely one of ours."""
         if not waiter.inside or not waiter.undecided:
             return
         own, now = self._own(), self.clock()
@@ -410,7 +410,7 @@ class Client:
         del self.waiters[taker.who]
         for server in self.released_at(taker):
             self._release(taker, server, 0)
-        # The votes are who has them, as far as the servers know.
+        # For the servers, the votes still belong to the waiter that was voted for.
         waiter.undecided = False
         waiter.body, waiter.task, waiter.born = taker.body, taker.task, taker.born
         waiter.started, waiter.queued_at = taker.started, taker.queued_at
@@ -419,7 +419,7 @@ class Client:
         self.network.later(waiter.body, lambda: self._ends(waiter), self)
 
     def _line_up(self) -> None:
-        """Let those stand in the queues that stand in none."""
+        """Put the waiters that stand in no queue into the queues."""
         for waiter in self._own():
             if waiter.local:
                 waiter.local = False
@@ -492,7 +492,7 @@ class Client:
         self._ask(waiter, server)
 
     def resend(self) -> None:
-        """Send once more what was not answered; and give up what was not for long."""
+        """Send commands without an answer once more, and give up old ones."""
         now = self.clock()
         for number, sent in list(self._sent.items()):
             waiter, command = sent.waiter, sent.command

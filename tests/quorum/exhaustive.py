@@ -1,15 +1,15 @@
-"""The core of it, without time or faults: every order of events, gone through one by one.
+"""The core of the protocol, without time or faults: a search through every order of events.
 
 Some clients acquire the lock once each, or twice, and release it. Each link carries commands in
-order, and answers and pushes in order, each on a channel of its own; between any two of them
-anything else may happen. Servers begin with different last fences, and proposals are of no use: the
+order, and answers and pushes in order, each on a channel of its own; between any two of them any
+other event may happen. Servers begin with different last fences, and proposals are of no use: the
 worst case. A client's ticket is its number, so tickets and arrivals differ in every way.
 
-In every state: at most one is inside, fences grow in the order of entering, and nothing ends before
-all have been inside. Some of the clients may be readers: they may be inside together, and then the
-fence of each is higher than that of any before it who was no reader. ``python -m
-tests.quorum.exhaustive --help`` goes through more than the tests do; the first clients are the
-readers. Two servers decide together: that is a quorum, too, and a smaller world.
+In every state at most one client is inside, fences grow in the order of entering, and no run ends
+before all clients have been inside. Some clients may be readers: they may be inside together, and
+then the fence of each is higher than that of any earlier writer. ``python -m
+tests.quorum.exhaustive --help`` searches more than the tests do; the first clients are the readers.
+Two servers decide together: that is a quorum, too, and a smaller world.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOW: Final = 0.0
 
 
 class Wrong(Exception):
-    """What must never be."""
+    """A state that must never occur."""
 
 
 class Message(NamedTuple):
@@ -41,16 +41,16 @@ class Message(NamedTuple):
 
 
 class Server(NamedTuple):
-    """One of the servers."""
+    """One server."""
 
     out: tuple[tuple[int, int], ...]
-    """Who has a vote, and its number: one, or readers."""
+    """The clients with a vote and its number: one, or readers."""
     queue: tuple[int, ...]
     last: int
 
 
 class Votes(NamedTuple):
-    """A `Ballot`, to be compared and kept."""
+    """The state of a `Ballot`, to compare and keep."""
 
     entered: bool
     votes: tuple[tuple[int, int, bool] | None, ...]
@@ -58,16 +58,16 @@ class Votes(NamedTuple):
     inquired: tuple[int, ...]
     highest: int
     fence: int = 0
-    """Under which it has entered, where it may be handed on."""
+    """The fence under which it has entered, if it may be handed on."""
 
 
 class Client(NamedTuple):
-    """A client: which of its acquisitions it is at, and what it knows."""
+    """A client: its present acquisition, and what it knows."""
 
     who: int
     """The ticket of this acquisition; the next one's is higher by the number of clients."""
     left: int
-    """Acquisitions that are to come."""
+    """How many acquisitions are still to come."""
     votes: Votes | None
     commands: tuple[tuple[Message, ...], ...]
     answers: tuple[tuple[Message, ...], ...]
@@ -75,14 +75,14 @@ class Client(NamedTuple):
 
 
 class State(NamedTuple):
-    """All there is."""
+    """The whole state."""
 
     servers: tuple[Server, ...]
     clients: tuple[Client, ...]
     fence: int
-    """The highest of all that have entered."""
+    """The highest fence of all that have entered."""
     writers_fence: int
-    """… of those that are no readers."""
+    """The highest fence of all writers that have entered."""
 
 
 Links = tuple[tuple[Message, ...], ...]
@@ -97,7 +97,7 @@ def _less(links: Links, server: int) -> Links:
 
 
 def frozen(ballot: Ballot, *, hands_on: bool = False) -> Votes:
-    """What is to be kept of it."""
+    """The part of a ballot that has to be kept."""
     votes = tuple(
         None if vote is None else (vote.number, vote.known, vote.raising) for vote in ballot.votes
     )
@@ -108,7 +108,7 @@ def frozen(ballot: Ballot, *, hands_on: bool = False) -> Votes:
 
 
 class Search:
-    """Through all that can happen, for one kind of ballot."""
+    """A search through all that can happen, for one kind of ballot."""
 
     def __init__(
         self,
@@ -124,15 +124,15 @@ class Search:
         hands_on: bool = False,
         at_once: bool = False,
     ) -> None:
-        """``readers``: which of the clients are.
+        """``readers``: which of the clients are readers.
 
         ``at_once``: an answer is read as soon as the command is carried out, which leaves orders of
         events out. Pushes stay on their way.
 
-        What may be left out: servers inquire at so many of those that are in the way, at most.
-        ``tells``: releases tell the highest number. ``beside``: readers do not mind who writes.
-        ``hands_on``: the first client may let its next acquisition have it that it has entered
-        with; the others acquire it once.
+        The other options leave something out. ``inquires``: servers inquire of so many of the
+        votes in the way, at most. ``tells``: releases tell the highest number. ``beside``: readers
+        do not mind a writer. ``hands_on``: the first client may hand its lock to its next
+        acquisition; the others acquire the lock once.
         """
         self._at_once = at_once
         self._servers = servers
@@ -149,9 +149,9 @@ class Search:
         self.complete = False
 
     def run(self, seconds: float = math.inf) -> int:
-        """Go through it; how many states there were. Raises `Wrong`.
+        """Search; returns how many states there were. Raises `Wrong`.
 
-        After so many seconds of the processor it ends, when all states are known that are as many
+        After so many seconds of CPU time the search ends when it has all states that are as many
         steps from the first: then it is not ``complete``.
         """
         end = time.process_time() + seconds
@@ -231,14 +231,14 @@ class Search:
             highest = client.votes.highest if self._tells else 0
             release = Message("release", client.who, fence=highest)
             commands = _more(commands, server, release)
-        # What is on its way to it belongs to nobody now: its release is.
+        # Messages on their way to it belong to no waiter now: its release is on its way.
         gone = Client(
             client.who + self._clients, client.left - 1, None, commands, self._none, self._none
         )
         return self._with(state, index, gone)
 
     def _goes_on(self, state: State, index: int, client: Client) -> Iterator[State]:
-        """It has the next fence known, and is handed on once it is."""
+        """The next fence is made known, and then the lock is handed on."""
         assert client.votes is not None
         ballot = self._thawed(client.votes)
         fence, commands = ballot.fence + 1, client.commands

@@ -1,4 +1,4 @@
-"""What breaks in a simulation: servers, processes, and the connections between them."""
+"""The faults of a simulation: in servers, processes, and the connections between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Those of one run, at random times."""
+    """The faults of one run, at random times."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
@@ -22,7 +22,7 @@ class Faults:
     def plan(
         self, kinds: tuple[str, ...], breaks: tuple[int, int], begins: tuple[float, float]
     ) -> None:
-        """Have some of these happen."""
+        """Let some of these faults happen."""
         for _ in range(self._rng.randint(*breaks)):
             kind = self._rng.choice(kinds)
             happens: Callable[[], None] = getattr(self, f"_{kind.replace(' ', '_')}")
@@ -41,7 +41,7 @@ class Faults:
 
     def _down(self, *, forgets: bool) -> None:
         running = self._running()
-        # More than a minority at once is seldom.
+        # Faults of more than a minority at once are rare.
         many = len(running) < len(self._sim.places) // 2 + 1
         if not running or (many and not forgets and self._rng.random() < 0.5):
             return
@@ -115,7 +115,7 @@ class Faults:
         self._part([(client, server) for server in some], [300.0, 1500.0])
 
     def _isolate_holder(self) -> None:
-        """Whoever is inside cannot renew."""
+        """A client that is inside cannot renew."""
         holders = [waiter.client for waiter in self._sim.inside] or self._sim.clients
         client = self._rng.choice(holders)
         links = [(client, server) for server in range(len(self._sim.places))]

@@ -1,4 +1,4 @@
-"""One of the servers: a fair queue, whose grants are votes. Each command is one step."""
+"""One server: a fair queue whose grants are votes. Each command is one step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLAIM = 300.0
 
 
 class Who(NamedTuple):
-    """A waiter, as all servers have it: by its ticket, and then by its name."""
+    """A waiter, as all servers order it: by its ticket, and then by its name."""
 
     ticket: int
     id: str
@@ -41,7 +41,7 @@ class Vote(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Leave the queue, and give back what has a number up to this; learn the highest number."""
+    """Leave the queue, and give back a vote up to this number; learn the highest number."""
 
     who: Who
     highest: int
@@ -78,11 +78,11 @@ class Ping(NamedTuple):
 
 Command = Vote | Release | GiveWay | Renew | Reserve | Ping
 
-# Answers, and what is pushed.
+# Answers and pushes
 
 
 class Granted(NamedTuple):
-    """The vote is yours, for so long."""
+    """You have the vote, for so long."""
 
     number: int
     lease: float
@@ -90,14 +90,14 @@ class Granted(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """Somebody else has it, for so long."""
+    """Another waiter has it, for so long."""
 
     left: float
     now: float
 
 
 class Silent(NamedTuple):
-    """No vote before so long: what was voted for earlier is forgotten here."""
+    """No vote for so long: earlier votes are forgotten here."""
 
     left: float
     now: float
@@ -126,7 +126,7 @@ Answer = Granted | Queued | Silent | Done | Reserved | Refused
 
 
 class Inquire(NamedTuple):
-    """Somebody who asked before you wants this vote."""
+    """A waiter that asked before you wants this vote."""
 
     number: int
 
@@ -150,16 +150,16 @@ class Out:
 
 
 class Server:
-    """What one server does, by its own clock.
+    """One server, by its own clock.
 
-    Its votes are out to one that shares with nobody, or to any number of those that share.
+    Its votes are out to one waiter that does not share, or to any number of waiters that share.
     """
 
     def __init__(self, listens: Callable[[Who], bool], push: Callable[[Who, Push], object]) -> None:
         self._listens = listens
         self._push = push
         self.votes_from = float("-inf")
-        """By its clock: before that it may have votes out that it has forgotten."""
+        """Until then, by its clock, it may have votes out that it has forgotten."""
         self.forget()
 
     def forget(self) -> None:
@@ -210,7 +210,7 @@ class Server:
                 self._push(out.who, Lost(out.number))
 
     def _fits(self, who: Who) -> bool:
-        """Whether it may have a vote beside those that are out."""
+        """Whether a waiter may have a vote beside those that are out."""
         return all(who.goes_with(other) for other in self.out)
 
     def _is_first(self, who: Who) -> bool:
@@ -218,7 +218,7 @@ class Server:
         return head is None or who <= head
 
     def _in_the_way(self, who: Who) -> list[Out]:
-        """The votes that those have who are behind it, and with whom it can not have one."""
+        """The votes of waiters behind this one that it cannot share with."""
         return [out for out in self.out.values() if who < out.who and not who.goes_with(out.who)]
 
     def _has(self, who: Who, now: float) -> Granted:
@@ -258,7 +258,7 @@ class Server:
         return self._next(out, now)
 
     def _next(self, before: Out, now: float) -> Answer:
-        """Who is first in the queue has it; if that is the same again, under a new number."""
+        """The first waiter in the queue gets the vote: under a new number if it is the same."""
         self._advance(now, asking=before.who)
         return self._answer(before.who, now)
 
@@ -299,7 +299,7 @@ class Server:
         return Granted(self.last, lease, now)
 
     def _advance(self, now: float, asking: Who | None = None) -> None:
-        """Those that are first in the queue have votes, for as long as they fit."""
+        """The first waiters in the queue get votes while they fit."""
         while (head := self._head()) is not None and self._fits(head):
             self._unqueue(head)
             granted = self._grant(head, CLAIM, 0, now)

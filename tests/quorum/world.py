@@ -1,4 +1,4 @@
-"""Servers, clients and a network that breaks, in virtual time; and what must never be.
+"""Servers, clients and a network that breaks, in virtual time; and what must never occur.
 
 Everything is drawn from one seed. Times are in ms of real time; each server and each client has a
 clock of its own, with an offset and a rate. Messages take their time, some very long; they are
@@ -20,43 +20,43 @@ from tests.quorum.faults import Faults
 from tests.quorum.server import Answer, Command, GiveWay, Push, Server, Who
 
 _LIMIT: Final = 60_000.0
-"""ms by which all have been served."""
+"""ms by which all waiters have been served."""
 _ROUND_TRIP: Final = 2.0
-"""The longest, in a world without faults."""
+"""The longest round trip, in a world without faults."""
 
 
 class Violation(Exception):
-    """Something that must never be; its first word says what."""
+    """An event that must never occur; its first word says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What may happen."""
+    """The options of a world."""
 
     faults: tuple[str, ...] = ()
-    """What breaks: `Faults`. Nothing, and no message is late or lost: then order is checked."""
+    """The kinds of `Faults`. Without any, no message is late or lost: then order is checked."""
     breaks: tuple[int, int] = (1, 6)
-    """How often something does, at least and at most."""
+    """How often a fault happens, at least and at most."""
     begins: tuple[float, float] = (0.0, 3600.0)
     late: float = 0.01
-    """How many of the messages are late."""
+    """The share of messages that are late."""
     lateness: float = 900.0
-    """By how much, at most, in ms."""
+    """How late they are at most, in ms."""
     twice: float = 0.01
     given_twice: float = 0.0
-    """How many of the votes that are given back come twice: more than of the others."""
+    """The share of returned votes that come twice: more than of other messages."""
     quick: bool = False
     """Messages take a fifth of a millisecond."""
     skews: tuple[float, ...] = (0.0, 1.0, 30.0, 200.0)
-    """By how much the servers' clocks differ at most, one of these."""
+    """The greatest difference of the servers' clocks, one of these."""
     rates: tuple[float, float, float] = (0.995, 1.0, 1.005)
-    """Of the clients' clocks, one of these; of the servers', one of those, or the last."""
+    """The rate of a client's clock, one of these; of a server's, one of those, or the last."""
     fast_servers: bool = False
     crowded: bool = False
     """Each client has many tasks, that stay inside for a short while."""
     limit: float = _LIMIT
     readers: float = 0.0
-    """How many of those that acquire share it with others that do."""
+    """The share of acquisitions that share the lock with others."""
 
 
 _ALL: Final = (*("crash", "amnesia", "amnesia", "stop", "pause", "die", "cut", "deaf", "isolate"),)
@@ -75,7 +75,7 @@ _ALONE: Final = {
     "crowd, storm": World(
         ("pause", "cut", "deaf", "die"), late=0.2, lateness=150.0, twice=0.15, crowded=True
     ),
-    # Outside of the assumptions: rates that differ by three in a hundred.
+    # Beyond the assumptions: rates that differ by three in a hundred.
     "too fast": World(
         ("isolate holder",),
         quick=True,
@@ -94,7 +94,7 @@ WORLDS: Final = _ALONE | _SHARED
 
 @dataclass
 class Place:
-    """A server, where it stands."""
+    """A server and its clock."""
 
     server: Server
     offset: float
@@ -106,11 +106,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Kinds:
-    """Of what the world is made; an ablation changes one of them."""
+    """The parts of the world; an ablation changes one of them."""
 
     client: type[Client] = Client
     other_client: type[Client] | None = None
-    """Another kind of the first of them."""
+    """The kind of the first client, if it is another."""
     server: type[Server] = Server
 
 
@@ -126,7 +126,7 @@ class Simulation:
         self.time = 0.0
         self.counts: Counter[str] = Counter()
         self.stranded: Client | None = None
-        """Who reaches no majority, and need not be served."""
+        """The clients that reach no majority, and need not be served."""
         self.paused: dict[Client, list[Callable[[], None]]] = {}
         self.cut: set[tuple[Client, int]] = set()
         self.deaf: dict[tuple[Client, int], float] = {}
@@ -138,9 +138,9 @@ class Simulation:
         self._in_order: dict[tuple[Client, int, str], float] = {}
         self._entered: list[Waiter] = []
         self._fence = 0
-        """The highest of all that have entered."""
+        """The highest fence of all that have entered."""
         self._writers_fence = 0
-        """… of those that shared it with nobody."""
+        """The highest fence of all that have entered and do not share."""
         skew = rng.choice(world.skews)
         self.places = [self._place(index, kinds.server, skew) for index in range(servers)]
         many = rng.randint(2, 4 if servers == 3 else 5)
@@ -185,12 +185,12 @@ class Simulation:
         return place.offset + place.rate * self.time
 
     def after(self, delay: float, call: Callable[[], None]) -> None:
-        """Have that happen."""
+        """Let this happen then."""
         self._scheduled += 1
         heapq.heappush(self._events, (self.time + delay, self._scheduled, call))
 
     def later(self, after: float, call: Callable[[], None], of: Client) -> None:
-        """Have a client do that: when it runs, if it lives."""
+        """Let a client do this when it runs, if it lives."""
         self.after(after, lambda: self._by(of, call))
 
     def _by(self, client: Client, call: Callable[[], None]) -> None:
@@ -201,7 +201,7 @@ class Simulation:
         else:
             call()
 
-    # What the tasks do
+    # The tasks
 
     def _begin_in(self, delay: float, client: Client, task: int) -> None:
         self.later(delay, lambda: self._begin(client, task), client)
@@ -302,13 +302,13 @@ class Simulation:
         client = self._client_of(who)
         return client.alive and self.deaf.get((client, server), -1.0) < self.time
 
-    # What must never be
+    # What must never occur
 
     def entered(self, waiter: Waiter) -> None:
-        """A waiter has entered: beside nobody, or where all of them share; with a high fence.
+        """A waiter has entered: alone, or beside others if all share; and with a high fence.
 
-        Who shares with nobody has a higher one than all before it. Who shares has a higher one
-        than all before it who did not: of two that may be inside together, neither is first.
+        A waiter that does not share has a higher fence than all before it. A waiter that shares
+        has a higher one than all before it that did not: of two readers, neither is first.
         """
         self.counts["entered"] += 1
         self.counts.update(waiter.done.keys())
@@ -333,12 +333,12 @@ class Simulation:
         self._entered.append(copy(waiter))
 
     def left(self, waiter: Waiter) -> None:
-        """It is not inside any more."""
+        """A waiter is not inside any more."""
         if waiter in self.inside:
             self.inside.remove(waiter)
 
     def run(self) -> None:
-        """Until all have been served; raises `Violation`."""
+        """Run until all waiters have been served; raises `Violation`."""
         while self._events:
             self.time, _, call = heapq.heappop(self._events)
             if self.time > self.world.limit:
@@ -366,9 +366,9 @@ class Simulation:
         )
 
     def _check_order(self) -> None:
-        """Who asked more than a round trip after another stood in line does not overtake it.
+        """A waiter that asked a round trip after another stood in line does not overtake it.
 
-        Those that share enter in any order, where nobody else is between them.
+        Waiters that share enter in any order, if no other is between them.
         """
         for index, waiter in enumerate(self._entered):
             for later in self._entered[index + 1 :]:

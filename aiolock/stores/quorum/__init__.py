@@ -1,9 +1,9 @@
 """A fair lock over several independent servers, of which a majority decides.
 
-`_votes` is the counting, without I/O, which `tests/quorum` models; `_voter` is what a server does,
-as a machine. `_seat` is one member as a client has it, `_council` all of them, `_candidates` the
-acquisitions that stand for their votes, `_marks` what becomes of those that do something once, and
-`_store` the store of all that.
+`_votes` counts votes, without I/O; `tests/quorum` models it. `_voter` is one server as a state
+machine. `_seat` is one member as a client sees it, `_council` all members, `_candidates` the
+acquisitions that ask for votes, `_marks` the part for what is done once, and `_store` the store
+made of these.
 """
 
 from __future__ import annotations

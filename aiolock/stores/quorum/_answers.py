@@ -1,4 +1,4 @@
-"""What a client is told of an acquisition, and for how long it waits for that."""
+"""What a client is told about an acquisition, and how long it waits for that answer."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from aiolock.stores.quorum._council import ANSWER_TIMEOUT, Council
 from aiolock.stores.quorum._standing import Standing, lease_until
 
 ASK_AGAIN: Final = 10_000
-"""Milliseconds after which a client is to see whether a majority can still be asked."""
+"""Milliseconds after which a client checks whether a majority can still be asked."""
 
 
 def granted(standing: Standing, deadline: float) -> Granted:
-    """It has entered, until then: a lease that is counted from when it was asked for."""
+    """The answer "entered", until ``deadline``: a lease that counts from the client's question."""
     lease = lease_until(deadline, standing.called, standing.ttl)
-    # To be confirmed where the members are to know that it is inside: of a period only that one has
-    # a run, and the end of a lease says nothing of its client that is not to be renewed.
+    # To be confirmed if the members have to know that the waiter is inside. With a period only such
+    # a waiter has a run; and the end of a lease that is not renewed says nothing of its client.
     form = standing.stand.form
     claim = form.period > 0 or (form.fixed and not form.counts)
     return Granted(standing.ballot.fence, lease, claim=claim)
 
 
 def queued(standing: Standing) -> Queued:
-    """It waits; the clock is its client's own."""
+    """The answer "queued"; its clock is the client's own."""
     said = [each.place for each in standing.said if isinstance(each, InLine) and each.place]
     now = int(standing.called * 1e6)
     return Queued(standing.stand.ticket, min(said, default=1), ASK_AGAIN, now)
 
 
 def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | StoreError | None:
-    """Why it cannot enter at once, where a majority says so; None where that is not known yet."""
+    """Why the waiter cannot enter at once, if a majority says so; None if that is not known yet."""
     votes = standing.ballot.votes
     minority = len(votes) - quorum
     if len(votes) - standing.said.count(None) <= minority:
@@ -60,7 +60,7 @@ def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | Sto
 
 
 def _busy(taken: list[InLine]) -> Busy:
-    """Somebody else has it: the one that most members say."""
+    """Another client holds the lock: the one that most members name."""
     until = max((each.until for each in taken), default=1)
     holders = dict[tuple[str, int], list[Party]]()
     for each in taken:
@@ -71,7 +71,7 @@ def _busy(taken: list[InLine]) -> Busy:
 
 
 class Patience:
-    """Questions that are waited for, all for as long, with one timer for all of them."""
+    """Questions with an answer due, all after the same time, with one timer for all of them."""
 
     def __init__(self, council: Council) -> None:
         self._council = council
@@ -80,7 +80,7 @@ class Patience:
         self._timer: asyncio.TimerHandle | None = None
 
     def wait_for(self, answer: Prompt, now: float) -> None:
-        """Fail it in time, unless it is answered."""
+        """Fail the question when its time is over, unless it is answered."""
         waiting = self._waiting
         while waiting and waiting[0][1].done():
             waiting.popleft()
@@ -99,7 +99,7 @@ class Patience:
             self._timer = self._loop.call_later(left, self._look)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Cancel all questions that are still out."""
         if self._timer is not None:
             self._timer.cancel()
         for _, answer in self._waiting:

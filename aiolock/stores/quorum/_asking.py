@@ -1,4 +1,4 @@
-"""What a client asks of the members about its acquisitions, and what they answer."""
+"""A client's questions to the members about its acquisitions, and their answers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from aiolock.stores.quorum._standing import (
 from aiolock.stores.quorum._votes import GiveWay, Phase
 
 _RETRY: Final = 0.5
-"""Seconds until a member is asked again that has refused an answer."""
+"""Seconds until a member that has refused an answer is asked again."""
 SOON: Final = 0.02
-"""… or says that a vote does not stand any more that was to be given back."""
+"""Seconds until it is asked again if a vote that was to be given back does not stand any more."""
 
 
 class Asking:
-    """The acquisitions of one client, of all names; what follows from the votes is not here."""
+    """The acquisitions of one client, for all names; `Candidates` decides what its votes mean."""
 
     def __init__(self, council: Council) -> None:
         self._council = council
@@ -49,18 +49,18 @@ class Asking:
         self.standings: dict[Waiter, Standing] = {}
         self._lines: dict[str, Line] = {}
         self._seen = 0
-        """The highest number that any vote had."""
+        """The highest number of any vote that this client got."""
 
     def _look(self, standing: Standing, reason: str = "expired") -> None:
-        """Do what the votes say; one was taken away for that reason."""
+        """Act on the votes; ``reason`` says why a vote was taken away, if one was."""
         raise NotImplementedError
 
     def _answer(self, standing: Standing) -> None:
-        """Tell its client what is known, once that is enough."""
+        """Tell the client what is known, once that is enough."""
         raise NotImplementedError
 
     def _ask(self, standing: Standing, server: int, now: float) -> None:
-        """Ask for a vote there, unless there is one, or that is asked already."""
+        """Ask the member for a vote, unless there is one, or a question for it is out."""
         ballot, seat = standing.ballot, self._seats[server]
         if standing.asking[server] or ballot.votes[server] is not None or ballot.aside:
             return
@@ -77,7 +77,7 @@ class Asking:
             return
         new = not standing.asked[server]
         if isinstance(standing.said[server], Crowded) and not any(standing.asking):
-            # All have answered, and too few say so: then it is to have a place there as well.
+            # All have answered, and too few say "crowded": the waiter gets a place there as well.
             standing.admitted = True
         standing.asking[server] = standing.asked[server] = True
         standing.sent[server], standing.said[server] = now, None
@@ -94,7 +94,7 @@ class Asking:
         )
 
     def _ask_all(self, standing: Standing, now: float) -> None:
-        """A newcomer asks for all votes: what `_ask` does where nothing was asked before."""
+        """Ask for all votes of a newcomer: as `_ask` does for a waiter that has not asked yet."""
         stand = standing.stand
         proposal = max(stand.ticket - stand.form.priority * PRIORITY, self._seen + 1)
         asking, asked, sent = standing.asking, standing.asked, standing.sent
@@ -117,7 +117,7 @@ class Asking:
         answer: Answer | None,
         error: Exception | None,
     ) -> None:
-        """A member has answered a question, or will not."""
+        """A member has answered a question, or the question has failed."""
         standing.asking[server] = False
         if answer is None:
             if not standing.over:
@@ -154,7 +154,7 @@ class Asking:
         sent: float,
         answer: Silent | Crowded | Refused | Marked,
     ) -> None:
-        """A member does not vote, nor let it stand in line: it is asked again in a while."""
+        """A member gives no vote and no place in line: it is asked again in a while."""
         now = self._time()
         standing.said[server] = answer
         when = now + (SOON if isinstance(answer, Refused) else _RETRY)
@@ -180,7 +180,7 @@ class Asking:
     def _voted(  # where, which, and until when
         self, standing: Standing, server: int, number: int, deadline: float, given: int
     ) -> None:
-        """There is a vote, of ``given``, in µs of the member's clock, or of later than that."""
+        """A vote was given at ``given``, in µs of the member's clock, or later."""
         if standing.stand.form.counts:
             standing.ballot.counted(server, number, deadline)
             return
@@ -216,7 +216,7 @@ class Asking:
         fence: int,
         heard: Heard,
     ) -> None:
-        """Renew one vote, and have the member know this fence."""
+        """Renew one vote, and tell the member this fence."""
         vote, seat, sent = standing.ballot.votes[server], self._seats[server], self._time()
         assert vote is not None
         number, inside = vote.number, standing.inside
@@ -253,10 +253,10 @@ class Asking:
         highest = standing.ballot.highest
         member.release(standing.stand, highest, upto, entered=OUTSIDE, heard=heard)
 
-    # What is to be done in time
+    # What is due by the clock
 
     def _look_after(self, line: Line) -> None:
-        """Renew votes that are not enough yet, and ask again where a push may be lost."""
+        """Renew the votes that make no majority yet, and ask again in case a push was lost."""
         now, following = self._time(), math.inf
         for server, seat in enumerate(self._seats):
             first = True
@@ -280,7 +280,7 @@ class Asking:
             line.look_by(following, now)
 
     def _keep(self, standing: Standing, server: int, now: float) -> float:
-        """Renew a vote of one that has no majority yet, in time; when to look again."""
+        """Renew, in time, a vote of a waiter without a majority; returns when to look again."""
         vote, third = standing.ballot.votes[server], standing.claim / 3000
         assert vote is not None
         renew_at = vote.deadline - 2 * third

@@ -1,4 +1,4 @@
-"""All acquisitions of one client: what follows from the votes, and what it is told of that."""
+"""All acquisitions of one client: what follows from their votes, and what the client is told."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from aiolock.stores.quorum._standing import Line, Standing, lasts
 from aiolock.stores.quorum._votes import Enter, Raise, Recall
 
 _LATELY: Final = 1.0
-"""Seconds for which a push about a waiter that was released is older than that."""
+"""Seconds after a release in which a push about its waiter may have been sent before it."""
 _FEW: Final = 2
-"""Up to so many acquisitions at a time, each goes on in the very call that brings its votes."""
+"""With up to so many acquisitions, each goes on in the very call that brings its votes."""
 
 
 class Candidates(Handing):
@@ -43,12 +43,12 @@ class Candidates(Handing):
     def __init__(self, council: Council, inbox: Inbox) -> None:
         super().__init__(council, inbox)
         self._last_tickets: dict[int, int] = {}
-        """By priority."""
+        """The last ticket for each priority."""
         self._patience = Patience(council)
         self._left: set[Waiter] = set()
-        """Those that were released lately."""
+        """The waiters that were released lately."""
         self._left_at: deque[tuple[float, Waiter]] = deque()
-        """… and when, in order."""
+        """When each of these waiters was released, in order."""
 
     # What a client asks
 
@@ -87,7 +87,7 @@ class Candidates(Handing):
         return answer
 
     def _begin(self, standing: Standing, answer: Prompt, now: float) -> None:
-        """A newcomer asks all members, unless it waits here."""
+        """A newcomer asks all members, unless it waits at this client."""
         name = standing.stand.name
         self.standings[standing.stand.waiter] = standing
         line = self._lines.get(name)
@@ -114,7 +114,7 @@ class Candidates(Handing):
             self._ask(standing, server, now)
 
     def _ticket(self, form: Form, now: float) -> int:
-        """Of a newcomer: behind all that have come before it, of its priority."""
+        """A newcomer's ticket: behind all earlier ones of its priority."""
         last = self._last_tickets.get(form.priority, 0)
         ticket = max(self._council.clocks.now(now) + form.priority * PRIORITY, last + 1)
         self._last_tickets[form.priority] = ticket
@@ -123,7 +123,7 @@ class Candidates(Handing):
     # What the members push
 
     def granted(self, server: int, waiter: Waiter, number: int, lease: int, now: int) -> None:
-        """A member has voted for one that stood in line."""
+        """A member has voted for a waiter that stood in line."""
         standing = self.standings[waiter]
         began = standing.began(server, now, self._time())
         self._voted(standing, server, number, began + lasts(lease), now)
@@ -131,7 +131,7 @@ class Candidates(Handing):
             self._look(standing)
 
     def foreign(self, server: int, name: str, waiter: Waiter, form: Form) -> None:
-        """A member has voted for one that is over: it has not heard that, or has forgotten."""
+        """A member has voted for an ended waiter: it has not heard of the end, or forgot it."""
         if waiter in self._left:
             return  # its release was not there yet, and is by now, or will be
         member = self._seats[server].member
@@ -139,7 +139,7 @@ class Candidates(Handing):
         member.release(stand, 0, UNBOUNDED, entered=OUTSIDE, heard=unheard)
 
     def inquired(self, server: int, waiter: Waiter, number: int) -> None:
-        """Somebody who is before it wants this vote."""
+        """A waiter with a lower ticket wants this vote."""
         standing = self.standings.get(waiter)
         if standing is not None:
             standing.ballot.inquired(server, number)
@@ -155,36 +155,36 @@ class Candidates(Handing):
             self._look(standing, reason)
         line = self._lines.get(name)
         if line is not None and reason == "expired":
-            # We were taken for stuck, so all of ours have left the line.
+            # The member took this client for stuck, so all its waiters have left the line.
             for other in list(line.standings.values()):
                 self._ask(other, server, now)
 
     def closed(self, name: str) -> None:
-        """A member votes for nobody for a while: who is first asks for how long."""
+        """A member gives no votes for a while: the first waiter asks for how long."""
         if name in self._lines:
             self._inbox.done(name)
 
     def requested(self, waiter: Waiter) -> None:
-        """Somebody asks this one to let go; several members say so."""
+        """A client asks this waiter to let go; several members push that."""
         standing = self.standings.get(waiter)
         if standing is not None and standing.inside:
             self._inbox.requested(standing.stand.name, standing.bearer, standing.ballot.fence)
 
-    # Who can be asked
+    # Members in reach
 
     def forget_clock(self, server: int) -> None:
-        """It is another run of the server, or another server: its clock may be another."""
+        """The server was restarted or replaced, so what is known of its clock is void."""
         for standing in self.standings.values():
             standing.heard[server] = None
 
     def ask_there(self, server: int) -> None:
-        """All that have no vote there ask: pushes may be lost, or it was not asked before."""
+        """All waiters without a vote there ask: a push may be lost, or they did not ask before."""
         now = self._time()
         for standing in list(self.standings.values()):
             self._ask(standing, server, now)
 
     def step_aside(self) -> None:
-        """No majority is in reach: be in nobody's way."""
+        """No majority is in reach: leave the lines, so that no waiter of others is blocked."""
         for standing in list(self.standings.values()):
             if standing.waits and not standing.idle and not standing.ballot.aside:
                 for leave in standing.ballot.step_aside():
@@ -209,7 +209,7 @@ class Candidates(Handing):
                 self._mark_votes(standing)
             steps = standing.ballot.look(self._time())
             if standing.stand.form.once and Recall() not in steps:
-                standing.recalled_at = -math.inf  # what is heard now was asked too soon
+                standing.recalled_at = -math.inf  # the answers to come were asked for too soon
             for step in steps:
                 if isinstance(step, Enter):
                     self._enter(standing, step.fence)
@@ -223,13 +223,13 @@ class Candidates(Handing):
                     self._give_way(standing, step)
             self._answer(standing)
         elif standing.inside and standing.ballot.deadline is None:
-            # What is left of it is no majority, and no other vote will be what was counted.
+            # The votes left are no majority, and no later vote replaces one that was counted.
             name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
             self._abandon(standing, entered=True)
             self._inbox.lost(name, waiter, fence, reason)
 
     def _enter(self, standing: Standing, fence: int) -> None:
-        """It has entered: its client is told, by the answer it waits for or by a push."""
+        """The waiter has entered: tell its client, by the answer that is due or by a push."""
         now, deadline = self._time(), standing.ballot.deadline
         assert deadline is not None
         standing.entered_at = now
@@ -245,7 +245,7 @@ class Candidates(Handing):
         if not standing.is_waited_for:
             once = standing.stand.form.once
             if once and isinstance(denied(standing, self._council.quorum), Done):
-                self._inbox.done(standing.stand.name)  # its client asks, and is told
+                self._inbox.done(standing.stand.name)  # the client asks, and gets the answer
             return
         if standing.inside:
             standing.tell(granted(standing, standing.ballot.deadline or 0.0))
@@ -260,7 +260,7 @@ class Candidates(Handing):
                 self._abandon(standing, entered=False)
 
     def _ask_the_crowded(self, standing: Standing) -> None:
-        """Of those for which too many wait: others have let it stand in line."""
+        """Ask the members that had no place: other members have let the waiter stand in line."""
         for server, said in enumerate(standing.said):
             if isinstance(said, Crowded):
                 self._ask(standing, server, self._time())
@@ -268,7 +268,7 @@ class Candidates(Handing):
     # Renewing
 
     def renew(self, waiter: Waiter, fence: int, ttl: int, concluded: Concluded) -> None:
-        """One line of `Store.renew`: True, False, or None where nobody knows."""
+        """One renewal of `Store.renew`: True, False, or None if nobody knows."""
         standing = self._has(waiter)
         if standing is None or not standing.inside or standing.ballot.fence != fence:
             concluded(False)  # noqa: FBT003  # what is known
@@ -298,7 +298,7 @@ class Candidates(Handing):
         if fence and not mine:
             return self._at_once(WAS_ABSENT)
         if standing is None and waiter in self.standings:
-            return self._at_once(WAS_ABSENT)  # it has left, and another has its votes
+            return self._at_once(WAS_ABSENT)  # it has left, and another waiter has its votes
         if fence and entered and standing is not None:
             handed = self._hand_on(standing)
             if handed is not None:
@@ -313,7 +313,7 @@ class Candidates(Handing):
         return self.leave(standing, entered=entered)
 
     def _give_back(self, standing: Standing) -> asyncio.Future[int]:
-        """It was entered too late; its client asks again, for the same ticket."""
+        """It was entered too late: the client asks again, with the same ticket."""
         tally = Tally(self._council.quorum, WAS_HOLDER, self._council.size)
         standing.idle = True
         self._line_up_behind(standing)
@@ -324,7 +324,7 @@ class Candidates(Handing):
         return tally.future
 
     def leave(self, standing: Standing, *, entered: bool) -> asyncio.Future[int]:
-        """It is over: released wherever it was asked for, whatever it is there."""
+        """End an acquisition: release it at each member that was asked, in whatever state."""
         ballot, inside = standing.ballot, standing.inside
         if standing.local:
             self._end(standing)
@@ -337,7 +337,7 @@ class Candidates(Handing):
         self._end(standing)
         left, standing.undecided = standing.undecided, None
         stand, now = standing.stand, self._time()
-        servers = standing.asked.count(True)  # so many were asked
+        servers = standing.asked.count(True)  # how many were asked
         if not servers:
             return self._at_once(WAS_ABSENT)
         deadline = ballot.deadline
@@ -372,10 +372,10 @@ class Candidates(Handing):
         if line is not None and line.leave(standing):
             del self._lines[stand.name]
         if standing.answers:
-            standing.tell(Busy(0))  # where it was released before it was answered
+            standing.tell(Busy(0))  # it was released before it was answered
 
     def _remember(self, waiter: Waiter, now: float) -> None:
-        """It was released; those of which that is long ago are forgotten."""
+        """Remember that a waiter was released, and forget those that were released long ago."""
         self._left.add(waiter)
         left_at = self._left_at
         left_at.append((now, waiter))
@@ -383,7 +383,7 @@ class Candidates(Handing):
             self._left.discard(left_at.popleft()[1])
 
     def _abandon(self, standing: Standing, *, entered: bool) -> None:
-        """It is over, and nobody waits for what the members say to that."""
+        """End an acquisition without waiting for the members' answers."""
         self.leave(standing, entered=entered).add_done_callback(_retrieve)
 
     def _at_once(self, was: int) -> asyncio.Future[int]:
@@ -392,7 +392,7 @@ class Candidates(Handing):
         return future
 
     def close(self) -> None:
-        """Nobody waits for anything any more."""
+        """End all that is undecided, and stop all timers."""
         for standing in [each for each in self.standings.values() if each.undecided is not None]:
             self._abandon(standing, entered=True)
         for line in self._lines.values():

@@ -1,10 +1,10 @@
-"""What several clocks say, as one: by which a client gives out tickets.
+"""One clock made of the servers' clocks; a client gives out tickets by it.
 
-Every answer says what its server's clock was. Less the client's own clock when the answer came,
-that is how far the server is ahead, at least: the shorter the way, the nearer. Of the servers it is
-the median that counts, so a clock that is years off changes nothing.
+Every answer carries the time of its server. Subtract the client's own time when the answer came:
+the server is ahead by at least that, and the shorter the way, the nearer this is. The median of all
+servers counts, so a clock that is years off changes nothing.
 
-Nothing is safe by this: tickets say who is first, and no more.
+No safety depends on this: tickets only decide who is first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from typing import Final
 
 _SAMPLES: Final = 8
-"""Of so many answers the best is taken: a clock that was set back is noticed after as many."""
+"""The best of so many answers counts: a clock that was set back is noticed after as many."""
 
 
 class Clocks:
@@ -25,7 +25,7 @@ class Clocks:
         self._median = 0
 
     def heard(self, server: int, stamp: int, received: float) -> None:
-        """An answer that came at ``received`` (s, by our clock) says that its was ``stamp``."""
+        """An answer received at ``received`` (s, our clock) has ``stamp`` (µs, the server's)."""
         samples = self._samples[server]
         samples.append(stamp - int(received * 1e6))
         best = max(samples)
@@ -38,20 +38,20 @@ class Clocks:
         self._median = known[(len(known) - 1) // 2] if known else 0
 
     def forget(self, server: int) -> None:
-        """It is another server now, or was started anew."""
+        """Forget the answers of a server that was restarted or replaced."""
         self._samples[server].clear()
         self._know(server, None)
 
     def now(self, local: float) -> int:
-        """The servers' time, in µs; ours, where nothing is known of theirs."""
+        """The servers' time, in µs; the local time if no server has answered."""
         return int(local * 1e6) + self._median
 
     def at(self, server: int, local: float) -> int | None:
-        """What this server's clock says at that time of ours, at least, in ms; None if unknown."""
+        """This server's time at a local time, in ms and at least; None if unknown."""
         ahead = self._ahead[server]
         return None if ahead is None else (int(local * 1e6) + ahead) // 1000
 
     def off(self, server: int) -> float | None:
-        """By how many seconds this server is ahead of the median; None where that is not known."""
+        """By how many seconds this server is ahead of the median; None if that is not known."""
         ahead = self._ahead[server]
         return None if ahead is None else (ahead - self.now(0.0)) / 1e6

@@ -1,4 +1,4 @@
-"""The members as one: they are joined, told of what they are members, and asked all at once."""
+"""All members together: a client joins them, enrols them, and asks all of them at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("aiolock")
 Value = TypeVar("Value")
 
 OTHERS: Final = 0.3
-"""Seconds for which the others are waited for when a majority has been joined, or has answered."""
+"""Seconds to wait for the other members once a majority has been joined, or has answered."""
 OPEN_TIMEOUT: Final = 9.0
-"""Seconds for a majority to be joined."""
+"""Seconds in which a majority has to be joined."""
 ANSWER_TIMEOUT: Final = 9.0
-"""Seconds after which a majority that has not answered will not."""
+"""Seconds after which a missing majority is not waited for any longer."""
 _AGAIN: Final = 0.1
 _PATIENCE: Final = 4.0
 
@@ -42,13 +42,13 @@ class Council:
         self.seats = [Seat(n, member, host, self.time) for n, member in enumerate(members)]
         self._progress = asyncio.Event()
         self._decided = False
-        """Whether those that knew of no quorum when it was opened have been told."""
+        """Whether the members that knew of no quorum at opening have been told what they are."""
         self.closed = False
 
     # Joining
 
     async def join(self, client: str) -> None:
-        """Join a majority, and as many of the others as are there; `StoreError` for fewer."""
+        """Join a majority, and as many others as answer soon; `StoreError` without a majority."""
         for seat in self.seats:
             seat.join(client, self.charter)
         end, soon = self.time() + OPEN_TIMEOUT, 0.0
@@ -75,7 +75,7 @@ class Council:
         return sum(seat.is_joined for seat in self.seats)
 
     def _is_settled(self, soon: float) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether there is nothing left to wait for."""
         if any(seat.unfit for seat in self.seats):
             return True
         if soon and self.time() >= soon:
@@ -83,7 +83,7 @@ class Council:
         return all(seat.tried for seat in self.seats)
 
     def joined(self) -> None:
-        """Something has come of an attempt to join one."""
+        """An attempt to join a member has succeeded or failed."""
         self._progress.set()
 
     def _raise_if_unfit(self) -> None:
@@ -92,7 +92,7 @@ class Council:
                 raise seat.unfit
 
     def enrolled(self, seat: Seat, enrolled: Enrolled) -> None:
-        """A member has said what it is."""
+        """A member has said which run it is, and for how long it does not vote."""
         if seat.run and seat.run != enrolled.run:
             self.clocks.forget(seat.number)
         seat.run = enrolled.run
@@ -106,11 +106,11 @@ class Council:
                 )
                 log.error("aiolock: %s", second.unfit)
         if seat.unknown and self._decided:
-            # The others know of this quorum, so this one has forgotten it.
+            # The other members know of this quorum, so this one has forgotten it.
             seat.enrol(Memory.LOST)
 
     def _decide(self) -> None:
-        """What those are to be told that know of no quorum: of a majority, that it is new."""
+        """Tell the members that know of no quorum: if they are a majority, the quorum is new."""
         self._decided = True
         unknown = [seat for seat in self.seats if seat.is_joined and seat.unknown]
         memory = Memory.NEW if len(unknown) >= self.quorum else Memory.LOST
@@ -129,15 +129,15 @@ class Council:
                 )
 
     async def leave(self) -> None:
-        """Let go of all of them."""
+        """Leave all members."""
         self.closed = True
         await asyncio.gather(*(seat.leave(_PATIENCE) for seat in self.seats))
 
-    # Who can be asked
+    # Members in reach
 
     @property
     def in_reach(self) -> int:
-        """How many of them can be asked."""
+        """How many members can be asked."""
         return sum(seat.in_reach for seat in self.seats)
 
     @property
@@ -146,7 +146,7 @@ class Council:
         return self.in_reach >= self.quorum
 
     def too_few(self) -> StoreError:
-        """The error that a majority cannot be asked, and why."""
+        """The error that a majority cannot be asked, with the reasons."""
         missing = [seat for seat in self.seats if not seat.in_reach]
         said = ", ".join(f"{seat.member.address}: {seat.why}" for seat in missing)
         if len(missing) > self.size - self.quorum:
@@ -157,7 +157,7 @@ class Council:
         )
 
     def servers(self, votes: Callable[[int], int]) -> list[ServerStatus]:
-        """What is known of each."""
+        """The state of each member."""
         now = self.time()
         return [
             ServerStatus(
@@ -184,7 +184,7 @@ class Council:
         start: Callable[[Member, Heard], None],
         conclude: Callable[[dict[int, Any]], Value],
     ) -> asyncio.Future[Value]:
-        """Ask all that can be asked, and conclude from what a majority, at least, has answered."""
+        """Ask all members in reach, and conclude from the answers of a majority at least."""
         future: asyncio.Future[Value] = self._loop.create_future()
         poll = _Poll(self, start, conclude, future)
         poll.begin(self.time() + ANSWER_TIMEOUT)
@@ -192,7 +192,7 @@ class Council:
 
 
 class _Poll:
-    """One question to all of them."""
+    """One question to all members."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class _Poll:
         self._enough = False
 
     def begin(self, until: float) -> None:
-        """Ask them, once a majority can be asked; until then at most."""
+        """Ask the members once a majority can be asked; give up at ``until``."""
         council, future = self._council, self._future
         if future.done():
             return
@@ -239,7 +239,7 @@ class _Poll:
         self._look()
 
     def _is_enough(self) -> None:
-        """The others have had their time."""
+        """The other members have had their time."""
         self._enough = True
         self._look()
 

@@ -1,4 +1,4 @@
-"""The answers of several members to one command, until a majority has said enough."""
+"""The answers of several members to one command, until a majority has answered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
 from aiolock.stores.quorum._standing import Standing
 
 Concluded = Callable[[bool | None], None]
-"""Gets what a majority says to a renewal; None where nobody knows."""
+"""Gets the majority's answer to a renewal; None if nobody knows."""
 
 
 class Tally:
@@ -20,9 +20,9 @@ class Tally:
     def __init__(
         self, quorum: int, was: int, held: int, *, lost: bool = False, at_once: bool = False
     ) -> None:
-        """``held`` votes were counted; ``lost``: for all that its client knows they have ended.
+        """``held`` votes were counted; ``lost``: as far as the client knows, they have ended.
 
-        ``at_once``: who waits for it goes on in the very call that brings the last answer.
+        ``at_once``: the task that waits for this goes on in the call that brings the last answer.
         """
         self.future = Prompt(loop=asyncio.get_running_loop())
         self._at_once = at_once
@@ -33,14 +33,14 @@ class Tally:
         self._present = self._absent = self._unsure = 0
 
     def expect(self, asked: int) -> None:
-        """So many answers are to come; a majority is enough, or all where fewer were asked."""
+        """Expect so many answers: a majority is enough, or all if fewer members were asked."""
         self._asked = asked
         self._quorum = min(self._quorum, asked)
         if not asked:
             self._conclude(self._was)
 
     def heard_of(self, was: int | None, error: Exception | None) -> None:
-        """One has answered of which there was a vote."""
+        """A member whose vote was counted has answered."""
         if error is None:
             self._present += was == WAS_HOLDER
             self._absent += was == WAS_ABSENT
@@ -48,7 +48,7 @@ class Tally:
         self.heard(was, error)
 
     def heard(self, was: int | None, error: Exception | None) -> None:
-        """One has answered."""
+        """A member has answered."""
         if error is None:
             self._heard += 1
             if self._heard == self._quorum:
@@ -59,9 +59,9 @@ class Tally:
                 self.future.set_exception(error)
 
     def _verdict(self) -> int:
-        """What it was, unless it may have lost a majority of its votes.
+        """The state before the release, unless a majority of its votes may have been lost.
 
-        Until the deadline they stand that no server misses; after it, only those that are found.
+        Until the deadline a vote counts unless its server misses it; after it, only if found.
         """
         if self._was != WAS_HOLDER:
             return self._was
@@ -80,7 +80,7 @@ class Tally:
 
 
 class Renewing:
-    """The answers to a renewal of all votes of one that has entered."""
+    """The answers to a renewal of all votes of an acquisition that has entered."""
 
     def __init__(self, standing: Standing, asked: int, concluded: Concluded) -> None:
         self._standing = standing
@@ -89,14 +89,14 @@ class Renewing:
         self._concluded: Concluded | None = concluded
 
     def heard(self, still: Any, error: Exception | None) -> None:
-        """One has answered; what became of its vote is known to the standing."""
+        """A member has answered; the standing knows already what became of its vote."""
         self._pending -= 1
         if error is None and still:
             self._renewed += 1
         self.look()
 
     def look(self) -> None:
-        """Conclude, where a majority has said the same, or no more is to come."""
+        """Conclude once a majority has given the same answer, or no more answers are to come."""
         votes, quorum = self._standing.ballot.votes, self._standing.ballot.quorum
         if self._renewed >= quorum:
             self._conclude(True)  # noqa: FBT003  # what is known
@@ -112,4 +112,4 @@ class Renewing:
 
 
 def unheard(_: Any, __: Exception | None) -> None:
-    """Nobody waits for this answer."""
+    """No task waits for this answer."""

@@ -1,18 +1,21 @@
-"""Handing on within one client: hand-offs that are not the members'.
+"""Hand-offs within one client, without the members.
 
-Whoever has entered has the votes of a majority, and its client may let another of its own waiters
-have the lock by these very votes. No member hears of that: to them the votes are still those of the
-one that was voted for, until the last of this *run* has left. So the deadline stays what it was,
-and what is said of the votes (renewed, taken away, lost) is of whoever has it by then.
+A waiter that has entered has the votes of a majority, and its client may let another of its own
+waiters have the lock by these very votes. No member hears of that: for the members the votes still
+belong to the first waiter, until the last waiter of this *run* has left. So the deadline stays as
+it was, and news of the votes (renewed, taken away, lost) concerns the waiter that holds the lock
+by then, the *bearer*.
 
-* **The fences are known beforehand.** A majority of the votes has to stand, and their members to
-  know the next fence, before anybody enters with it. So whoever is voted for later has a higher
-  one, though nothing arrives that is sent after this.
-* **Nobody else waits.** A majority has to have said so lately; else the votes are given back, and
-  the members hand on. So whoever stands in line at a majority is overtaken for no longer than that.
-* **Who comes meanwhile waits here,** without a place in line, for a short while: then it is told to
-  the members, as it is at once where somebody else waits, and before the votes are given back. It
-  has its ticket from when it came, so its place is the one that it would have had.
+* **The fences are known beforehand.** A majority of the votes has to stand, and their members have
+  to know the next fence, before a waiter enters with it. So any later vote has a higher number,
+  even if no message that is sent after this arrives.
+* **No other client waits.** A majority has to have said so lately; else the votes are given back,
+  and the members hand on. So a waiter that stands in line at a majority is not overtaken for longer
+  than that.
+* **A new waiter waits at its client** during a run, without a place in line, for a short while.
+  Then its client asks the members for it; it asks them at once if another client waits, and before
+  the votes are given back. The ticket is from when the waiter came, so its place is the one that it
+  would have had.
 """
 
 from __future__ import annotations
@@ -31,51 +34,51 @@ from aiolock.stores.quorum._marks import Marking
 from aiolock.stores.quorum._standing import Line, Standing, lasts, lease_until
 
 FRESH: Final = 0.01
-"""Seconds for which it is relied on that nobody else waits, from before that was asked."""
+"""Seconds for which "no other client waits" is relied on, from before that was asked."""
 _AHEAD: Final = 64
-"""Fences that are known before somebody has them."""
+"""How many fences the members know in advance."""
 LAZY: Final = 0.05
-"""Seconds for which a waiter stands in no line, at most."""
+"""Seconds for which a waiter may wait at its client, without a place in line."""
 _SHARED: Final = 0.1
-"""Seconds for which it is not tried again, where somebody else waits."""
+"""Seconds in which no hand-off is tried after a member has said that another client waits."""
 _FAR: Final = 1.0
-"""… or where the members answer too late for that."""
+"""The same after the members have answered too late for a hand-off."""
 _UNDECIDED: Final = 0.02
-"""Seconds for which a lock is nobody's, at most, before it is released."""
+"""Seconds for which the next bearer may be undecided before the lock is released."""
 _MARGIN: Final = 4
-"""It is handed on only while more than this part of a claim is left."""
+"""A hand-off needs at least a claim divided by this to be left of the deadline."""
 
 
 class Handing(Marking):
-    """The acquisitions of one client, by which it may hand locks on among them."""
+    """The acquisitions of one client, among which it may hand locks on."""
 
     def __init__(self, council: Council, inbox: Inbox) -> None:
         super().__init__(council)
         self._inbox = inbox
         self._runs: dict[Waiter, Standing] = {}
-        """By whom it was handed on to: what has the votes."""
+        """Bearers after a hand-off, with the acquisition whose votes they have."""
 
     def leave(self, standing: Standing, *, entered: bool) -> asyncio.Future[int]:
-        """It is over: released wherever it was asked for."""
+        """End an acquisition: release it at each member that was asked."""
         raise NotImplementedError
 
     def _abandon(self, standing: Standing, *, entered: bool) -> None:
-        """It is over, and nobody waits for what the members say to that."""
+        """End an acquisition without waiting for the members' answers."""
         raise NotImplementedError
 
     def _has(self, waiter: Waiter) -> Standing | None:
-        """What this waiter has, or waits with."""
+        """The acquisition that this waiter bears, or waits with."""
         standing = self._runs.get(waiter) if self._runs else None
         if standing is None:
             standing = self.standings.get(waiter)
             if standing is not None and standing.bearer != waiter:
-                return None  # it has left, and another has its votes
+                return None  # it has left, and another waiter has its votes
         return standing
 
-    # Who comes meanwhile
+    # Waiters that come during a run
 
     def _waits_here(self, line: Line, standing: Standing) -> bool:
-        """Whether a newcomer waits behind one of its own client; and then it does."""
+        """Whether a newcomer waits here, behind a waiter that has entered; then it is set up."""
         if len(line.standings) == 1:
             return False
         first, now = next(iter(line.standings.values())), standing.called
@@ -97,7 +100,7 @@ class Handing(Marking):
             line.timer_of_locals = self._loop.call_later(LAZY / 2, self._look_at_locals, line)
 
     def _line_up(self, line: Line, since: float = math.inf) -> None:
-        """Let those stand in line that have waited here since then, at least."""
+        """Ask the members for the waiters that have waited here since ``since``, or longer."""
         now = self._time()
         for standing in list(line.standings.values()):
             if standing.local and standing.called <= since:
@@ -107,7 +110,7 @@ class Handing(Marking):
                     self._ask_all(standing, now)
 
     def _line_up_behind(self, standing: Standing) -> None:
-        """It is given back: who waits here behind it is to stand in line before that."""
+        """The votes are to be given back: before that, those behind them have to stand in line."""
         line = self._lines.get(standing.stand.name)
         if line is not None and len(line.standings) > 1:
             self._line_up(line)
@@ -115,9 +118,9 @@ class Handing(Marking):
     # Handing on
 
     def _hand_on(self, standing: Standing) -> asyncio.Future[int] | None:
-        """Its bearer leaves: let the next of its client have it, where that may be.
+        """The bearer leaves: let the next waiter of this client have the lock, if it may.
 
-        What the release will answer; None where it is to be released.
+        Returns the answer to the release; None if the votes are to be released.
         """
         line = self._lines.get(standing.stand.name)
         if line is None or len(line.standings) == 1 or standing.undecided is not None:
@@ -133,7 +136,7 @@ class Handing(Marking):
         return left
 
     def _next(self, line: Line, standing: Standing) -> Standing | None:
-        """Whose turn it is of this client's, where it can be handed on to that one."""
+        """The next waiter of this client, if the lock can be handed on to it."""
         if not line.in_order:
             return None
         waiting = iter(line.standings.values())
@@ -150,7 +153,7 @@ class Handing(Marking):
         return sum(asked >= since for asked in line.alone) >= self._council.quorum
 
     def _ask_ahead(self, standing: Standing, now: float) -> None:
-        """Have the next fences known, and hear whether somebody else waits, before that is due."""
+        """In advance, make the next fences known, and ask whether another client waits."""
         ballot = standing.ballot
         if now - standing.ahead_at < FRESH / 3 and ballot.highest > ballot.fence + _AHEAD // 2:
             return
@@ -204,7 +207,7 @@ class Handing(Marking):
             self._abandon(standing, entered=True)
 
     def _decide(self, line: Line, standing: Standing) -> None:
-        """Nobody has it: the next has, once that is one of ours for sure."""
+        """The bearer has left: let the next waiter have the lock once it is surely its turn."""
         now, ballot = self._time(), standing.ballot
         taker = self._next(line, standing)
         deadline = ballot.deadline or 0.0
@@ -234,10 +237,10 @@ class Handing(Marking):
     def _push(
         self, standing: Standing, waiter: Waiter, called: float, fence: int, deadline: float
     ) -> None:
-        """Tell who has entered, that was queued before."""
+        """Tell a queued waiter that it has entered."""
         now = self._time()
         lease, since = lease_until(deadline, now, standing.ttl), now
-        if lease < standing.claim:  # as of any grant that is pushed, after its question
+        if lease < standing.claim:  # as for any pushed grant, no earlier than its question
             since = max(deadline - lasts(standing.claim), called)
             lease = lease_until(deadline, since, standing.claim)
         # Two µs earlier, for rounding: it must not seem to be ours for longer.
@@ -246,14 +249,14 @@ class Handing(Marking):
         self._inbox.granted(stand.name, waiter, stand.form, fence, lease, when)
 
     def _says_again(self, standing: Standing, ttl: int) -> Granted:
-        """To one that asks though it was handed on to it: it has it."""
+        """The answer to a waiter that asks after the lock was handed on to it: it has the lock."""
         lease = lease_until(standing.ballot.deadline or 0.0, self._time(), ttl)
         return Granted(standing.ballot.fence, lease)
 
-    # What others ask
+    # Questions of other clients
 
     def as_handed_on(self, status: Status) -> Status:
-        """A status, with who of this client has it by the votes of another."""
+        """A status that shows the bearer in place of the waiter whose votes it has."""
 
         def present(party: Party) -> Party:
             standing = self.standings.get(Waiter(party.client, party.seq))
@@ -264,12 +267,12 @@ class Handing(Marking):
         return replace(status, holders=tuple(map(present, status.holders)))
 
     def fences(self) -> dict[int, Waiter]:
-        """Of what was handed on: by whose votes."""
+        """The fences that were handed on, with the waiter whose votes they rest on."""
         return {each.ballot.fence: each.stand.waiter for each in self._runs.values()}
 
 
 def _alike(one: Standing, other: Standing) -> bool:
-    """Whether one may have what the other has."""
+    """Whether one waiter may take over the votes of the other."""
     form: Form = one.stand.form
     same = form is other.stand.form or form == other.stand.form
     return same and form.plain and one.ttl == other.ttl

@@ -1,30 +1,31 @@
-"""What is done once: how a majority comes to know that, and how nobody does it again.
+"""What is done once: how a majority learns that it is done, and why no client does it again.
 
-Whoever has done it leaves a *mark* with its fence at every server, in place of its vote. A server
-has a mark or a vote out, never both, until the mark ends: by the server's clock, ``remember`` after
-it was left. From that follows, whichever servers answer:
+The client that has done it leaves a *mark* with its fence at every server, in place of its vote. A
+server has a mark or a vote out, never both, until the mark ends: ``remember`` after it was left, by
+the server's clock. From this follows, whichever servers answer:
 
-* **A majority knows before anybody is told.** `finish` answers once a majority is marked, and a
-  candidate is told *done* once it has found that a majority is. Who is to enter after that needs a
-  vote of one of these, which has none. So nobody begins once anybody was told that it is done.
-* **A mark of a minority is written back.** Where the one who did it died half way, or a server was
-  not there, a candidate that learns of a mark turns each vote that it gets into that mark, and is
-  told once a majority has it (the write-back of Attiya, Bar-Noy and Dolev). Who is told leaves it
-  at all others as well. A candidate that has entered without having met the mark does it again,
-  which `finish` has told the first one: nobody knows. The marks of both are true.
-* **A copy ends no later than what it is a copy of**, by the clock of the server where it is left.
-  So marks that end unevenly do not keep each other alive. Until then a mark of a minority keeps the
-  others from their votes as long as somebody asks; without a mark at some majority it is over.
-* **Who has lost its memory does not say that it is not done.** A server that lost it does not vote
-  for the longest lease, which is much less than ``remember``. So a candidate that has a majority
-  asks all servers once more, before it enters, and counts those that have not lost their memory in
-  all that time: it needs the word of a majority of these, or of all that there are, where they are
-  fewer. Then it has heard one that was marked, if any of them has not lost its memory: of N servers
-  q were marked, and f have lost it; it has not heard q - 1 - f of the others at most, and at least
-  q - f of these were marked.
+* **A majority knows before any client is told.** `finish` answers once a majority is marked, and a
+  candidate is told *done* once it has found that a majority is. A client that is to enter after
+  that needs a vote of one of these servers, which has none. So no body begins once any client was
+  told that it is done.
+* **A mark of a minority is written back.** The client that did it may have died half way, or a
+  server was not there. A candidate that learns of a mark turns each vote that it gets into that
+  mark, and is told "done" once a majority has it (the write-back of Attiya, Bar-Noy and Dolev). It
+  then leaves the mark at all other servers as well. A candidate that enters without having met the
+  mark does it again; `finish` has told the first client that nobody knows. Both marks are true.
+* **A copy ends no later than the mark that it copies**, by the clock of the server where it is
+  left. So marks that end unevenly do not keep each other alive. Until then a mark of a minority
+  keeps candidates from their votes as long as any asks; it is over once some majority has no mark.
+* **A server that has lost its memory does not say that it is not done.** Such a server does not
+  vote for the longest lease, which is much less than ``remember``. So a candidate that has a
+  majority asks all servers once more before it enters, and counts those that have not lost their
+  memory in all that time. It needs answers from q of these, or from all of these if they are
+  fewer. Then it has heard a marked server, if any has not lost its memory: of N servers q were
+  marked, and f have lost it; the candidate has not heard at most q - 1 - f of the others, and at
+  least q - f of these were marked.
 
-Where all that were marked have lost their memory, it is forgotten. So it is where a majority was
-emptied at once, for a quorum of which a majority knows nothing is a new one.
+If all marked servers have lost their memory, the mark is forgotten. It is also forgotten if a
+majority was emptied at once: a quorum of which a majority knows nothing is a new one.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ from aiolock.stores.quorum._standing import JUST_AFTER, Standing
 _AGAIN: Final = 0.5
 """Seconds after which the members are asked again whether it is done."""
 _PATIENCE: Final = 5.0
-"""Seconds after which whoever asked is told that too few of them know."""
+"""Seconds after which a waiting client is told that too few members know whether it is done."""
 
 
 class Marking(Asking):
-    """The acquisitions of one client, as far as they are about what is done once."""
+    """The acquisitions of one client; here, the part about what is done once."""
 
-    # A mark is known of
+    # A known mark
 
     def _mark_votes(self, standing: Standing) -> None:
-        """Turn its votes into the mark that it knows of."""
+        """Turn the votes of an acquisition into the mark that it knows of."""
         now = self._time()
         for server, vote in enumerate(standing.ballot.votes):
             if vote is not None and (copy := self._copy(standing, server, now)) is not None:
@@ -62,7 +63,7 @@ class Marking(Asking):
                 self._mark(standing, server, copy, now)
 
     def _copy(self, standing: Standing, server: int, now: float) -> tuple[int, int, int] | None:
-        """The mark that it knows of, as this member is to keep it; None where that has ended."""
+        """The known mark for this member; None if it has ended, or no clock of it is known."""
         if standing.mark is None:
             return None
         fence, until = standing.mark
@@ -91,7 +92,7 @@ class Marking(Asking):
         seat.member.finish(standing.stand, fence, keep, end, marked)
 
     def _write_back(self, standing: Standing) -> None:
-        """It is told that it is done: whoever does not know that yet is to."""
+        """The client is told "done": leave the mark at the members that do not have it yet."""
         now = self._time()
         for server, seat in enumerate(self._seats):
             copy = self._copy(standing, server, now)
@@ -100,12 +101,12 @@ class Marking(Asking):
             if copy is not None:
                 seat.member.finish(standing.stand, *copy, unheard)
 
-    # It has a majority, and is to enter
+    # A candidate with a majority, before it enters
 
     def _recall(self, standing: Standing) -> None:
-        """Ask all of them whether it is done, and whether they would know."""
+        """Ask all members whether it is done, and whether they would know."""
         if not standing.stand.form.once:
-            return  # its votes are of two periods, see `_periods`
+            return  # its votes are of two periods: see `_periods`
         now = self._time()
         if now < standing.recalled_at + _AGAIN:
             return  # that is under way
@@ -141,7 +142,7 @@ class Marking(Asking):
         self._look(standing)
 
     def _is_not_done(self, standing: Standing, said: dict[int, Recalled]) -> bool:
-        """Whether enough of those say so that have not lost their memory since it may be done."""
+        """Whether enough members that have not lost their memory meanwhile say "not done"."""
         if any(each.number for each in said.values()):
             return False
         size, quorum = self._council.size, self._council.quorum
@@ -150,7 +151,7 @@ class Marking(Asking):
 
     @staticmethod
     def _lost(standing: Standing, said: dict[int, Recalled]) -> int:
-        """How many have lost their memory in all the time for which that is remembered."""
+        """How many members have lost their memory within the time for which a mark is kept."""
         ever = standing.stand.form.remember
         return sum(each.forgot >= 0 and (not ever or each.forgot < ever) for each in said.values())
 
@@ -179,7 +180,7 @@ class Marking(Asking):
         if standing is not None:
             self._end(standing)
         else:
-            keep = 0  # it was lost, or is done: then they know
+            keep = 0  # the lock was lost, or it is done: then the members know
         stand = Stand(name, waiter, form, 0)
         marks = _Marks(self._council.size, self._council.quorum)
         for seat in self._seats:
@@ -200,18 +201,18 @@ class Marking(Asking):
         error: Exception | None,
     ) -> None:
         if standing is not None and standing.asked[seat.number]:
-            # No sooner: where it came first, another might have the vote.
+            # Not before: if the release came first, another waiter might get the vote.
             highest = standing.ballot.highest
             seat.member.release(standing.stand, highest, UNBOUNDED, entered=OUTSIDE, heard=unheard)
         marks.heard(known, error)
 
     def _end(self, standing: Standing) -> None:
-        """It is over: nothing is counted or waited for any more."""
+        """End an acquisition: nothing is counted or waited for any more."""
         raise NotImplementedError
 
 
 class _Marks:
-    """What the members answer who are told that it is done."""
+    """The members' answers to a mark."""
 
     def __init__(self, size: int, quorum: int) -> None:
         self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -221,7 +222,7 @@ class _Marks:
         self._error: Exception | None = None
 
     def heard(self, known: int | None, error: Exception | None) -> None:
-        """One of them has answered, or will not."""
+        """A member has answered, or the question has failed."""
         self._left -= 1
         self._marked += bool(known)
         self._refused += known == 0

@@ -1,4 +1,4 @@
-"""Members in this process: a `MemoryServer` as one server that votes. For tests."""
+"""Members in this process, for tests: a `MemoryServer` as one server that votes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _SWEEP_AT: Final = 1024
 
 
 class MemoryVoter:
-    """What a server keeps that votes: state, and what becomes of it when it is restarted."""
+    """The state of one server that votes, and the effects of a restart."""
 
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
         self.run = secrets.token_hex(20)
         self.began: int | None = None
-        """When it was started, in ms, if that is known."""
+        """When the server was started, in ms; None if that is not known."""
         self.states: dict[str, VoterState] = {}
         self.listeners: dict[str, MemberInbox] = {}
         self.charter: Charter | None = None
@@ -44,7 +44,7 @@ class MemoryVoter:
         self._sweep_at = _SWEEP_AT
 
     def now(self) -> int:
-        """Its clock, in µs."""
+        """The server's clock, in µs."""
         return self._server.now()
 
     def forget(self) -> None:
@@ -53,7 +53,7 @@ class MemoryVoter:
         self.charter = None
 
     def restart(self, *, empty: bool) -> None:
-        """Be another run of the same server; what was open is to be closed by who calls this."""
+        """Become another run of the same server; the caller closes the open connections."""
         self.run, self.began = secrets.token_hex(20), self.now() // 1000
         self.listeners.clear()
         if empty:
@@ -61,7 +61,7 @@ class MemoryVoter:
 
     @property
     def left_behind(self) -> list[str]:
-        """The names of which there is a vote, or a line."""
+        """The names with a vote or a line."""
         return [name for name, state in self.states.items() if state.out or state.line]
 
     def enrol(self, charter: Charter, memory: Memory) -> Enrolled:
@@ -99,7 +99,7 @@ class MemoryVoter:
         return answer
 
     def status(self, name: str) -> Status:
-        """Who has a vote of this name, and who stands in line."""
+        """The holders of a vote of this name, and the waiters in line."""
         state, now = self.states.get(name) or VoterState(), self.now()
         holders, closed = list[Party](), 0.0
         for vote in state.out:
@@ -136,14 +136,14 @@ class MemoryVoter:
         return max(0, self.now() // 1000 - self._votes_from) if self._votes_from else -1
 
     def _sweep(self) -> None:
-        """Forget the names of which nothing is to be known any more."""
+        """Forget the names that need no state any more."""
         ms = self.now() // 1000
         self.states = {name: state for name, state in self.states.items() if not state.idle(ms)}
         self._sweep_at = max(_SWEEP_AT, 2 * len(self.states))
 
 
 def mismatch(server: str, its: str, ours: object) -> QuorumMismatch:
-    """The error that a server is a member of another quorum."""
+    """The error for a server that is a member of another quorum."""
     return QuorumMismatch(
         f"{server} is a member of another quorum, of {its}, and this client says {ours}: all who"
         " use it must say the same"
@@ -154,7 +154,7 @@ _voters: WeakKeyDictionary[MemoryServer, MemoryVoter] = WeakKeyDictionary()
 
 
 def voter_of(server: MemoryServer) -> MemoryVoter:
-    """What this server keeps as one that votes."""
+    """The state of this server as one that votes."""
     if server not in _voters:
         _voters[server] = MemoryVoter(server)
     return _voters[server]
@@ -166,7 +166,7 @@ class MemoryMember:
     kind = "memory"
 
     def __init__(self, find: Callable[[], MemoryServer], address: str) -> None:
-        """``find`` is called when it is opened, in the event loop."""
+        """``find`` is called when the member is opened, in the event loop."""
         self._find = find
         self.address = address
         self._client: str | None = None

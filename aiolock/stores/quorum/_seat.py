@@ -1,4 +1,4 @@
-"""One member as a client has it: whether it can be asked, whether it votes, and what it pushes."""
+"""One member as a client sees it: whether it is in reach, whether it votes, and its pushes."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from aiolock.stores._member import Charter, Enrolled, Member, Memory, Unfit
 log = logging.getLogger("aiolock")
 
 OUT_AFTER: Final = 0.25
-"""Seconds without an answer that is due, after which nothing new is asked of a member."""
+"""Seconds for which an answer may be missing; after that the member is asked nothing new."""
 _FAR: Final = 4
-"""So many round trips, where that is longer: a member may be far away."""
+"""The same in round trips, if that is longer: a member may be far away."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
 
 class Host(Protocol):
-    """What a seat tells of its member, by its number."""
+    """The receiver of a seat's news of its member, which it names by number."""
 
     def joined(self, seat: Seat) -> None:
-        """It was joined, or that has failed."""
+        """The member was joined, or joining it has failed."""
 
     def enrolled(self, seat: Seat, enrolled: Enrolled) -> None:
-        """It has said what it is."""
+        """The member has said which run it is, and for how long it does not vote."""
 
     def reach_changed(self, seat: Seat) -> None:
-        """It can be asked, or no more."""
+        """The member came in reach, or went out of reach."""
 
     def ask_there(self, server: int) -> None:
-        """Whatever it has pushed lately may be lost."""
+        """Pushes of the member may have been lost: ask it again."""
 
     def granted(self, server: int, waiter: Waiter, number: int, lease: int, now: int) -> None:
-        """It has voted for this waiter."""
+        """The member has voted for this waiter."""
 
     def foreign(self, server: int, name: str, waiter: Waiter, form: Form) -> None:
-        """It has voted for a waiter that is over."""
+        """The member has voted for a waiter that has ended."""
 
     def knows(self, waiter: Waiter) -> bool:
-        """Whether this waiter is not over."""
+        """Whether this waiter has not ended."""
         ...
 
     def inquired(self, server: int, waiter: Waiter, number: int) -> None:
-        """It wants this vote back, if that is not needed."""
+        """The member wants this vote back, unless the waiter needs it."""
 
     def vote_lost(self, server: int, name: str, waiter: Waiter, number: int, reason: str) -> None:
-        """It has taken this vote away."""
+        """The member has taken this vote away."""
 
     def closed(self, name: str) -> None:
-        """It votes for nobody for a while."""
+        """The member gives no votes of this name for a while."""
 
     def requested(self, waiter: Waiter) -> None:
-        """Somebody asks this waiter to let go."""
+        """A client asks this waiter to let go."""
 
 
 class Seat:
-    """One member; it is the `MemberInbox` of that."""
+    """One member, and its `MemberInbox`."""
 
     def __init__(self, number: int, member: Member, host: Host, time: Callable[[], float]) -> None:
         self.number = number
@@ -71,18 +71,18 @@ class Seat:
         self._loop = asyncio.get_running_loop()
         self.is_joined = False
         self.tried = False
-        """Whether it was tried to join it."""
+        """Whether an attempt to join it has ended."""
         self.error: Exception | None = None
-        """Why it could not be joined, or why its link is down."""
+        """Why the member could not be joined, or why its link is down."""
         self.unfit: Exception | None = None
-        """Why it is no member, whatever it answers."""
+        """Why the server cannot be a member, whatever it answers."""
         self._down = False
         self._overdue = False
         self.run = ""
         self.unknown = False
-        """It knows of no quorum, so it is to be told whether it ever did."""
+        """It knows of no quorum, so it has to be told whether it ever did."""
         self.silent_until = 0.0
-        """Until when it does not vote, by our clock."""
+        """Until when the member does not vote, by our clock."""
         self._enrolling = False
         self._round_trip = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -91,13 +91,13 @@ class Seat:
 
     @property
     def in_reach(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the member can be asked."""
         able = self.is_joined and self.unfit is None
         return able and not self._down and not self._overdue
 
     @property
     def why(self) -> str:
-        """Why it is not in reach, for people."""
+        """Why the member is not in reach, as text for people."""
         error = self.unfit or self.error
         if error is not None:
             return str(error) or type(error).__name__
@@ -106,7 +106,7 @@ class Seat:
     # Joining and leaving
 
     def join(self, client: str, charter: Charter) -> None:
-        """Join it, now or as soon as that can be."""
+        """Join the member, now or as soon as possible."""
         self._joining = asyncio.create_task(self._join(client, charter), name="aiolock join")
 
     async def _join(self, client: str, charter: Charter) -> None:
@@ -130,7 +130,7 @@ class Seat:
                 return
 
     async def leave(self, patience: float) -> None:
-        """Let go of it; Idempotent."""
+        """Leave the member; idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -143,7 +143,7 @@ class Seat:
     # Whether it answers
 
     def asked(self) -> None:
-        """Something was asked of it just now: see that it answers."""
+        """A question was sent just now: check in time that it is answered."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._patience, self._look)
 
@@ -152,10 +152,10 @@ class Seat:
         return max(OUT_AFTER, _FAR * self._round_trip)
 
     def answered(self, sent: float) -> float:
-        """It has answered what was asked at that time; the time now."""
+        """The member has answered a question of that time; returns the time now."""
         now = self._time()
         took = now - sent
-        # Of the last ones the quickest, nearly: a pause is no distance.
+        # About the shortest of the last round trips: a pause does not make a member far away.
         self._round_trip = min(took, self._round_trip * 1.1 + 0.001) if self._round_trip else took
         if self._overdue:
             self._look_again()
@@ -195,14 +195,14 @@ class Seat:
         self._host.enrolled(self, enrolled)
 
     def enrol(self, memory: Memory) -> None:
-        """Tell it of what it is a member once more, unless that is under way."""
+        """Tell the member again of what quorum it is a member, unless that is under way."""
         if not self._enrolling:
             self._enrolling = memory is Memory.UNSAID
             self.unknown = False
             self.member.enrol(memory)
 
     def silent(self, left: int) -> float:
-        """It does not vote for so many ms; until when, by our clock."""
+        """The member does not vote for so many ms; returns until when, by our clock."""
         self.silent_until = self._time() + max(0, left) * 0.00102 + 0.003 if left else 0.0
         return self.silent_until
 
@@ -234,12 +234,12 @@ class Seat:
         self._host.requested(waiter)
 
     def void(self, name: str, waiter: Waiter) -> None:
-        """No member says this: nobody is told who stands before it."""
+        """Never pushed by a member: no waiter is told which waiter stands before it."""
 
     def unconfirmed(
         self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
     ) -> None:
-        """No member says this: it waits for no replica."""
+        """Never pushed by a member: it waits for no replica."""
 
     def reconnected(self) -> None:
         """See `Inbox`."""
@@ -255,4 +255,4 @@ class Seat:
             self._host.reach_changed(self)
 
     def beat(self) -> None:
-        """Nobody asks instead."""
+        """Ignored: no question is asked instead."""

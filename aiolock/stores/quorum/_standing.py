@@ -1,4 +1,4 @@
-"""One acquisition at all members: its votes, what each has said, and when to ask it again."""
+"""One acquisition at all members: its votes, the answers, and when to ask again."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from aiolock.stores._member import Answer, InLine, Stand
 from aiolock.stores.quorum._votes import Ballot, Phase
 
 KEEP_ALIVE: Final = 60.0
-"""Seconds after which everybody asks again, so that a line that still lives does not expire."""
+"""Seconds after which every waiter asks again, so that a line in use does not expire."""
 JUST_AFTER: Final = 0.003
-"""Seconds past the end of a lease at which to ask: it must have ended by the member's clock."""
+"""Seconds to wait past the end of a lease: it must have ended by the member's clock."""
 
 
 def lasts(lease: int) -> float:
-    """For how many seconds a lease of so many ms is certainly ours: as the engine reckons it."""
+    """Seconds for which a lease of so many ms is certainly ours, reckoned as the engine does."""
     return lease * 0.00099 - 0.002
 
 
 def lease_until(deadline: float, since: float, most: int) -> int:
-    """The longest lease, in ms, of which a client that had it since then makes no more of it."""
+    """The longest lease from ``since`` that a client reckons to end by ``deadline``; in ms."""
     return max(0, min(most, int((deadline - since + 0.002) / 0.00099 + 1e-6)))
 
 
@@ -65,44 +65,44 @@ class Standing:
         self.wait = wait
         self.most = most
         self.admitted = False
-        """It waits, however many others do."""
+        """It has a place in line, so `max_waiters` does not count for it any more."""
         self.ballot = Ballot(servers, once=stand.form.once)
         self.asked = [False] * servers
-        """Whether it was ever asked there, so that it is to be released there."""
+        """Whether the member was ever asked, so that it has to be sent a release."""
         self.asking = [False] * servers
-        """Whether a question is under way."""
+        """Whether a question to the member is out."""
         self.sent = [0.0] * servers
-        """When it was asked last."""
+        """When the member was asked last."""
         self.heard: list[tuple[float, int] | None] = [None] * servers
-        """When that was asked which was answered last, and the member's clock then."""
+        """When the last answered question was sent, and the member's clock in the answer."""
         self.given = [0] * servers
-        """When the vote was given that it has, by the member's clock, in ms; or before that."""
+        """When the vote that it has was given, or earlier; in ms of the member's clock."""
         self.said: list[Answer | Exception | None] = [None] * servers
-        """What it was told last, where that was no vote."""
+        """The member's last answer, if that was no vote."""
         self.ask_at = [math.inf] * servers
-        """When to ask there again by itself."""
+        """When to ask the member again if nothing else causes a question."""
         self.renewing = [False] * servers
         self.answers: list[Prompt] = []
-        """What its client waits for: more than one where it has asked more than once."""
+        """The answers that its client waits for: several if it has asked several times."""
         self.called = 0.0
         """When its client asked."""
         self.queued = False
-        """Its client knows that it waits, so its grant is pushed, whatever is asked meanwhile."""
+        """Its client knows that it waits, so its grant is pushed, even if a question is out."""
         self.entered_at = 0.0
         self.ahead_at = -math.inf
-        """When the members were asked last whether it may be handed on."""
+        """When the members were last asked whether the lock may be handed on."""
         self.bearer = stand.waiter
-        """Who has it by these votes: another of the same client, where it was handed on."""
+        """The holder of the lock by these votes: after a hand-off, another of this client."""
         self.undecided: asyncio.Future[int] | None = None
-        """Its bearer has left, and waits for this; it is not known yet who is next."""
+        """The answer to the release of its bearer, while it is not known who is next."""
         self.local = False
-        """It stands in no line, but behind one that has entered, and is of its own client."""
+        """It stands in no line, but waits at its client behind a waiter that has entered."""
         self.idle = False
-        """It gave back what it had, and its client has not asked again."""
+        """It gave its votes back, and its client has not asked again."""
         self.mark: tuple[int, float] | None = None
-        """Who has done what it wants done once, by the fence, and until when that is known."""
+        """The known mark, if its work is done: the fence, and until when the mark is known."""
         self.recalled_at = -math.inf
-        """When the members were asked last whether that is done."""
+        """When the members were last asked whether its work is done."""
 
     @property
     def waits(self) -> bool:
@@ -116,7 +116,7 @@ class Standing:
 
     @property
     def over(self) -> bool:
-        """Whether nothing can come of it any more."""
+        """Whether it has ended."""
         return self.ballot.phase is Phase.OVER
 
     @property
@@ -128,12 +128,12 @@ class Standing:
         return any(not answer.done() for answer in answers)
 
     def knows(self, fence: int, until: float) -> None:
-        """It has heard of a mark: see `aiolock.stores.quorum._marks`."""
+        """A member knows of a mark: see `aiolock.stores.quorum._marks`."""
         if self.mark is None or self.mark[1] < until:
             self.mark = fence, until
 
     def tell(self, answer: object, *, at_once: bool = False) -> None:
-        """Its client is answered; ``at_once``: its task goes on in this very call."""
+        """Answer its client; ``at_once``: the waiting task goes on in this very call."""
         answers, self.answers = self.answers, []
         for each in answers:
             if each.done():
@@ -151,21 +151,21 @@ class Standing:
         return self.stand.form.claim
 
     def began(self, server: int, now: int, received: float) -> float:
-        """When a vote was given that is pushed, at the latest: at ``now``, by the member's clock.
+        """The latest time at which a pushed vote was given: at ``now``, by the member's clock.
 
-        It was given before the push came. And so long after an answer of the member, whose question
-        had been sent by then.
+        It was given before the push came. It also came so long after an answer of the member as the
+        member's clock says, and the question of that answer had been sent by then.
         """
         heard = self.heard[server]
         latest = self.sent[server] if heard is None else heard[0] + (now - heard[1]) / 1e6
         return min(latest, received)
 
     def stands_in_line(self, server: int, answer: InLine, sent: float, now: float) -> float:
-        """Another has the vote there; when to ask again.
+        """Another waiter has the vote of that member; returns when to ask again.
 
-        Who is next asks when that lease ends: that is how a dead holder is noticed. Whoever is
+        The waiter that is next asks when that lease ends: so a dead holder is noticed. A waiter
         further back may not hear of hand-offs before it, so it asks often enough to learn of each
-        claim before that ends.
+        claim before that claim ends.
         """
         self.said[server], self.heard[server] = answer, (sent, answer.now)
         until = answer.until if answer.place == 1 else min(answer.until, self.claim, CLAIM)
@@ -174,16 +174,16 @@ class Standing:
 
 
 class Line:
-    """One client's acquisitions of one name; the first asks for all of them."""
+    """One client's acquisitions of one name; the first of them asks for all."""
 
     def __init__(self, due: Callable[[Line], None], servers: int) -> None:
         self._due = due
         self.alone = [-math.inf] * servers
-        """When each member was asked that said last that no other client stands in line there."""
+        """When the question was sent that a member last answered with "no other client in line"."""
         self.shared_until = -math.inf
-        """Before that it is not tried to hand it on: others wait."""
+        """Until then no hand-off is tried: another client waits, or the members are too slow."""
         self.in_order = True
-        """Whether each has come behind all that were there."""
+        """Whether each acquisition has come behind all that were there."""
         self.last = -(1 << 62)
         """The ticket of the last one."""
         self.timer_of_locals: asyncio.TimerHandle | None = None
@@ -193,7 +193,7 @@ class Line:
         self._timer_at = math.inf
 
     def join(self, standing: Standing) -> bool:
-        """It is new; whether each has come behind all that were there."""
+        """Add a new acquisition; returns whether each has come behind all that were there."""
         ticket = standing.stand.ticket
         self.in_order = self.in_order and ticket > self.last
         self.last = max(self.last, ticket)
@@ -201,14 +201,14 @@ class Line:
         return self.in_order
 
     def leave(self, standing: Standing) -> bool:
-        """It is over; whether nobody is left."""
+        """Remove an ended acquisition; returns whether none is left."""
         self.standings.pop(standing.stand.waiter, None)
         if not self.standings and (self._timer or self.timer_of_locals):
             self.close()
         return not self.standings
 
     def close(self) -> None:
-        """Nobody is left."""
+        """Stop the timers: no acquisition is left."""
         for timer in (self._timer, self.timer_of_locals):
             if timer is not None:
                 timer.cancel()
@@ -216,7 +216,7 @@ class Line:
         self._timer_at = math.inf
 
     def look_by(self, when: float, now: float) -> None:
-        """See by then who is to ask again."""
+        """Check by ``when`` which acquisitions have to ask again."""
         if when < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()

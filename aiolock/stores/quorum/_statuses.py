@@ -1,4 +1,4 @@
-"""What several members say of one name, as one status."""
+"""The statuses that several members give for one name, as one status."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from aiolock.store import Party, Status, Waiter
 
 
 def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Status:
-    """Who has a majority of the votes holds it, as may several that share; the others wait.
+    """A waiter with a majority of the votes is a holder, and several are if they share.
 
-    Those by their tickets, and holders by their fences.
+    The other waiters are sorted by ticket, and holders by fence.
 
-    Of those that did not answer it is not known whom they vote for: so whoever may have a majority
-    with them is taken for the holder, if it has more votes than anybody else.
+    It is not known for whom the members without an answer vote. So a waiter that may have a
+    majority with them is taken for the holder, if it has more votes than any other.
     """
     quorum = size // 2 + 1
     votes, waiting = dict[Waiter, list[Party]](), dict[Waiter, Party]()
@@ -44,12 +44,12 @@ def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Stat
 
 
 def _alive(party: Party, other: Party) -> Party:
-    """It is alive if it listens anywhere."""
+    """A waiter is alive if it listens at any member."""
     return other if other.alive and not party.alive else party
 
 
 def _holder(parties: Sequence[Party], quorum: int) -> Party:
-    """Its fence is the number that a majority of its votes does not exceed; so it is with ends."""
+    """The holder; its fence and its end are those that a majority of its votes supports."""
     fences = sorted(party.fence for party in parties)
     ends = sorted((party.remaining for party in parties), reverse=True)
     since = sorted(party.since for party in parties)
@@ -61,13 +61,13 @@ def _holder(parties: Sequence[Party], quorum: int) -> Party:
 
 
 def _closed(said: Sequence[Status], quorum: int) -> float:
-    """When a majority of them votes again, if less than a majority does."""
+    """For how long less than a majority of the members votes, in seconds."""
     closed = sorted(status.closed for status in said)
     return closed[quorum - 1] if len(closed) >= quorum else 0.0
 
 
 def numbered(said: Mapping[int, Status]) -> dict[int, Waiter]:
-    """Whose votes have which numbers."""
+    """The waiter for each number of a vote."""
     return {
         party.fence: Waiter(party.client, party.seq)
         for status in said.values()

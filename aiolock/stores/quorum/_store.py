@@ -1,7 +1,7 @@
 """`QuorumStore`: several independent servers as one store, of which a majority decides.
 
-It has no clock of its own. So it answers in its client's, µs of the clock by which that reckons
-deadlines: what a client makes of a grant is then exactly until when a majority of the votes stands.
+It has no clock of its own. Its answers are in µs of its client's clock, by which the client reckons
+deadlines: so a grant's deadline is exactly the time until which a majority of its votes stands.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _WHY_NOT: Final = {
     "barrier": _NOT_COUNTED,
 }
 _RENEWAL_TIMEOUT: Final = 1.0
-"""Seconds for the members to answer a renewal; nobody knows of what is not answered then."""
+"""Seconds for the members to answer a renewal; after that nobody knows."""
 _NO_DOWNGRADE: Final = (
     "who writes on several servers cannot go on as a reader: those that have not heard of it would"
     " take it for somebody else. Release it and acquire the read lock, or use one server"
 )
 _A_MOMENT: Final = 1_000
-"""Milliseconds: what is put up for less than that is not written back."""
+"""Milliseconds: a value that ends sooner than this is not written back."""
 
 
 class QuorumStore:
-    """Locks on several servers: whoever has the votes of a majority holds one."""
+    """Locks on several servers: a waiter with the votes of a majority holds the lock."""
 
     def __init__(self, members: Sequence[Member], longest_ttl: float, *, durable: bool) -> None:
         self._members = members
@@ -125,7 +125,7 @@ class QuorumStore:
             self._candidates.close()
             await council.leave()
 
-    # What the seats tell
+    # News from the seats
 
     def joined(self, seat: Seat) -> None:
         """See `Host`."""
@@ -271,7 +271,7 @@ class QuorumStore:
         return asyncio.ensure_future(self._snapshot(start))
 
     async def _snapshot(self, start: str) -> Page:
-        """All members are asked for a page, each for its own next."""
+        """Ask all members for a page, each from its own position."""
         if self._council is None:
             raise _closed()
         where = start.split(" ") if start else [""] * self._size
@@ -308,7 +308,7 @@ class QuorumStore:
         return asyncio.ensure_future(self._break(name, fences))
 
     async def _break(self, name: str, fences: Sequence[int]) -> int:
-        """By waiter: the members know a grant by their own numbers, of which one is its fence."""
+        """Break by waiter: members know a grant by their own numbers, one of which is its fence."""
         if self._council is None:
             raise _closed()
         council = self._council
@@ -319,7 +319,7 @@ class QuorumStore:
         status, numbers = found
         holders = {Waiter(party.client, party.seq): party.fence for party in status.holders}
         numbers |= self._candidates.fences()
-        # Of two readers, the fence of one may be the number of a vote of the other.
+        # The fence of one reader may be the number of a vote of another reader.
         named = {waiter for waiter, fence in holders.items() if fence in fences}
         others = set(fences) - set(holders.values())
         named |= {numbers[fence] for fence in others if fence in numbers}
@@ -352,10 +352,10 @@ class QuorumStore:
     async def _read(
         self, name: str, council: Council, asked: asyncio.Future[dict[int, Kept]]
     ) -> Posted:
-        """The highest of a majority; before anybody is told of it a majority has to have it.
+        """The highest count of a majority; a majority has to have it before the client is told.
 
-        Those that have less are told in any case: they may have lost their memory. Not what ends in
-        a moment, which copies of copies would keep alive.
+        Members that have less are told in any case: they may have lost their memory. A value that
+        ends in a moment is not written back, because copies of copies would keep it alive.
         """
         said = await asked
         best = max(said.values(), key=lambda kept: kept.count)
@@ -372,7 +372,7 @@ class QuorumStore:
     # What is not offered
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        """Never called: no waiter is told who stands directly before it. See `_handing`."""
+        """Never called: no waiter is told which one stands directly before it. See `_handing`."""
         return self._unsupported()
 
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:

@@ -1,22 +1,23 @@
 """One server that votes, as a pure state machine: no I/O, no clock, no event loop.
 
-Members in this process run this very code, and the Redis scripts are tested against it: read it
-beside ``redis/lua/quorum/*.lua``, each method of `VoterStep` is the script of the same name.
+Members in this process run this code, and the Redis scripts are tested against it. Read it beside
+``redis/lua/quorum/*.lua``: each method of `VoterStep` is the script of the same name.
 
-A server is a fair queue whose grants are votes: see `aiolock.stores.quorum._votes` for what follows
-from the votes of several. What is different from `aiolock.stores.machine` is what that needs. Who
-waits brings its ticket, so that all lines have one order. A vote has a number that only grows, and
-every word about one names it. Whoever is asked to give way stands in line again, and gets a new
-number even if it is first. And a server that may have forgotten its votes gives none for a while.
+A server is a fair queue whose grants are votes; `aiolock.stores.quorum._votes` says what follows
+from the votes of several servers. The differences from `aiolock.stores.machine` serve that. A
+waiter brings its ticket, so that all lines have one order. A vote has a number that only grows, and
+every message about a vote names it. A waiter that gives way stands in line again, and gets a new
+number even if it is first. A server that may have forgotten its votes gives none for a while.
 
-A vote is out to one waiter, or several are to some that share, as grants are of one server: a
-reader stands behind a writer that waits, and those that stand in a row have votes together. Whoever
-comes before those that have votes, and does not share with them, inquires of all of them.
+There is one vote out, or there are several to waiters that share, as with the grants of a single
+server: a reader stands behind a waiting writer, and readers next to each other in line get votes
+together. If a waiter comes before waiters with votes, and does not share with them, the server
+inquires of all of them.
 
-What is done once leaves a *mark* where its vote was: as long as it is remembered, that is a vote of
-nobody's, so a server has a mark or a vote out, and never both. What follows from that is in
-`aiolock.stores.quorum._marks`. What is counted is in nobody's way, and needs no vote: whoever waits
-for a count is told when it is there.
+What is done once leaves a *mark* in place of its vote: as long as it is remembered, that is a vote
+without an owner, so a server never has both a mark and a vote out. See
+`aiolock.stores.quorum._marks` for what follows. A waiter for a count needs no vote and blocks no
+other waiter: it is told when the count is reached.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ from aiolock.stores.machine import (
 )
 
 REMEMBERED: Final = 600_000
-"""Milliseconds for which the last number of a name is known, after the last vote has ended."""
+"""Milliseconds for which the last number of a name is kept after the last vote has ended."""
 NOBODY: Final = "-"
-"""The client that has the vote where a name stays closed for a while."""
+"""The client that owns the vote of a name that stays closed for a while."""
 _CLOSED: Final = Waiter(NOBODY, 0)
 _DONE: Final = Waiter(NOBODY, 1)
-"""Has the vote where it is known that what was to be done once is done."""
+"""Owns a mark: the vote of a name whose work is done."""
 LOOKED_AT: Final = 128
-"""So many in line, at most, are looked at for others; where more stand there, others may."""
+"""How many waiters in line are checked for other clients; a longer line may have some."""
 COUNTED: Final = 31_536_000_000
-"""Milliseconds, a year: what was counted is, for whoever waits for that."""
+"""Milliseconds, a year: a count that was reached stays reached, for its waiters."""
 
 
 class PushInquired(NamedTuple):
@@ -89,11 +90,11 @@ class Vote:
     number: int
     ticket: int
     end: int
-    """When its lease ends, in ms."""
+    """When the lease ends, in ms."""
     granted: int
-    """When it was given, in ms."""
+    """When the vote was given, in ms."""
     unsure: bool = True
-    """Nobody has said that its waiter is inside."""
+    """No client has said that its waiter is inside."""
 
     @property
     def nobodys(self) -> bool:
@@ -101,7 +102,7 @@ class Vote:
 
     @property
     def marks(self) -> bool:
-        """It is the mark of what is done."""
+        """Whether it is a mark."""
         return self.waiter == _DONE
 
     @property
@@ -111,7 +112,7 @@ class Vote:
 
 
 class VoterState:
-    """What is kept of one name."""
+    """The state of one name."""
 
     __slots__ = (
         "count",
@@ -128,21 +129,21 @@ class VoterState:
 
     def __init__(self) -> None:
         self.vote: Vote | None = None
-        """The one that is out, to one that shares with nobody."""
+        """The vote that is out to a waiter that does not share."""
         self.shared: list[Vote] = []
-        """Or those that are out to some that share."""
+        """Or the votes that are out to waiters that share."""
         self.line: list[tuple[int, Waiter]] = []
         """Tickets and waiters, in order."""
         self.waiting: dict[Waiter, tuple[int, Form]] = {}
         """The same, by waiter."""
         self.last = 0
-        """The highest number that is known here, until `last_until` (ms)."""
+        """The highest number known here, until `last_until` (ms)."""
         self.last_until = 0
         self.given_up: dict[Waiter, int] = {}
-        """What was given up, and until when, in ms, copies of its question may come."""
+        """Waiters that gave up, and until when (ms) copies of their questions may come."""
         self.count = 0
         self.value = ""
-        """What is put up, until `posted_until` (ms)."""
+        """The posted value, until `posted_until` (ms)."""
         self.posted_until = 0
 
     @property
@@ -153,7 +154,7 @@ class VoterState:
         return sorted(self.shared, key=lambda vote: vote.end)
 
     def vote_of(self, waiter: Waiter, number: int = 0) -> Vote | None:
-        """The vote that it has; only of that number, unless it is 0."""
+        """The vote of this waiter; only the one of that number, unless it is 0."""
         mine = [vote for vote in self.out if vote.waiter == waiter]
         return next((vote for vote in mine if number in {0, vote.number}), None)
 
@@ -170,11 +171,11 @@ class VoterState:
             self.vote = None
 
     def fits(self, form: Form) -> bool:
-        """Whether such a waiter may have a vote beside those that are out."""
+        """Whether a waiter of this form may have a vote beside those that are out."""
         return self.vote is None and (form.shared or not self.shared)
 
     def idle(self, ms: int) -> bool:
-        """Whether nothing is to be kept of it."""
+        """Whether nothing of it has to be kept."""
         if any(vote.end > ms for vote in self.out) or self.line:
             return False
         if self.posted_until > ms:
@@ -198,8 +199,8 @@ class VoterState:
 class VoterStep:
     """One operation on the state of one name, at one moment.
 
-    ``now`` is the server's clock, in µs; ``silent`` for how many ms it does not vote, if not 0
-    (see `Silent`). ``listens`` says of a client whether it is there. Afterwards `pushes` are to be
+    ``now`` is the server's clock, in µs; ``silent`` is for how many ms it does not vote, 0 if it
+    does (see `Silent`). ``listens`` says whether a client is there. Afterwards `pushes` are to be
     sent, in their order.
     """
 
@@ -256,7 +257,7 @@ class VoterStep:
         vote = state.vote_of(waiter)
         if vote is None or (upto != UNBOUNDED and vote.number > upto):
             if was_in_line and state.shared:
-                self._advance()  # it may have kept those behind it from what is shared
+                self._advance()  # it may have kept waiters behind it from sharing
             missing = WAS_UNKNOWN if vote is None and self._silent else WAS_ABSENT
             return WAS_QUEUED if was_in_line else missing
         state.take(vote)
@@ -329,7 +330,7 @@ class VoterStep:
             self._reap()
             if state.shared:
                 return 0
-            vote = state.vote  # it may be closed for a while now
+            vote = state.vote  # the name may be closed for a while now
         end = min(self._ms + keep, until or self._ms + keep)
         if end <= self._ms:
             return int(known is not None)
@@ -347,7 +348,7 @@ class VoterStep:
         return 1
 
     def recall(self, forgot: int) -> Recalled:
-        """See `Member.recall`; it ``forgot`` what it knew as long ago as is said there."""
+        """See `Member.recall`; ``forgot`` is how long ago the server lost its memory, as there."""
         vote = self._state.vote
         if vote is None or not vote.marks or vote.end <= self._ms:
             return Recalled(0, 0, forgot, self._now)
@@ -375,10 +376,10 @@ class VoterStep:
         state = self._state
         return Kept(state.count, state.value, max(0, state.posted_until - self._ms))
 
-    # The steps of these
+    # The steps of the operations
 
     def _without_a_vote(self, stand: Stand, *, wait: bool) -> Answer | None:
-        """The answer where it is not to be voted, or was already."""
+        """The answer if the waiter gets no vote, or has one already; else None."""
         state, (_, waiter, form, _) = self._state, stand
         if self._silent:
             return Silent(self._silent, self._now)
@@ -397,7 +398,7 @@ class VoterStep:
         return None
 
     def _counted(self, stand: Stand, *, wait: bool) -> Answer:
-        """Who waits for a count has it where it is there, and else stands in line for a push."""
+        """A waiter for a count has it once it is reached; before, it waits in line for a push."""
         state, form = self._state, stand.form
         if state.count >= form.number:
             state.leave(stand.waiter)
@@ -407,13 +408,13 @@ class VoterStep:
         return InLine(KEEP_ALIVE, int(wait), self._now)
 
     def _inquire(self, place: tuple[int, Waiter], form: Form) -> None:
-        """All that are behind it have votes with which it can not have one: it wants them."""
+        """Inquire of all waiters behind this one that have votes and do not share with it."""
         for vote in self._state.out:
             if place < vote.place and not vote.nobodys and not (form.shared and vote.form.shared):
                 self.pushes.append(PushInquired(vote.waiter, vote.number))
 
     def _reap(self) -> None:
-        """Votes whose lease has ended go; so do the others of their clients, which are stuck."""
+        """Remove votes whose lease has ended, and the waiters of their clients, which are stuck."""
         for vote in self._state.out:
             if vote.end <= self._ms:
                 self._reap_one(vote)
@@ -427,14 +428,14 @@ class VoterStep:
                     state.leave(waiter)
 
     def _end(self, vote: Vote, reason: str, lost: int) -> None:
-        """It was lost."""
+        """A vote was lost."""
         self._state.take(vote)
         if not vote.nobodys:
             self.pushes.append(PushLost(vote.waiter, vote.number, reason))
             self._close(vote, lost=lost)
 
     def _head(self) -> tuple[int, Waiter] | None:
-        """Who is first of those that live; the dead before it leave."""
+        """The first live waiter; dead waiters before it are removed."""
         line = self._state.line
         while line and not self._is_there(line[0][1].client):
             self._state.leave(line[0][1])
@@ -452,7 +453,7 @@ class VoterStep:
             if most <= len(state.line):
                 crowd = Crowded(len(state.line), self._now)
                 if state.shared:
-                    self._advance()  # the dead may have kept others from what is shared
+                    self._advance()  # dead waiters may have kept others from sharing
                 return crowd
         state.line_up(place, form)
         return None
@@ -465,10 +466,10 @@ class VoterStep:
         return InLine(until, 1 if state.line[0][1] == waiter else 2, self._now)
 
     def _cast(self, place: tuple[int, Waiter], form: Form, lease: int, proposal: int) -> Voted:
-        """Vote for this waiter; without a proposal, under the number that comes next."""
+        """Vote for this waiter; without a proposal, under the next number."""
         state, (ticket, waiter) = self._state, place
-        # What was known is forgotten where nobody has used the name for long: then its ticket,
-        # which is a time as well. Not the clock of this server, by which all would have to go.
+        # The last number is forgotten if the name was not used for long: then the ticket counts,
+        # a time as well. Not the clock of this server: all servers would have to follow it.
         least = proposal or ticket - form.priority * PRIORITY
         number = state.last + 1 if state.last and not proposal else max(state.last + 1, least)
         self._learn(number, lasts=lease)
@@ -476,14 +477,14 @@ class VoterStep:
         return Voted(number, lease, self._now)
 
     def _learn(self, number: int, lasts: int = 0) -> None:
-        """What was known of numbers is at least this from now on."""
+        """The last number known is at least this from now on."""
         state = self._state
         if number:
             state.last = max(state.last, number)
             state.last_until = max(state.last_until, self._ms + lasts + REMEMBERED)
 
     def _advance(self, *, asking: Waiter | None = None) -> Voted | None:
-        """Those that are first in line get votes while they fit; what one hears that is asking."""
+        """Vote for the first waiters in line while they fit; returns the vote of ``asking``."""
         state, mine = self._state, None
         while not self._silent and (head := self._head()) is not None:
             _, waiter = head
@@ -498,20 +499,20 @@ class VoterStep:
                 push = PushGranted(waiter, form, voted.number, form.claim, self._now)
                 self.pushes.append(push)
             if not form.shared:
-                break  # nobody fits beside it
+                break  # no other waiter fits beside it
         return mine
 
     def _close(self, vote: Vote, *, lost: int | None = None, entered: int = 0) -> None:
-        """Let nobody in for as long as the terms of a vote that has ended say.
+        """Keep the name closed for as long as the terms of a vote that has ended say.
 
-        Where it was shared, nobody who does not share.
+        If the vote was shared, only waiters that do not share are kept out.
         """
         form, state = vote.form, self._state
         if not form.closes:
             return
         opens = form.opens(vote.granted, lost, confirmed=lost is None or not vote.unsure)
         if lost is None and form.after_grant:
-            # It was inside from later on than it had this vote.
+            # The waiter entered later than it got this vote.
             opens = max(opens, self._ms - entered + form.after_grant)
         if opens <= self._ms:
             return

@@ -33,7 +33,7 @@ from aiolock.stores.redis._voting import Admitted, VoteNames, VoteText, seen
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of names: less than a millisecond."""
 _REMEMBERED: Final = 600_000
-"""Milliseconds for which the last number is known behind the end of a lease: as in the scripts."""
+"""Milliseconds for which the last number is kept past the end of a lease, as in the scripts."""
 
 
 class _Mailbox(Subscription):
@@ -70,7 +70,7 @@ class RedisMember(Session):
             )
         super().__init__(pool, prefix)
         self._names: VoteNames = VoteNames(prefix)
-        # Cached, because names come back, with the same ttl and options.
+        # Cached, because the same names come again, with the same ttl and options.
         self._asks = lru_cache(maxsize=4096)(self._encode_asks)
         self._leaves = lru_cache(maxsize=4096)(self._encode_leaves)
         self._place = Place.of(pool, prefix)
@@ -84,13 +84,13 @@ class RedisMember(Session):
         most: int,
         wait: bool,  # noqa: FBT001
     ) -> bytes:
-        """The arguments that are the same whenever a vote is asked for with these options."""
+        """The arguments that are the same for each request for a vote with these options."""
         kept = bulk(ttl + KEPT + closes) + bulk(ttl + _REMEMBERED)
         values = bulk(ttl) + kept + bulk(most) + bulk(int(wait))
         return self._names.three(name) + self._channels + values
 
     def _encode_leaves(self, name: str, simple: bool, upto: int = UNBOUNDED) -> bytes:  # noqa: FBT001
-        """The arguments that are the same whenever a vote of this name is released."""
+        """The arguments that are the same for each release of a vote of this name."""
         return self._names.three(name) + self._channels + bulk(upto) + bulk(int(simple))
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
@@ -158,7 +158,7 @@ class RedisMember(Session):
             raise self.named(error) from error
 
     def named(self, error: Exception) -> Exception:
-        """The error, or another one if the server cannot be a member or is one elsewhere."""
+        """The error, or a clearer one if the server cannot be a member of this quorum."""
         cause = error.__cause__ if isinstance(error, StoreError) else error
         if not isinstance(cause, Exception):
             return error
@@ -298,7 +298,7 @@ class RedisMember(Session):
         keys = (2, self._names.keys(name)[0], self._names.value(name))
         self._call(voting.READ, 3, b"".join(map(bulk, keys)), heard)
 
-    def _call(  # a call of a script, whose answer goes to `heard`
+    def _call(  # calls a script, whose answer goes to `heard`
         self,
         script: scripts.Script,
         count: int,

@@ -1,4 +1,4 @@
-"""The scripts of a server that votes, and what their replies say: see ``lua/quorum``."""
+"""The scripts of a server that votes, and their replies: see ``lua/quorum``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aiolock.stores.redis._scripts import Script, bulk, command
 
 
 class VoteText(NamedTuple):
-    """A vote as it is written down: see ``lua/quorum/names.lua``."""
+    """A vote as text: see ``lua/quorum/names.lua``."""
 
     waiter: str
     number: int
@@ -34,35 +34,35 @@ class VoteText(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> VoteText:
-        """`ValueError` for what is none."""
+        """`ValueError` if the text is no vote."""
         waiter, number, ticket, granted = text.rsplit(":", 3)
         return cls(waiter, int(number), int(ticket), int(granted))
 
 
 class VoteNames(Names):
-    """The keys of a server that votes: none of them is one of the single-server store's."""
+    """The keys of a server that votes; none of them is a key of the single-server store."""
 
     def keys(self, name: str) -> list[str]:
-        """Votes, line, last number, and the marker of the quorum."""
+        """The keys of votes, line, last number, and marker of the quorum."""
         votes = super().keys(name)[0].removesuffix("holders")
         return [f"{votes}votes", f"{votes}line", f"{votes}last", self.marker]
 
     @property
     def marker(self) -> str:
-        """Where it is written down of what this server is a member."""
+        """The key of the marker, with the charter of the quorum."""
         return f"{self._prefix}:quorum"
 
     @property
     def pattern(self) -> str:
-        """What the votes of all names match."""
+        """A pattern for the votes of all names."""
         return super().pattern.removesuffix("*") + "votes"
 
     def value(self, name: str) -> str:
-        """Where a value is put up."""
+        """The key of a posted value."""
         return super().value(name).removesuffix("value") + "word"
 
     def _three(self, name: str) -> bytes:
-        """All four, as they stand in a request."""
+        """All four keys, as they stand in a request."""
         return b"".join(map(bulk, (4, *self.keys(name))))
 
 
@@ -104,14 +104,14 @@ def _in_line(
 
 
 class Admitted(NamedTuple):
-    """What a server says that was told of what it is a member, and how many hear the client."""
+    """The answer to an enrolment, and how many connections hear the client's channel."""
 
     heard: int
     enrolled: Enrolled
 
     @property
     def now(self) -> int:
-        """Its clock, in µs."""
+        """The server's clock, in µs."""
         return self.enrolled.now
 
 
@@ -121,7 +121,7 @@ def _admitted(reply: Any) -> Admitted:
 
 
 class _Persistence(Script):
-    """No script: how a server writes down what it knows, which scripts may not ask."""
+    """Not a script: the server's persistence settings, which scripts may not read."""
 
     def __init__(self) -> None:
         self.name, self.source, self.digest, self.pushes = "", "", "", False
@@ -157,7 +157,7 @@ def _stands(reply: Any) -> bool:
 
 
 def seen(name: str, reply: Any) -> Status:
-    """What the status script says of the votes of a name, and of its line."""
+    """The status of a name, from the votes and the line in the script's reply."""
     now, votes, *rest = reply
     held, known = list[bytes](), dict[int, VoteText]()
     closed = 0.0

@@ -1,4 +1,4 @@
--- quorum/break: the vote is taken from this waiter, its client is told, and the next has it.
+-- quorum/break: takes the vote from this waiter, tells its client, and hands the vote to the next waiter.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker
 -- ARGV  1 prefix of the clients' channels  2 client and number of the waiter, as its text ends: ':<client>:<seq>'

@@ -1,8 +1,8 @@
 -- cast(waiter, ticket, lease, proposal, kept, remembered): votes for this waiter; returns the number of the vote, as
--- text: the proposal, or the next number, if that is higher or none is proposed ('0'). Where the last number is
--- forgotten, the ticket stands for it, which is a time as well. Not the clock of this server: one that is
--- years ahead would have all of them count from there.
---   kept, remembered  for how long the votes are kept, and the last number (ms); nil: see `lasting`
+-- text. It is the proposal, or the next number, if that is higher or none is proposed ('0'). If the last number is
+-- forgotten, the ticket takes its place, which is a time as well. The clock of this server does not: if it were
+-- years ahead, all servers would have to count from there.
+--   kept, remembered  for how long (ms) the votes are kept, and the last number; nil: see `lasting`
 --@include quorum/lasting
 local function cast(waiter, ticket, lease, proposal, kept, remembered)
   local number, last = proposal, nil

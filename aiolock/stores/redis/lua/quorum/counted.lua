@@ -1,5 +1,5 @@
--- counted(waiter, ticket, number, waits): `vote` for who waits for a count of so many, which is in nobody's
--- way: it has it where it is there, and else stands in line for a push. Returns the reply.
+-- counted(waiter, ticket, number, waits): `vote` for a waiter for a count, which blocks no other waiter: it has the
+-- count once that is reached, and else stands in line for a push. Returns the reply.
 local function counted(waiter, ticket, number, waits)
   local given_up = redis.call('ZSCORE', VOTES, '!' .. waiter)
   if given_up and given_up - COUNTERS > NOW then

@@ -1,10 +1,10 @@
--- quorum/enrol: this server is told of what it is a member, and says for how long it does not vote. First on
--- every connection: nothing that a client asks may come before it to a server that was restarted.
+-- quorum/enrol: tells this server the charter of its quorum; it answers for how long it does not vote. This is the
+-- first command on every connection: no request may reach a restarted server before it.
 --
 -- KEYS  1 marker
--- ARGV  1 the charter: of what it is a member  2 the longest lease there (ms)
---       3 1: it forgets nothing when it is restarted  0: it may
---       4 where it knows of no quorum, though it has run for long: 'new' it never did, 'lost' it has forgotten,
+-- ARGV  1 the charter of the quorum  2 the longest lease there (ms)
+--       3 1: the server forgets nothing when it is restarted  0: it may
+--       4 if it knows of no quorum, though it has run for long: 'new' it never did, 'lost' it has forgotten,
 --         '' not known  5 the client's own channel
 -- returns  {for how many ms it does not vote (less than 0: it knows of no quorum), its run, how many listen
 --           to the channel, now (µs)}
@@ -28,10 +28,10 @@ if known then
   end
   from = tonumber(its_from)
   if its_run ~= run and not durable then
-    from = math.max(from, NOW + longest) -- it was restarted, and may have old votes, or none
+    from = math.max(from, NOW + longest) -- restarted, with old data or none
   end
 elseif NOW - began < longest then
-  from = began + longest + 1000 -- it may have been restarted, empty
+  from = began + longest + 1000 -- it may have been restarted empty
 elseif memory == 'lost' then
   from = NOW + longest
 elseif memory == '' then

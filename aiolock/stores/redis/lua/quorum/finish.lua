@@ -1,11 +1,11 @@
--- quorum/finish: what this waiter wanted done once is done, which leaves a mark: until it ends nobody gets a vote,
--- and those that want it done are told. It stands where the vote stood, as a vote of nobody's, so there is never
--- both: where the vote is another's it is refused.
+-- quorum/finish: leaves a mark that the work of this waiter is done. Until the mark ends no waiter gets a vote, and
+-- the waiters that want the work done are told. The mark replaces the vote, as a vote without an owner, so there are
+-- never both: if the vote belongs to another waiter, the mark is refused.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker
--- ARGV  1 waiter  2 fence of whoever did it  3 for how long (ms; 0: only say whether this fence is known)
+-- ARGV  1 waiter  2 fence of the grant that did it  3 for how long (ms; 0: only say whether this fence is known)
 --       4 when it ends at the latest (ms), 0: no such time  5 prefix of the clients' channels  6 not after (µs)
--- returns  1 it is known  0 it is not
+-- returns  1 the mark is there  0 it is not
 --@include quorum/names
 local CHANNELS = ARGV[5]
 --@include clock
@@ -41,7 +41,7 @@ elseif vote and who ~= waiter then
     return 0
   elseif score <= NOW then
     reap_vote(vote, score)
-    vote, score = present_vote() -- it may be closed for a while now
+    vote, score = present_vote() -- the name may be closed for a while now
   end
 end
 local ends = NOW + remembered
@@ -49,7 +49,7 @@ ends = latest > 0 and math.min(ends, latest) or ends
 if ends <= NOW then
   return known and 1 or 0
 end
-redis.call('ZREM', LINE, waiter) -- a write that is allowed at maxmemory: then so are all others
+redis.call('ZREM', LINE, waiter) -- allowed at maxmemory: after it all others are
 if vote then
   if vote:match(CLIENT) == NOBODY then
     ends = math.max(ends, math.floor(score))

@@ -1,4 +1,4 @@
--- first_of(asker): who is first in line of those whose client lives, and its ticket; the dead before it leave.
+-- first_of(asker): the first waiter in line whose client lives, and its ticket; dead waiters before it are removed.
 --@include listens
 local function first_of(asker)
   local first = redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')

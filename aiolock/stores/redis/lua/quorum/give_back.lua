@@ -1,5 +1,5 @@
--- give_back(waiter, upto, highest, entered, copies): `release`, whatever the waiter is, and whoever waits.
--- Returns the reply.
+-- give_back(waiter, upto, highest, entered, copies): `release` for any state of the waiter, with or without others
+-- in line. Returns the reply.
 --@include clock
 --@include give_up
 --@include quorum/learn
@@ -9,12 +9,12 @@
 --@include quorum/hand_vote
 --@include quorum/release_shared
 local function give_back(waiter, upto, highest, entered, copies)
-  -- First a write that is allowed at maxmemory: then so are all others.
+  -- First a write that is allowed at maxmemory: after it all others are.
   local was_in_line = redis.call('ZREM', LINE, waiter) == 1
   local vote, score = present_vote()
   local number, granted
   if vote and vote:sub(1, #waiter + 1) == waiter .. ':' then
-    number, granted = vote:match('^(%d+):%-?%d+:(%d+)$', #waiter + 2) -- of VOTE: without looking for its waiter
+    number, granted = vote:match('^(%d+):%-?%d+:(%d+)$', #waiter + 2) -- as VOTE, but quicker
   end
   if highest ~= '0' and highest ~= number then
     learn(highest, 0)
@@ -33,7 +33,7 @@ local function give_back(waiter, upto, highest, entered, copies)
       and shut(waiter, number, granted, lost, score % 1 == UNCONFIRMED, not lost and entered) then
     return 1
   elseif redis.call('EXISTS', LINE) == 0 then
-    return 1 -- as `hand_vote` finds, which costs more to call
+    return 1 -- `hand_vote` finds the same, but costs more
   end
   local _, _, push = hand_vote(waiter:match(CLIENT), nil, true)
   return push or 1

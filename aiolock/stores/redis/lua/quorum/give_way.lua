@@ -1,11 +1,11 @@
--- quorum/give_way: exactly this vote is given back, and its waiter stands in line again. Who is first there has
--- it, under a new number, also where that is the same waiter: else a late copy of this could take away what
--- is counted again.
+-- quorum/give_way: takes back exactly this vote, and puts its waiter in line again. The first waiter there gets the
+-- vote, under a new number, also if that is the same waiter: else a late copy of this command could take away a vote
+-- that is counted again.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker
 -- ARGV  1 waiter  2 number of the vote  3 ticket  4 prefix of the clients' channels
 -- returns  {1, number, lease (ms), now (µs)}  it has the vote again
---          {2, until (ms), place, now (µs)}   another has it
+--          {2, until (ms), place, now (µs)}   another waiter has it
 --          {0, now (µs)}                      that vote does not stand
 --@include quorum/names
 local CHANNELS = ARGV[4]

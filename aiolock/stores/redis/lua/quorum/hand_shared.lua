@@ -1,5 +1,5 @@
--- hand_shared(asker, asking): those that are first in line and share get votes, beside others that share.
--- Returns what `hand_vote` does, but for a push with the reply: there may be several.
+-- hand_shared(asker, asking): votes for the first waiters in line, while they share, beside others that share.
+-- Returns the same as `hand_vote`, but no push with the reply: there may be several.
 --@include quorum/silent
 --@include quorum/first_of
 --@include quorum/cast

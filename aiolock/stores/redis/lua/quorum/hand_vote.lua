@@ -1,8 +1,8 @@
--- hand_vote(asker, asking, with_reply): nobody has the vote, so who is first in line gets it, for its claim; and
--- where it shares, so do those behind it that share.
+-- hand_vote(asker, asking, with_reply): hands the vote, which is free, to the first waiter in line, for its claim; if
+-- that waiter shares, the waiters behind it that share get votes as well.
 --   asker       the client that is answered now
---   asking      the waiter that is: where it is first, it gets no push
---   with_reply  a push to the asker goes with the reply, by which it comes sooner
+--   asking      its waiter that is answered: if it is first, it gets no push
+--   with_reply  a push to the asker goes with the reply, and so arrives sooner
 -- Returns the number that `asking` got and the claim, else nil; and the push with the reply.
 --@include quorum/silent
 --@include quorum/first_of

@@ -1,4 +1,4 @@
--- inquire_all(waiter, ticket): it does not share, and wants the votes of all those behind it that do.
+-- inquire_all(waiter, ticket): asks all waiters behind this one that share for their votes; this one does not share.
 --@include tell
 local function inquire_all(waiter, ticket)
   for _, vote in ipairs(redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS)) do

@@ -1,4 +1,4 @@
--- lasting(waiter, lease): for how long the votes are kept, with a new one for this waiter, and the last number (ms).
+-- lasting(waiter, lease): for how long (ms) to keep the votes, with a new one for this waiter, and the last number.
 --@include outlives
 local function lasting(waiter, lease)
   local kept, remembered = lease + KEPT + outlives(waiter), lease + REMEMBERED

@@ -1,8 +1,8 @@
--- learn(number, lasts): the highest number that is known is at least this from now on, and so behind a lease
--- of so many ms.
+-- learn(number, lasts): the last number is at least this from now on, and is kept past the end of a lease of
+-- `lasts` ms.
 local function learn(number, lasts)
   if tonumber(number) > tonumber(redis.call('GET', LAST) or 0) then
-    -- Not for less than before: that is for a vote with a longer lease.
+    -- No shorter than before: the longer time is for a vote with a longer lease.
     redis.call('SET', LAST, number, 'PX', math.max(lasts + REMEMBERED, redis.call('PTTL', LAST)))
   elseif redis.call('PTTL', LAST) < lasts + REMEMBERED then
     redis.call('PEXPIRE', LAST, lasts + REMEMBERED)

@@ -1,6 +1,6 @@
--- quorum/post: something is counted, or a value is put up; those who wait for the count to be so high are told.
--- They are in nobody's way, so each gets what looks like a vote, of which nothing is kept. The value stands in
--- a key of its own, for it may be long.
+-- quorum/post: raises a count, or posts a value; tells the waiters whose count is reached. They block no other waiter,
+-- so each gets a push that looks like a vote, of which nothing is kept. The value has a key of its own, because it
+-- may be long.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker  5 value
 -- ARGV  1 the count  2 the value, '' for none  3 how long to remember both (ms)

@@ -1,4 +1,4 @@
--- quorum/read: what has been counted, the value that was put up with it, and for how long. Writes nothing.
+-- quorum/read: the count, the value posted with it, and how long both are kept. Writes nothing.
 --
 -- KEYS  1 votes  2 value
 -- returns  {the count, the value or '', for how long (ms)}

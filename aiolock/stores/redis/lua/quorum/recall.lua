@@ -1,9 +1,8 @@
--- quorum/recall: whether something is done that is to be done once, and whether this server would know. Writes
--- nothing.
+-- quorum/recall: whether work that is to be done once is done, and whether this server would know. Writes nothing.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker
--- returns  {fence of whoever did it (0: nobody, as far as is known), for how long that is known (ms),
---           how long ago it forgot what it knew, at least (ms; less than 0: it never did), now (µs)}
+-- returns  {fence of the grant that did it (0: none is known), for how long that is remembered (ms),
+--           how long ago the server forgot what it knew, at least (ms; less than 0: it never did), now (µs)}
 --@include quorum/names
 --@include clock
 --@include quorum/present_vote

@@ -1,19 +1,19 @@
--- quorum/release: out of the line, and its vote is taken back, so that the next has it.
+-- quorum/release: takes a waiter out of the line, and takes its vote back for the next waiter.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker
--- ARGV  1 prefix of the clients' channels  2 its vote only up to this number, '-1': whatever
---       3 1: it is exclusive, and has no terms that may close the lock  0: it may be otherwise
---       4 waiter  5 a number that is to be known from now on
+-- ARGV  1 prefix of the clients' channels  2 its vote only up to this number, '-1': with any number
+--       3 1: the waiter is exclusive and has no terms that may close the lock  0: it may be otherwise
+--       4 waiter  5 a number to learn
 --       6 for how long it was inside (ms), '-1': never, '-2': it has lost that
 --       7 until when older copies of its questions may come (µs), 0: none are on their way
 -- returns  1 it had the vote  2 it stood in line  3 neither, but this server has lost its memory  0 neither
---          'g …' it had the vote, and the next is of the same client: the push, by a shorter way
+--          'g …' it had the vote, and the next waiter is of the same client: its push, sent with the reply
 --@include quorum/names
 local CHANNELS = ARGV[1]
 --@include quorum/give_back
 
 local upto, waiter, highest, copies = ARGV[2], ARGV[4], ARGV[5], ARGV[7]
--- First what is most often: nobody waits, and the number is known. Who has the vote does not stand in line.
+-- The most frequent case first: no waiters, and a known number. A waiter with the vote does not stand in line.
 if ARGV[3] == '1' and upto == '-1' and copies == '0' and redis.call('EXISTS', LINE) == 0 then
   local vote, its = redis.call('ZRANGE', VOTES, 0, 0)[1], waiter .. ':' .. highest .. ':'
   if vote and vote:sub(1, #its) == its then

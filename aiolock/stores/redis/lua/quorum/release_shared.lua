@@ -1,4 +1,4 @@
--- release_shared(waiter, upto, entered, was_in_line): `release`, where the votes are out to some that share. Returns
+-- release_shared(waiter, upto, entered, was_in_line): `release`, if the votes are out to waiters that share. Returns
 -- the reply.
 --@include quorum/silent
 --@include quorum/present_vote
@@ -15,7 +15,7 @@ local function release_shared(waiter, upto, entered, was_in_line)
   end
   if not number or upto ~= '-1' and number - upto > 0 then
     if was_in_line then
-      hand_shared(client) -- it may have kept those behind it from what is shared
+      hand_shared(client) -- it may have kept others from sharing
     end
     return was_in_line and 2 or not number and silent() and 3 or 0
   end

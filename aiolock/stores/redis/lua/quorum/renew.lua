@@ -1,4 +1,4 @@
--- quorum/renew: if this vote stands, it lasts so long from now on, at least; and a fence is known here.
+-- quorum/renew: if this vote stands, it lasts at least so long from now on, and the server learns a fence.
 --
 -- KEYS  1 votes  2 line  3 last number  4 marker
 -- ARGV  1 waiter  2 number of the vote  3 ttl (ms; 0: only say whether it stands)  4 fence, 0 for none

@@ -1,9 +1,10 @@
--- shut(waiter, number, granted, lost, unsure, entered): a vote that was given at `granted` (ms) has ended, and
--- its terms may keep the others out for a while, as in `close`: then it is nobody's. Who is first in line
--- is told, and asks for how long. Where it shared, it keeps out those only that do not. Returns whether it is so.
---   lost     when its waiter lost it (ms); nil where it gave it back
---   unsure   it may never have been inside
---   entered  for how many ms it was, where it says so; else nil or false
+-- shut(waiter, number, granted, lost, unsure, entered): keeps the name closed for as long as the terms say of a vote
+-- that has ended and was given at `granted` (ms), as in `close`: the name then has a vote without an owner. The first
+-- waiter in line is told, and asks when the lock opens. If the vote was shared, only waiters that do not share are
+-- kept out. Returns whether the name is closed.
+--   lost     when its waiter lost it (ms); nil if the waiter gave it back
+--   unsure   the waiter may never have been inside
+--   entered  for how many ms the waiter was inside, if it says so; else nil or false
 --@include keep
 --@include tell
 local function shut(waiter, number, granted, lost, unsure, entered)

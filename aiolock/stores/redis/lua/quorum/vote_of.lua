@@ -1,5 +1,5 @@
--- vote_of(begins): the vote whose text begins so, with its waiter and ':', and its score; nil where there is none.
--- Nearly always it is the only one: several are out where they are shared.
+-- vote_of(begins): the vote whose text begins so (its waiter and ':'), and its score; nil if there is none.
+-- Nearly always it is the only vote: several are out only if they are shared.
 --@include quorum/present_vote
 local function vote_of(begins)
   local vote, score = present_vote()

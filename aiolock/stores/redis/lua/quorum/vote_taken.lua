@@ -1,5 +1,5 @@
--- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, where there is a vote out, or a line, or it is
--- of those that share. Returns the reply.
+-- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, if there is a vote out or a line, or if the waiter
+-- shares. Returns the reply.
 --@include quorum/counted
 --@include quorum/present_vote
 --@include quorum/vote_of
@@ -62,7 +62,7 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       local waiting = redis.call('ZCARD', LINE)
       if waiting >= most then
         if is_shared then
-          hand_shared(asker) -- the dead may have kept others from what is shared
+          hand_shared(asker) -- dead waiters may have kept others from sharing
         end
         return {3, waiting, tonumber(STAMP)}
       end
