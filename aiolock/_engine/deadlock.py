@@ -1,10 +1,10 @@
 """Tasks of one client that wait for each other: found before they wait for ever.
 
 An error is raised only for a cycle of tasks in which each waits itself, without a ``timeout``, for
-a lock that the next one holds and whose lease does not end by itself. An `asyncio.timeout` around one of the
-waits cannot be seen from a task, so a wait in a cycle needs the lock's own ``timeout``. If a child
-task waits for a lock of its parent, the parent may wait for the child. That is not certain, so it
-is only logged.
+a lock that the next one holds and whose lease does not end by itself. An `asyncio.timeout` around
+one of the waits cannot be seen from a task, so a wait in a cycle needs the lock's own ``timeout``.
+If a child task waits for a lock of its parent, the parent may wait for the child. That is not
+certain, so it is only logged.
 """
 
 from __future__ import annotations
