@@ -141,6 +141,15 @@ def _beginning(code: CodeType) -> int:
     return next(each.offset for each in dis.get_instructions(code) if each.opname == "RESUME")
 
 
+def _deletes(frame: FrameType | None) -> bool:
+    """Whether a `__del__` is being called, which the garbage collector may do at any step."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Striker:
     """Raises in one of the steps of a task: where a function of aiolock begins that it calls.
 
@@ -157,13 +166,12 @@ class Striker:
         file = frame.f_code.co_filename
         if event != "call" or not file.startswith(PACKAGE) or file.startswith(OTHERS):
             return
-        caller = frame.f_back
-        if "__del__" in (frame.f_code.co_name, caller and caller.f_code.co_name):
-            return  # what that raises is ignored
         if self.struck or self.task is None or asyncio.current_task() is not self.task:
             return
         if frame.f_lasti > _beginning(frame.f_code):
             return  # it goes on after an await
+        if _deletes(frame):
+            return  # what that raises is ignored
         self.seen.append(f"{file[len(PACKAGE) :]} {frame.f_code.co_qualname}")
         if len(self.seen) == self.at:
             self.struck = self.seen[-1]

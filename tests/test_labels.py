@@ -94,7 +94,7 @@ async def test_labels(
     monkeypatch.setattr("aiolock._engine.acquirer._WHAT_CALLED", 10)  # however busy the store is
     monkeypatch.setattr("aiolock._engine.acquirer._WHO_HOLDS", 10)
     with pytest.raises(AcquireTimeout, match=r"'billing: job 17' in process [0-9]+ of .* has held"):
-        async with theirs.acquire(timeout=0.2):
+        async with theirs.acquire(timeout=1):
             pass
     await lease.release()
     await (await named).release()

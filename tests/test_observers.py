@@ -162,7 +162,7 @@ async def gives_up(client: aiolock.LockClient, other: aiolock.LockClient, why: s
         assert await lock.acquire(blocking=False) is None
     elif why == "timeout":
         with pytest.raises(AcquireTimeout):
-            async with lock.acquire(timeout=0.05):
+            async with lock.acquire(timeout=1):
                 pass
     elif why == "cancelled":
         waits = asking(lock)
