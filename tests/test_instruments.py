@@ -26,7 +26,7 @@ from tests.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled,
 from tests.procs import Worker
 from tests.proxy import Proxy
 from tests.servers import RedisServer
-from tests.virtual import Deadlock, VirtualLoop, run
+from tests.virtual import BEGINNING, Deadlock, VirtualLoop, run
 
 ROOT = Path(__file__).parent.parent
 
@@ -537,6 +537,18 @@ def test_virtual_time_jumps() -> None:
         return times
 
     assert run(main()) == [0, 3600, 3600.3, 403600.3]
+
+
+def test_virtual_loop_has_a_date_of_its_own() -> None:
+    """The day goes by the loop, from the same moment in each run: it may rest on no real one."""
+
+    async def main() -> float:
+        await asyncio.sleep(3600)
+        return time.time()
+
+    before = time.time()
+    assert run(main()) == run(main()) == BEGINNING + 3600
+    assert time.time() >= before > BEGINNING + 3600
 
 
 def test_virtual_loop_finds_a_deadlock() -> None:

@@ -8,10 +8,14 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
+from unittest import mock
 
 from tests import loops
 
 T = TypeVar("T")
+
+BEGINNING = 1_700_000_000.0
+"""When `VirtualLoop`s begin, in Unix seconds: 20 s into a minute, and 800 s into an hour."""
 
 
 class Deadlock(RuntimeError):
@@ -35,8 +39,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     With a `seed`, any of what is ready may run next, not just the oldest, in an order that is the
     same for the same seed; asyncio itself keeps the order, so this is more than can happen. There
-    is no I/O, no thread and no signal on this loop. What it needs from below the surface of asyncio
-    (3.11 to 3.14) is all in this class: `_ready`, `_scheduled`, `_selector`.
+    is no I/O, no thread and no signal on this loop. While it runs, `time.time()` goes by it too, so
+    that a period of a job begins at the same step of each run. What it needs from below the surface
+    of asyncio (3.11 to 3.14) is all in this class: `_ready`, `_scheduled`, `_selector`.
     """
 
     _ready: deque[asyncio.Handle]
@@ -52,6 +57,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         """Return the virtual time in seconds."""
         return self._now
+
+    def run_forever(self) -> None:
+        """Run, on a day that is always the same."""
+        with mock.patch("time.time", self._date):
+            super().run_forever()
+
+    def _date(self) -> float:
+        return BEGINNING + self._now
 
     def advance(self, seconds: float) -> None:
         """Let time pass at once, as when the process is stopped."""
