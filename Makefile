@@ -38,8 +38,8 @@ demo: .venv/package.stamp ## see it work: make demo [URL=redis://...] [WORKERS=4
 
 # On the tree on asyncio's own loop; on the wheel on uvloop, and with eager tasks.
 test: .venv/dev.stamp $(SERVERS) ## the tests, on the tree and on the built wheel: make test [STORES=redis,sqlite]
-	.venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_STORES) $(ARGS)
-	@.ci/test-wheel "$(WHEEL_PYTHONS)" -n $(JOBS) --dist worksteal $(OF_STORES) $(ARGS)
+	.ci/in-memory .venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_STORES) $(ARGS)
+	@.ci/in-memory .ci/test-wheel "$(WHEEL_PYTHONS)" -n $(JOBS) --dist worksteal $(OF_STORES) $(ARGS)
 
 chaos: .venv/dev.stamp redis-server postgresql mariadb ## break everything for a while: make chaos [STORE=redis] [SECONDS=60] [SEED=1]
 	@.venv/bin/python -m tests.chaos --store "$(or $(STORE),redis)" --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)
