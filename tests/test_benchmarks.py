@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -491,6 +492,16 @@ async def test_quorum_run(tmp_path: Path) -> None:
     assert all(bar.reached for bar in inside)
     written = json.loads((tmp_path / "quorum.json").read_text("utf-8"))
     assert written["subjects"][quorum.OURS.title]["timelines"].keys() == {"stopped", "killed"}
+
+
+def test_quorum_where_nobody_entered() -> None:
+    """What was not seen once in a short run on a machine that stands still is a bar not reached."""
+    records = {subject: quorum.Record() for subject in (quorum.OURS, quorum.ALONE)}
+    for record in records.values():
+        record.add("crowd.rate", 0.0)
+    (crowd,) = [bar for bar in quorum.bars(records) if bar.what.startswith("20 tasks")]
+    assert math.isnan(crowd.figure)
+    assert not crowd.reached
 
 
 async def test_stores_run() -> None:
