@@ -19,12 +19,12 @@ from tests.selection import ON_THE_TREE
 # On the installed wheel it only has to show that it works there: on another Python and loop.
 RUNS = (
     [
-        *(("redis", "1", 12.0), ("sentinel", "5", 15.0), ("cluster", "8", 15.0)),
-        *(("sqlite", "1", 8.0), ("postgres", "1", 10.0), ("mysql", "1", 10.0)),
-        ("quorum", "11", 15.0),
+        *(("redis", "1", 8.0), ("sentinel", "5", 10.0), ("cluster", "8", 10.0)),
+        *(("sqlite", "1", 6.0), ("postgres", "1", 7.0), ("mysql", "1", 7.0)),
+        ("quorum", "11", 10.0),
     ]
     if ON_THE_TREE
-    else [("redis", "2", 10.0)]
+    else [("redis", "2", 6.0)]
 )
 
 

@@ -201,7 +201,7 @@ def run_schedule(seed: int) -> dict[str, int]:
     return crowd.outcomes | {"passed on": crowd.server.passes}
 
 
-SCHEDULES = 400 if ON_THE_TREE else 100
+SCHEDULES = 200 if ON_THE_TREE else 100
 
 
 def test_hundreds_of_crowds() -> None:
