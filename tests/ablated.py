@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 IMPORTED = [
     *("pytest", "pytest_asyncio.plugin", "pytest_timeout", "hypothesis.stateful"),
-    *("anyio", "redis.asyncio", "fakeredis", "psycopg", "pymysql"),
+    *("anyio", "redis.asyncio", "fakeredis", "psycopg", "pymysql", "sqlite3", "unittest.mock"),
 ]
 # With no plugin but those it needs, and with assertions as Python has them: rewriting takes longer
 # than most of the tests.
