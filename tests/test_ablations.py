@@ -1446,6 +1446,14 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… nor where a client opens",
+        f"{POSTGRES}/_pipe.py",
+        "pg_catalog.has_function_privilege(",
+        "has_function_privilege(",
+        "test_postgres.py::test_a_hostile_search_path",
+        seconds=20,
+    ),
+    Safeguard(
         "… who is told is told behind the transaction",
         f"{POSTGRES}/_notices.py",
         '        wire.send([("flush", ())], partial(self._answered, number))\n',

@@ -1068,19 +1068,56 @@ async def test_another_isolation(own_postgres: PostgresServer) -> None:
         await aiolock.connect(url).open()
 
 
-def test_a_hostile_search_path(own_postgres: PostgresServer) -> None:
+OURS = {
+    "clock_timestamp()": "timestamptz",
+    "convert_to(text, name)": "bytea",
+    "current_setting(text)": "text",
+    "current_setting(text, boolean)": "text",
+    "has_function_privilege(oid, text)": "boolean",
+    "now()": "timestamptz",
+    "pg_advisory_xact_lock(bigint)": "void",
+    "pg_notify(text, text)": "void",
+    "pg_try_advisory_xact_lock_shared(bigint)": "boolean",
+    "set_config(text, text, boolean)": "text",
+    "unnest(text[])": "SETOF text",
+}
+"""What aiolock calls, as somebody could have made it."""
+EQUAL = ["bigint", "boolean", "bytea", "name, text", "oid", "text"]
+
+
+async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
     """What is called is what was meant, whatever the caller has of the same name."""
-    with contextlib.closing(own_postgres.connect()) as owner:
-        owner.execute("CREATE SCHEMA mine AUTHORIZATION app")
-    with contextlib.closing(own_postgres.connect("app")) as app:
-        app.execute(
-            "CREATE FUNCTION mine.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE 'caught'; END $$"
-        )
-        app.execute("SET search_path = mine, pg_catalog")
-        app.execute("SELECT aiolock.beat('me')")
-        with pytest.raises(psycopg.Error, match="no client of aiolock"):
-            app.execute("SELECT aiolock.hello('*', 1, '', 1)")
+    own_rights.execute("CREATE SCHEMA mine AUTHORIZATION app")
+    try:
+        with contextlib.closing(own_rights.connect("app")) as app:
+            raises = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'caught'; END $$"
+            for function, result in OURS.items():
+                app.execute(f"CREATE FUNCTION mine.{function} RETURNS {result} {raises}".encode())
+            for each in EQUAL:
+                left, right = (each.split(", ") * 2)[:2]
+                given = f"mine.equal({left}, {right}) RETURNS boolean"
+                app.execute(f"CREATE FUNCTION {given} LANGUAGE sql AS 'SELECT true'".encode())
+                for operator in ("=", "<>", "<"):
+                    app.execute(
+                        f"CREATE OPERATOR mine.{operator} (FUNCTION = mine.equal,"
+                        f" LEFTARG = {left}, RIGHTARG = {right})".encode()
+                    )
+        own_rights.execute("ALTER ROLE app SET search_path = mine, pg_catalog")
+        with contextlib.closing(own_rights.connect("app")) as app:
+            assert app.execute("SELECT 'a' = 'b'").fetchone() == (True,)  # it is set
+            app.execute("SELECT aiolock.beat('me')")
+            with pytest.raises(psycopg.Error, match="no client of aiolock"):
+                app.execute("SELECT aiolock.hello('*', 1, '', 1)")
+        pooled = own_rights.url("app", f"?pooled=1&listen_url={own_rights.url('app')}")
+        for url in (own_rights.url("app"), own_rights.url("app", "?create=1"), pooled):
+            async with pair(url) as (ours, theirs):
+                await hand_on(ours, theirs)
+                async with ours.lock("x"), theirs.lock("y"):
+                    assert await theirs.lock("x").acquire(blocking=False) is None
+                    assert [each.name for each in await ours.snapshot()] == ["x", "y"]
+    finally:
+        own_rights.execute("ALTER ROLE app RESET search_path")
+        own_rights.execute("DROP SCHEMA mine CASCADE")
 
 
 def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
