@@ -195,6 +195,12 @@ class NameState:
         return self.limit is None and not self.count and not self.value
 
     @property
+    def over(self) -> int:
+        """When all leases, delays and numbers have ended, if nothing changes, in ms."""
+        ends = [holder.end + holder.form.closes for holder in self.holders.values()]
+        return max(self.until, *ends, 0, 0)
+
+    @property
     def permits_taken(self) -> int:
         return sum(holder.form.permits for holder in self.holders.values())
 
