@@ -2885,8 +2885,8 @@ SAFEGUARDS = (
     Safeguard(
         "a copy of what is done ends no later than that",
         "stores/quorum/_marks.py",
-        "else (fence, keep, end)\n",
-        "else (fence, keep, 0)\n",
+        "else (fence, remember, end)\n",
+        "else (fence, remember, 0)\n",
         "test_quorum_once.py::test_a_copy_ends_with_its_mark",
         seconds=10,
     ),

@@ -172,7 +172,7 @@ async def test_a_connection_that_is_reset_while_nobody_looks(
             asked: list[asyncio.Future[Any]] = [store.read("x")]
             await asyncio.sleep(0)
             # When that is answered; and a flush behind it, which is written as well.
-            asked += [store.post("x", 0, token="t", declared=3, value="", keep=60_000)]
+            asked += [store.post("x", 0, token="t", declared=3, value="", remember=60_000)]
             time.sleep(0.2)  # the process does not run; the answer comes meanwhile
             proxy.reset()
             time.sleep(0.05)
@@ -435,7 +435,7 @@ async def test_a_flush_that_fails_for_good_is_given_up(
         own_rights.execute("REVOKE EXECUTE ON FUNCTION aiolock.flush FROM app")
         try:
             lease = await hand_on_untold(ours, theirs, caplog)
-            await store_of(ours).post("z", 1, token="t", declared=2, value="", keep=1)
+            await store_of(ours).post("z", 1, token="t", declared=2, value="", remember=1)
             await until(lambda: not store_of(ours)._pipe._notices.pending)
         finally:
             own_rights.execute("GRANT EXECUTE ON FUNCTION aiolock.flush TO app")
