@@ -521,9 +521,9 @@ class Store(Protocol):
         ...
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        """End this grant: its work is done, which the store remembers for ``keep`` ms.
+        """End this grant: its work is done, which the store knows for ``remember`` ms.
 
         Every waiter that wants that work done once leaves the queue, its client is told, and later
         ones get `Done`. Answers as `release` does: `WAS_HOLDER`, also for a second call.
@@ -542,8 +542,8 @@ class Store(Protocol):
         """
         ...
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
-        """Set the number of permits to ``limit``, for ``keep`` ms; answers the number before.
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
+        """Set the number of permits to ``limit``, for ``remember`` ms; answers the number before.
 
         If the store knows no number yet, that is ``declared``. From now on waiters may declare two
         numbers: the new ``limit``, and ``declared``, or the number before if that is the same.
@@ -551,12 +551,12 @@ class Store(Protocol):
         ...
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         """Raise the count to ``count`` if it is less, or by one for each new ``token``.
 
         Waiters for a count that is now reached enter. A ``value``, unless empty, replaces the one
-        posted before, unless the count is higher already. All this is remembered for ``keep`` ms at
+        posted before, unless the count is higher already. All this is known for ``remember`` ms at
         least. Answers the count. If ``declared`` (0: none) differs from the number that the store
         knows, answers minus that number, and nothing was done.
         """
@@ -742,10 +742,10 @@ class Relay:
         return self._call("snapshot", lambda: self._store.snapshot(start))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         """As the other store."""
-        return self._call("finish", lambda: self._store.finish(name, waiter, form, fence, keep))
+        return self._call("finish", lambda: self._store.finish(name, waiter, form, fence, remember))
 
     def request(self, name: str) -> asyncio.Future[int]:
         """As the other store."""
@@ -755,18 +755,18 @@ class Relay:
         """As the other store."""
         return self._call("downgrade", lambda: self._store.downgrade(name, waiter, form, fence))
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
         """As the other store."""
-        return self._call("resize", lambda: self._store.resize(name, declared, limit, keep))
+        return self._call("resize", lambda: self._store.resize(name, declared, limit, remember))
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         """As the other store."""
         return self._call(
             "post",
             lambda: self._store.post(
-                name, count, token=token, declared=declared, value=value, keep=keep
+                name, count, token=token, declared=declared, value=value, remember=remember
             ),
         )
 

@@ -3,9 +3,10 @@
     python examples/document_store.py
 
 `Documents` stands in for the database: replace it by calls to etcd, Consul, DynamoDB or MongoDB.
-`DocumentStore` stays as it is. It has a document for each name, with its state, its last fence and
-the pushes that clients have not read yet. It loads the document, changes it and swaps it, and
-starts again if another client was faster. tests/test_contract.py tests it as it tests every store.
+`DocumentStore`, a hundred lines, stays as it is. It has a `Document` for each name, with its state,
+its last fence and the pushes that clients have not read yet. It loads the document, changes it and
+swaps it, and starts again if another client was faster. tests/test_contract.py tests it as it tests
+every store.
 """
 
 from __future__ import annotations
@@ -14,32 +15,14 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-import json
-import os
 import random
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
 
 import aiolock
-from aiolock.store import Inbox, Page, Renewal
-from aiolock.stores.authors import (
-    UNREADABLE,
-    NameState,
-    Operation,
-    Operations,
-    Push,
-    Step,
-    Steps,
-    decode,
-    decode_push,
-    encode,
-    encode_push,
-)
-
-Value = TypeVar("Value")
-
+from aiolock.store import Inbox
+from aiolock.stores.authors import Document, Operation, OperationsByName, about_us, refusal
 
 # --- Replace this: the database
 
@@ -138,111 +121,37 @@ class Documents:
 # --- Keep this: the store
 
 PATIENCE: Final = 4.0
-"""Seconds after which an attempt is given up. A request that waits for another attempt first, and
-then for its own, has waited for 8; 9.5 is the most that is allowed."""
+"""Seconds after which the database is given up. A request that waits for another one first, and
+then for itself, has waited for 8; 9.5 is the most that is allowed."""
 PAUSE: Final = 0.05
-PAGE: Final = 100
-"""Documents for each page of a snapshot."""
-KEPT: Final = 600.0
-"""Seconds for which a document is kept when all in it is over. The first fence after that is the
-clock's, which is far past the last fence; and no copy of a swap arrives as late."""
-FRESH: Final = 60_000_000
-"""Microseconds after which an unchanged document is written again, so that it is kept while clients
-ask for it."""
 
 
-Job = tuple[Operation, asyncio.Future[Any]]
-Kept = tuple[int, str, list[list[str]], int]
-"""The document of a name: last fence, state, letters for clients, and when it was written."""
-
-
-class Document:
-    """The state of one name, as operations see and change it (`authors.Steps`)."""
-
-    def __init__(
-        self, text: str, client: str, now: int, living: Mapping[str, str], *, again: bool
-    ) -> None:
-        self.again = again
-        self._client, self._now, self._living = client, now, living
-        kept: Kept = json.loads(text) if text else (0, "", [], now)
-        self._fence, state, mail, self._at = kept
-        self._before = [*kept[:3]]
-        self._state = decode(state) if state else NameState()
-        self.pushes = list[Push]()
-        """Letters for this client."""
-        self.mail = list[list[str]]()
-        """Letters for other clients."""
-        for to, letter in mail:
-            if to == client:
-                with contextlib.suppress(*UNREADABLE):  # of a later version
-                    self.pushes.append(decode_push(letter))
-            elif to in living:
-                self.mail.append([to, letter])
-
-    def step(self, name: str, operation: Callable[[Step], Value]) -> Value:  # noqa: ARG002  # the only one
-        """Carry out an operation of the state machine."""
-        step = Step(self._state, self._now, self._listens, self._fence, self._says)
-        answer = operation(step)
-        self._fence = step.fence
-        for push in step.pushes:
-            to = push.waiter.client
-            if to == self._client:
-                self.pushes.append(push)
-            elif to in self._living:
-                self.mail.append([to, encode_push(push)])
-        return answer
-
-    def _listens(self, client: str) -> bool:
-        return client == self._client or client in self._living
-
-    def _says(self, client: str) -> tuple[str, int]:
-        pid, _, host = self._living.get(client, "0 ").partition(" ")
-        return host, int(pid)
-
-    def changed(self, *, anyway: bool) -> tuple[str, float] | None:
-        """The text to write, and for how many seconds it is needed; None for nothing."""
-        state = self._state
-        after = [self._fence, "" if state.idle else encode(state), self.mail]
-        if after == self._before and self._now - self._at < FRESH and not anyway:
-            return None
-        ends = [holder.end + holder.form.closes for holder in state.holders.values()]
-        over = max(state.until, *ends, 0, 0) / 1000 - self._now / 1_000_000
-        return json.dumps([*after, self._now]), max(over, 0) + KEPT
-
-
-class DocumentStore(Operations):
+class DocumentStore(OperationsByName):
     """Locks in documents: a `Store`, for `aiolock.connect`."""
 
     def __init__(self, database: Documents, prefix: str = "aiolock") -> None:
-        self._database, self._prefix = database, prefix
-        self._is_open, self._client = False, ""
-        self._tasks = set[asyncio.Task[Any]]()
-        self._resizes = itertools.count(1)
+        super().__init__()
+        self._database, self._prefix = database, f"{prefix}/"
 
     async def open(self, client: str, inbox: Inbox) -> None:
         """Begin a session, and listen."""
-        self._client, self._inbox = client, inbox
-        self._jobs: dict[str, list[Job]] = {}
+        self._inbox = inbox
         self._unsure: dict[str, int] = {}
         """By name: a version on which a swap was sent whose reply is missing, perhaps for ever."""
-        self._tasks = set[asyncio.Task[Any]]()
         try:
             async with asyncio.timeout(PATIENCE):
-                bell = await self._join()
+                bell = await self._join(client)
         except OSError as error:  # a `TimeoutError` is one
-            raise failure("the database cannot be reached", error, refused=True) from error
-        self._listening = asyncio.create_task(self._listen(bell))
-        self._is_open = True
+            raise refusal("the database cannot be reached") from error
+        self._begin(client)
+        self._listening = self._start(self._listen(bell))
 
     async def aclose(self) -> None:
         """End the session, once all requests are done."""
         if self._is_open:
-            self._is_open = False
             self._listening.cancel()
             try:
-                await asyncio.wait({self._listening})
-                while self._tasks:
-                    await asyncio.wait(self._tasks)
+                await self._end()
             finally:
                 with contextlib.suppress(OSError):  # then the session ends by itself
                     async with asyncio.timeout(PATIENCE):
@@ -250,21 +159,23 @@ class DocumentStore(Operations):
 
     # The session, and its letters
 
-    async def _join(self) -> AsyncIterator[str]:
-        return await self._database.join(self._client, f"{os.getpid()} {socket.gethostname()}")
+    async def _join(self, client: str) -> AsyncIterator[str]:
+        return await self._database.join(client, about_us())
 
     async def _listen(self, bell: AsyncIterator[str]) -> None:
         while True:
             with contextlib.suppress(OSError):
                 async for name in bell:
-                    self._call(Operation((name,), _nothing)).add_done_callback(self._looked)
+                    # Any operation on a document takes the letters for this client out of it.
+                    looking = self._call(Operation((name,), lambda _: None))
+                    looking.add_done_callback(self._looked)
             # Other clients may have taken us for dead, and pushes may have been missed.
             await asyncio.sleep(PAUSE)
             with contextlib.suppress(OSError):
-                bell = await self._join()
+                bell = await self._join(self._client)
                 self._inbox.reconnected()
 
-    def _looked(self, future: asyncio.Future[Any]) -> None:
+    def _looked(self, future: asyncio.Future[None]) -> None:
         if not future.cancelled() and future.exception() and self._is_open:
             self._inbox.reconnected()
 
@@ -274,79 +185,39 @@ class DocumentStore(Operations):
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*(self._database.ring(client, name) for client in clients))
 
-    # Operations: one task for each name, which carries out together what has gathered meanwhile
+    # The documents
 
-    def _token(self) -> str:
-        return f"{self._client}.{next(self._resizes)}"
-
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        """The only operation on several names: it becomes one operation for each document."""
-        each = [super(DocumentStore, self).renew([renewal]) for renewal in renewals]
-        return self._start(_flat(each))
-
-    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        """The statuses of the next documents."""
-        return self._start(self._snapshot(start))
-
-    async def _snapshot(self, start: str) -> Page:
-        own = f"{self._prefix}/"
+    async def _names(self, start: str, most: int) -> Sequence[str]:
+        own = self._prefix
         try:
             async with asyncio.timeout(PATIENCE):
-                keys = await self._database.keys(own, start, PAGE)
+                keys = await self._database.keys(own, own + start, most)
         except OSError as error:
-            raise failure("the database does not list its keys", error, refused=True) from error
-        statuses = await asyncio.gather(*[self.status(key.removeprefix(own)) for key in keys])
-        return Page(statuses, keys[-1] if len(keys) == PAGE else "")
+            raise refusal("the database does not list its keys") from error
+        return [key.removeprefix(own) for key in keys]
 
-    def _call(self, operation: Operation) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        (name,) = operation.names
-        if not self._is_open:
-            future.set_exception(failure("the store is closed", refused=True))
-        elif name in self._jobs:
-            self._jobs[name].append((operation, future))
-        else:
-            self._jobs[name] = [(operation, future)]
-            _ = self._start(self._serve(name))
-        return future
-
-    def _start(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _serve(self, name: str) -> None:
-        while jobs := self._jobs[name]:
-            self._jobs[name] = []
-            await self._carry_out(name, jobs)
-        del self._jobs[name]
-
-    async def _carry_out(self, name: str, jobs: Sequence[Job]) -> None:
-        again, why = False, None
+    async def _carry_out(self, name: str, operations: Sequence[Operation]) -> Sequence[Any]:
+        again, why, answers = False, None, None
         try:
             async with asyncio.timeout(PATIENCE):
-                while True:
+                while answers is None:  # else another client was faster
                     again = again or name in self._unsure
                     try:
-                        if await self._attempt(name, jobs, again=again):
-                            break
+                        answers = await self._attempt(name, operations, again=again)
                     except OSError as error:
                         why = error
                         await asyncio.sleep(PAUSE)
-        except Exception as error:  # noqa: BLE001  # nobody waits for ever, whatever it is
-            refused = not again and name not in self._unsure
-            for _, future in jobs:
-                if not future.done():
-                    text = f"the database does not do it: {why or error!r}"
-                    future.set_exception(failure(text, why or error, refused=refused))
-        else:
-            if again and self._is_open:  # pushes of an attempt that was made unheard are lost
-                self._inbox.reconnected()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it may have been done
+            failed = aiolock.StoreError if again or name in self._unsure else refusal
+            raise failed(f"the database does not do it: {why or error!r}") from why or error
+        if again and self._is_open:  # pushes of an attempt that was made unheard are lost
+            self._inbox.reconnected()
+        return answers
 
-    async def _attempt(self, name: str, jobs: Sequence[Job], *, again: bool) -> bool:
-        """Carry these out, in order; False if another client was faster."""
-        key = f"{self._prefix}/{name}"
+    async def _attempt(
+        self, name: str, operations: Sequence[Operation], *, again: bool
+    ) -> Sequence[Any] | None:
+        key = self._prefix + name
         text, version = await self._database.get(key)
         if self._unsure.get(name) != version:  # that swap is over, with or without effect
             self._unsure.pop(name, None)
@@ -354,7 +225,7 @@ class DocumentStore(Operations):
         # pass for dead.
         now, living = await asyncio.gather(self._database.clock(), self._database.sessions())
         document = Document(text, self._client, now, living, again=again)
-        answers = [operation.run(document) for operation, _ in jobs]
+        answers = [operation.run(document) for operation in operations]
         # A swap that is still under way has no effect on another version: so there has to be one.
         changed = document.changed(anyway=name in self._unsure)
         if changed is not None:
@@ -362,30 +233,12 @@ class DocumentStore(Operations):
             swapped = await self._database.swap(key, changed[0], version, changed[1])
             del self._unsure[name]
             if not swapped:
-                return False
+                return None
         for push in document.pushes:
             push.deliver(name, self._inbox)
-        for (_, future), answer in zip(jobs, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
         if document.mail:
             _ = self._start(self._ring({to for to, _ in document.mail}, name))
-        return True
-
-
-def _nothing(_: Steps) -> None:
-    """Any operation on a document takes the letters for this client out of it."""
-
-
-async def _flat(each: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
-    return [held for (held,) in await asyncio.gather(*each)]
-
-
-def failure(text: str, why: BaseException | None = None, *, refused: bool) -> aiolock.StoreError:
-    """The error with this text; ``refused``: nothing was done, for certain."""
-    error = aiolock.StoreError(text)
-    error.refused, error.__cause__ = refused, why
-    return error
+        return answers
 
 
 # --- An example of its use

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import psycopg
 import pymysql
@@ -316,10 +316,13 @@ class Standby(PostgresServer):
 
 
 class PgBouncer:
-    """A pooler in front of a server: a session for each transaction."""
+    """A pooler in front of a server: a session for each transaction, or for each connection."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(
+        self, server: PostgresServer, *, mode: Literal["transaction", "session"] = "transaction"
+    ) -> None:
         self._server = server
+        self._mode = mode
         self._held = hold_port()
         self.port: int = self._held.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
@@ -345,8 +348,8 @@ class PgBouncer:
             f"[databases]\npostgres = host=127.0.0.1 port={self._server.port}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\n"
             f"unix_socket_dir =\nauth_type = trust\nauth_file = {folder}/users\n"
-            "pool_mode = transaction\nignore_startup_parameters = extra_float_digits,options\n"
-            f"default_pool_size = 3\nlogfile = {folder}/pgbouncer.log\n"
+            f"pool_mode = {self._mode}\nignore_startup_parameters = extra_float_digits,options\n"
+            f"default_pool_size = 4\nlogfile = {folder}/pgbouncer.log\n"
         )
         program = shutil.which("pgbouncer")
         assert program is not None

@@ -198,9 +198,9 @@ class Store(MemoryStore):
         return self._send(partial(self.server.status, name, waiters=waiters), writes=False)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        return self._send(partial(self.server.finish, name, waiter, fence, keep))
+        return self._send(partial(self.server.finish, name, waiter, fence, remember))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._send(partial(self.server.request, name), stamped=True)
@@ -208,9 +208,9 @@ class Store(MemoryStore):
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         return self._send(partial(self.server.downgrade, name, waiter, fence))
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
         token = f"{self._client}.{next(_resizes)}"
-        resize = partial(self.server.resize, name, declared, limit, keep, token=token)
+        resize = partial(self.server.resize, name, declared, limit, remember, token=token)
         return self._send(resize, stamped=True)
 
     def post(self, name: str, count: int, **options: Any) -> asyncio.Future[int]:

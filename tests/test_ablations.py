@@ -1446,6 +1446,14 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… nor where a client opens",
+        f"{POSTGRES}/_pipe.py",
+        "pg_catalog.has_function_privilege(",
+        "has_function_privilege(",
+        "test_postgres.py::test_a_hostile_search_path",
+        seconds=20,
+    ),
+    Safeguard(
         "… who is told is told behind the transaction",
         f"{POSTGRES}/_notices.py",
         '        wire.send([("flush", ())], partial(self._answered, number))\n',
@@ -1472,7 +1480,8 @@ SAFEGUARDS = (
     Safeguard(
         "… a flush that has failed is sent again",
         f"{POSTGRES}/_notices.py",
-        "            self._next_flush = self._loop.call_later(self._pause, self._flush_again)\n",
+        "            self._next_flush = self._loop.call_later("
+        "_PAUSES[self._failures], self._flush_again)\n",
         "            pass\n",
         "test_postgres.py::test_a_flush_that_fails[raises]",
         seconds=25,
@@ -1483,6 +1492,14 @@ SAFEGUARDS = (
         ' | {"beat"}\n',
         "\n",
         "test_postgres.py::test_a_flush_that_fails_again_and_again",
+        seconds=25,
+    ),
+    Safeguard(
+        "… and is given up in the end",
+        f"{POSTGRES}/_notices.py",
+        "            self._failures += 1\n",
+        "",
+        "test_postgres.py::test_a_flush_that_fails_for_good_is_given_up",
         seconds=25,
     ),
     Safeguard(
@@ -1504,9 +1521,18 @@ SAFEGUARDS = (
     Safeguard(
         "… also where that fails at first",
         f"{POSTGRES}/_notices.py",
-        "                self._next_try = self._loop.call_later(_LONGEST_PAUSE, self._try_lost)\n",
+        "                self._next_try = self._loop.call_later("
+        "_PAUSES[failures], self._try_lost)\n",
         "                pass\n",
         "test_postgres.py::test_notifying_again_fails",
+        seconds=25,
+    ),
+    Safeguard(
+        "… and that, too, is given up in the end",
+        f"{POSTGRES}/_notices.py",
+        "            self._lost[name] = failures + 1, key\n",
+        "            self._lost[name] = failures, key\n",
+        "test_postgres.py::test_notifying_again_fails_for_good_and_is_given_up",
         seconds=25,
     ),
     Safeguard(
@@ -1520,7 +1546,7 @@ SAFEGUARDS = (
     Safeguard(
         "… also where the answer to the release was lost with it",
         f"{POSTGRES}/_notices.py",
-        "        self._lost |= {name: key for name, (_, key) in self._unflushed.items()}\n",
+        "        self._lost |= {name: (0, key) for name, (_, key) in self._unflushed.items()}\n",
         "        pass\n",
         "test_postgres.py::test_an_answer_that_is_lost_with_the_flush",
         seconds=25,
@@ -2859,8 +2885,8 @@ SAFEGUARDS = (
     Safeguard(
         "a copy of what is done ends no later than that",
         "stores/quorum/_marks.py",
-        "else (fence, keep, end)\n",
-        "else (fence, keep, 0)\n",
+        "else (fence, remember, end)\n",
+        "else (fence, remember, 0)\n",
         "test_quorum_once.py::test_a_copy_ends_with_its_mark",
         seconds=10,
     ),

@@ -11,7 +11,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,6 +23,7 @@ import aiolock
 from aiolock import StoreError
 from aiolock.store import WAS_ABSENT, WAS_UNKNOWN, Busy, Granted, Party, Queued, Status, Store
 from aiolock.stores import mysql, postgres
+from aiolock.stores.authors import Operation, OperationsByName
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
 from aiolock.stores.sqlite import SQLiteStore
@@ -624,6 +625,36 @@ class TestDocuments(StoreContract, RunsContract):
                 assert raised.value.refused
             assert loop.time() - begun < 9.5
         assert loop.time() - begun < 20
+
+
+class _Wrong(OperationsByName):
+    """A store that its author has not finished."""
+
+    async def _carry_out(self, name: str, operations: Sequence[Operation]) -> Sequence[Any]:
+        if name == "raises":
+            raise KeyError(name)
+        return [*operations, None] if name == "says too much" else [None for _ in operations]
+
+    async def _names(self, start: str, most: int) -> Sequence[str]:
+        return []
+
+
+async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() -> None:
+    """Whatever a store raises, its callers get a `StoreError` each, and later ones are served."""
+    store = _Wrong()
+    store._begin("me")
+    for name in ("raises", "says too much"):
+        for _ in range(2):
+            asked = [store.read(name), store.read(name)]
+            first, second = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(first, StoreError)
+            assert isinstance(second, StoreError)
+            assert first is not second
+            assert not first.refused
+    await store.read("x")
+    await store._end()
+    with pytest.raises(StoreError, match="closed"):
+        await store.read("x")
 
 
 @pytest.mark.parametrize("mode", ["strict", "auto"])

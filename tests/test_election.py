@@ -87,10 +87,12 @@ class Told(Relay):
         return super().pass_on(passed)
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         self.told.append(value.partition(" ")[2])
-        return super().post(name, count, token=token, declared=declared, value=value, keep=keep)
+        return super().post(
+            name, count, token=token, declared=declared, value=value, remember=remember
+        )
 
 
 async def test_handed_on_within_a_process() -> None:

@@ -253,7 +253,7 @@ async def test_what_a_later_version_says(value: str) -> None:
     counted = Counted()
     async with counted.client as client, client.lock("x"):
         counted.server.post(
-            f"client:{client.id}:0", 99, token="", declared=0, value=value, keep=60_000
+            f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000
         )
         assert names((await client.status("x")).holders) == [""]
 
@@ -265,7 +265,7 @@ async def test_more_than_is_known() -> None:
     async with counted.client as client, client.lock("x"):
         value = json.dumps({"1": [7, True, "label", {"more": 1}]})
         counted.server.post(
-            f"client:{client.id}:0", 99, token="", declared=0, value=value, keep=60_000
+            f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000
         )
         (holder,) = (await client.status("x")).holders
         assert (holder.label, holder.task) == ("label", 7)
@@ -278,7 +278,7 @@ async def test_what_somebody_else_says() -> None:
     async with counted.client as client, client.lock("x"):
         value = json.dumps({"1": [7, True, "\x1b[2J" + "y" * 10_000]})
         counted.server.post(
-            f"client:{client.id}:0", 99, token="", declared=0, value=value, keep=60_000
+            f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000
         )
         (holder,) = (await client.status("x")).holders
         assert holder.label.startswith(r"\x1b[2Jyyy")

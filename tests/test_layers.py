@@ -82,6 +82,8 @@ SHARED = [
     "aiolock.stores._protocols",
     "aiolock.stores._operations",
     "aiolock.stores._outcomes",
+    "aiolock.stores._by_name",
+    "aiolock.stores._document",
     "aiolock.stores._urls",
     "aiolock.stores._worker",
     "aiolock.stores.authors",

@@ -357,8 +357,8 @@ class Scripts:
         was: int | Late = self._call(scripts.PASS, self.keys, *values)
         return was
 
-    def finish(self, waiter: str, fence: int, keep: int, *, bury: int = 0) -> int:
-        values = (waiter, fence, keep, self.names.channels, bury)
+    def finish(self, waiter: str, fence: int, remember: int, *, bury: int = 0) -> int:
+        values = (waiter, fence, remember, self.names.channels, bury)
         return int(self._call(scripts.FINISH, self.keys[:2], *values))
 
     def renew(self, renewals: list[tuple[str, int, int]], not_after: int = 0) -> list[bool] | Late:
@@ -382,9 +382,9 @@ class Scripts:
         return int(self._call(scripts.DOWNGRADE, self.keys, *values))
 
     def resize(
-        self, declared: int, limit: int, keep: int, token: str = "t", not_after: int = 0
+        self, declared: int, limit: int, remember: int, token: str = "t", not_after: int = 0
     ) -> int | Late:
-        values = (declared, limit, keep, self.names.channels, token, not_after)
+        values = (declared, limit, remember, self.names.channels, token, not_after)
         before: int | Late = self._call(scripts.RESIZE, self.keys, *values)
         return before
 
@@ -394,11 +394,11 @@ class Scripts:
         token: str,
         declared: int,
         value: str,
-        keep: int,
+        remember: int,
         *,
         not_after: int = 0,
     ) -> int | Late:
-        values = (token, count, declared, value, keep, self.names.channels, not_after)
+        values = (token, count, declared, value, remember, self.names.channels, not_after)
         counted: int | Late = self._call(scripts.POST, [*self.keys, self.value], *values)
         return counted
 
@@ -630,15 +630,15 @@ class Differential(RuleBasedStateMachine):
     @precondition(lambda self: self.once)
     @rule(
         number=numbers,
-        keep=st.sampled_from([20_000, 60_000]),
+        remember=st.sampled_from([20_000, 60_000]),
         bury=st.sampled_from([0, 0, MINUTE, -MINUTE]),
     )
-    def finish(self, number: int, keep: int, bury: int) -> None:
+    def finish(self, number: int, remember: int, bury: int) -> None:
         waiter, who, _ = self.waiter(number, lambda form: form.once)
         real, model = self.held(waiter)
         times = self.stamps(bury)
-        answer = self.real.finish(waiter, real, keep, bury=times[0])
-        assert answer == self.model.finish(NAME, who, model, keep, bury=times[1])
+        answer = self.real.finish(waiter, real, remember, bury=times[0])
+        assert answer == self.model.finish(NAME, who, model, remember, bury=times[1])
 
     @rule(
         number=numbers,
@@ -720,7 +720,7 @@ class Differential(RuleBasedStateMachine):
             token=token,
             declared=declared,
             value=value,
-            keep=90_000,
+            remember=90_000,
             not_after=times[1],
         )
         assert self.alike(real, model)

@@ -272,7 +272,7 @@ async def test_the_reply_that_it_is_remembered_is_lost() -> None:
 
     class Forgetful(MemoryStore):
         def finish(
-            self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+            self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
         ) -> asyncio.Future[int]:
             return self._soon(int(FINISH.decode_again(0)))
 

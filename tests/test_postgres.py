@@ -172,7 +172,7 @@ async def test_a_connection_that_is_reset_while_nobody_looks(
             asked: list[asyncio.Future[Any]] = [store.read("x")]
             await asyncio.sleep(0)
             # When that is answered; and a flush behind it, which is written as well.
-            asked += [store.post("x", 0, token="t", declared=3, value="", keep=60_000)]
+            asked += [store.post("x", 0, token="t", declared=3, value="", remember=60_000)]
             time.sleep(0.2)  # the process does not run; the answer comes meanwhile
             proxy.reset()
             time.sleep(0.05)
@@ -379,7 +379,7 @@ async def hand_on(ours: aiolock.LockClient, theirs: aiolock.LockClient) -> None:
 
 @pytest.mark.parametrize(
     ("how", "logged"),
-    [(RAISES, "asked again until it does: the test says so"), (ENDS, "for 1 names")],
+    [(RAISES, "asked again: the test says so"), (ENDS, "for 1 names")],
     ids=["raises", "ends"],
 )
 async def test_a_flush_that_fails(
@@ -403,11 +403,56 @@ async def test_a_flush_that_fails_again_and_again(
 ) -> None:
     """It is tried less and less often; and by each heartbeat, should nothing else try it."""
     at_first(own_postgres, RAISES)
-    monkeypatch.setattr(_notices, "_FIRST_PAUSE", 60.0)
-    monkeypatch.setattr(_notices, "_LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(_notices, "_PAUSES", (60.0,))
     monkeypatch.setattr(_store, "HEARTBEAT", 0.5)
     async with pair(own_postgres.url("app")) as (ours, theirs):
-        store_of(ours)._pipe._notices._pause = 60.0
+        await hand_on(ours, theirs)
+
+
+async def hand_on_untold(
+    ours: aiolock.LockClient, theirs: aiolock.LockClient, caplog: pytest.LogCaptureFixture
+) -> aiolock.Lease:
+    """Ours gives up to notify theirs, which asks when the lease of ours would have ended."""
+    lease = await take(ours.lock("y", ttl=1.5))
+    waiting = asyncio.create_task(take(theirs.lock("y", ttl=60)))
+    await queued(theirs.lock("y"), 1)
+    await lease.release()
+    await until(lambda: "learns of that only when" in caplog.text)
+    notices = store_of(ours)._pipe._notices
+    assert not notices.pending
+    assert not notices.unanswered(asyncio.get_running_loop().time() + 60)
+    assert not waiting.done()
+    return await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_flush_that_fails_for_good_is_given_up(
+    own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The waiter asks by itself, and the next one is notified once the right is given back."""
+    monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
+    monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
+    async with pair(own_rights.url("app")) as (ours, theirs):
+        own_rights.execute("REVOKE EXECUTE ON FUNCTION aiolock.flush FROM app")
+        try:
+            lease = await hand_on_untold(ours, theirs, caplog)
+            await store_of(ours).post("z", 1, token="t", declared=2, value="", remember=1)
+            await until(lambda: not store_of(ours)._pipe._notices.pending)
+        finally:
+            own_rights.execute("GRANT EXECUTE ON FUNCTION aiolock.flush TO app")
+        await lease.release()
+        await hand_on(ours, theirs)
+    assert caplog.text.count("learns of that only when") == 1
+
+
+async def test_notifying_again_fails_for_good_and_is_given_up(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session has ended, and the tables cannot be asked: the waiter asks by itself."""
+    at_first(own_postgres, ENDS)
+    at_first(own_postgres, RAISES, "notify_again", "bytea", times=3)
+    monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        await (await hand_on_untold(ours, theirs, caplog)).release()
         await hand_on(ours, theirs)
 
 
@@ -445,13 +490,10 @@ async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: Postgr
         await hand_on(ours, theirs)
 
 
-async def test_notifying_again_fails(
-    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_notifying_again_fails(own_postgres: PostgresServer) -> None:
     """It is tried again."""
     at_first(own_postgres, ENDS)
     at_first(own_postgres, RAISES, "notify_again", "bytea")
-    monkeypatch.setattr(_notices, "_LONGEST_PAUSE", 0.2)
     async with pair(own_postgres.url("app")) as (ours, theirs):
         await hand_on(ours, theirs)
 
@@ -641,6 +683,19 @@ async def test_through_a_pooler(own_postgres: PostgresServer) -> None:
                 pass
 
 
+async def test_through_a_pooler_of_sessions(postgres_server: PostgresServer, prefix: str) -> None:
+    """Its connections are like the server's own, also for listening; and another client's later."""
+    if not shutil.which("pgbouncer"):
+        pytest.skip("no pgbouncer here")
+    with PgBouncer(postgres_server, mode="session") as pooler:
+        for _ in range(2):
+            async with (
+                aiolock.connect(pooler.url(), prefix=prefix) as ours,
+                aiolock.connect(pooler.url(), prefix=prefix) as theirs,
+            ):
+                await hand_on(ours, theirs)
+
+
 async def test_listening_elsewhere(
     own_postgres: PostgresServer,
     postgres_server: PostgresServer,
@@ -658,19 +713,57 @@ async def test_a_standby(own_postgres: PostgresServer) -> None:
     with Standby(own_postgres) as standby:
         with pytest.raises(aiolock.StoreError, match="target_session_attrs"):
             await aiolock.connect(standby.url("app")).open()
-        both = f"127.0.0.1:{own_postgres.port},127.0.0.1:{standby.port}"
-        url = f"postgresql://app@{both}/postgres?target_session_attrs=read-write"
-        async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        async with pair(either(own_postgres, standby)) as (ours, theirs):
             lease = await take(ours.lock("x", ttl=60))
             waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
             await queued(ours.lock("x"), 1)
             standby.wait_for(own_postgres)
-            await asyncio.to_thread(own_postgres.stop, "immediate")
-            await asyncio.to_thread(standby.promote)
+            await fail_over(own_postgres, standby)
             await lease.release()
             second = await asyncio.wait_for(waiting, 10)
             assert second.fence > lease.fence
             await second.release()
+
+
+async def test_a_synchronous_standby(own_postgres: PostgresServer) -> None:
+    """Nobody hears of a grant that the standby does not have: who holds goes on after a crash."""
+    with Standby(own_postgres) as standby:
+        own_postgres.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        own_postgres.execute("SELECT pg_reload_conf()")
+        state = "SELECT sync_state FROM pg_stat_replication"
+        await until(lambda: own_postgres.execute(state) == [("sync",)])
+        async with pair(either(own_postgres, standby)) as (ours, theirs):
+            before = await take(theirs.lock("x", ttl=60))
+            waiting = asyncio.create_task(take(ours.lock("x", ttl=60)))
+            await queued(ours.lock("x"), 1)
+            with standby.stopped():
+                asking = asyncio.create_task(take(ours.lock("y", ttl=60)))
+                releasing = asyncio.create_task(before.release())
+                held = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+                await until(lambda: own_postgres.execute(held) == [(2,)])
+                assert not asking.done()
+                assert not releasing.done()
+                assert not waiting.done()
+            leases = [await asking, await waiting]
+            await leases[1].extend(60)  # until then it was a claim, which could end meanwhile
+            await fail_over(own_postgres, standby)
+            for lease in leases:
+                assert await lease.verify()
+                await lease.release()
+            async with theirs.lock("x", timeout=10) as after:
+                assert after.fence > leases[1].fence > before.fence
+
+
+def either(first: PostgresServer, second: PostgresServer) -> str:
+    """The one of these servers that is the primary."""
+    both = f"127.0.0.1:{first.port},127.0.0.1:{second.port}"
+    return f"postgresql://app@{both}/postgres?target_session_attrs=read-write"
+
+
+async def fail_over(primary: PostgresServer, standby: Standby) -> None:
+    """The one crashes, and the other takes its place."""
+    await asyncio.to_thread(primary.stop, "immediate")
+    await asyncio.to_thread(standby.promote)
 
 
 # --- What may be wrong
@@ -1026,19 +1119,56 @@ async def test_another_isolation(own_postgres: PostgresServer) -> None:
         await aiolock.connect(url).open()
 
 
-def test_a_hostile_search_path(own_postgres: PostgresServer) -> None:
+OURS = {
+    "clock_timestamp()": "timestamptz",
+    "convert_to(text, name)": "bytea",
+    "current_setting(text)": "text",
+    "current_setting(text, boolean)": "text",
+    "has_function_privilege(oid, text)": "boolean",
+    "now()": "timestamptz",
+    "pg_advisory_xact_lock(bigint)": "void",
+    "pg_notify(text, text)": "void",
+    "pg_try_advisory_xact_lock_shared(bigint)": "boolean",
+    "set_config(text, text, boolean)": "text",
+    "unnest(text[])": "SETOF text",
+}
+"""What aiolock calls, as somebody could have made it."""
+EQUAL = ["bigint", "boolean", "bytea", "name, text", "oid", "text"]
+
+
+async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
     """What is called is what was meant, whatever the caller has of the same name."""
-    with contextlib.closing(own_postgres.connect()) as owner:
-        owner.execute("CREATE SCHEMA mine AUTHORIZATION app")
-    with contextlib.closing(own_postgres.connect("app")) as app:
-        app.execute(
-            "CREATE FUNCTION mine.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE 'caught'; END $$"
-        )
-        app.execute("SET search_path = mine, pg_catalog")
-        app.execute("SELECT aiolock.beat('me')")
-        with pytest.raises(psycopg.Error, match="no client of aiolock"):
-            app.execute("SELECT aiolock.hello('*', 1, '', 1)")
+    own_rights.execute("CREATE SCHEMA mine AUTHORIZATION app")
+    try:
+        with contextlib.closing(own_rights.connect("app")) as app:
+            raises = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'caught'; END $$"
+            for function, result in OURS.items():
+                app.execute(f"CREATE FUNCTION mine.{function} RETURNS {result} {raises}".encode())
+            for each in EQUAL:
+                left, right = (each.split(", ") * 2)[:2]
+                given = f"mine.equal({left}, {right}) RETURNS boolean"
+                app.execute(f"CREATE FUNCTION {given} LANGUAGE sql AS 'SELECT true'".encode())
+                for operator in ("=", "<>", "<"):
+                    app.execute(
+                        f"CREATE OPERATOR mine.{operator} (FUNCTION = mine.equal,"
+                        f" LEFTARG = {left}, RIGHTARG = {right})".encode()
+                    )
+        own_rights.execute("ALTER ROLE app SET search_path = mine, pg_catalog")
+        with contextlib.closing(own_rights.connect("app")) as app:
+            assert app.execute("SELECT 'a' = 'b'").fetchone() == (True,)  # it is set
+            app.execute("SELECT aiolock.beat('me')")
+            with pytest.raises(psycopg.Error, match="no client of aiolock"):
+                app.execute("SELECT aiolock.hello('*', 1, '', 1)")
+        pooled = own_rights.url("app", f"?pooled=1&listen_url={own_rights.url('app')}")
+        for url in (own_rights.url("app"), own_rights.url("app", "?create=1"), pooled):
+            async with pair(url) as (ours, theirs):
+                await hand_on(ours, theirs)
+                async with ours.lock("x"), theirs.lock("y"):
+                    assert await theirs.lock("x").acquire(blocking=False) is None
+                    assert [each.name for each in await ours.snapshot()] == ["x", "y"]
+    finally:
+        own_rights.execute("ALTER ROLE app RESET search_path")
+        own_rights.execute("DROP SCHEMA mine CASCADE")
 
 
 def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1156,26 +1286,45 @@ async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:
 # --- Speed
 
 
-async def test_plans_stand(own_postgres: PostgresServer) -> None:
-    """No table is read from end to end, also where the planner has seen all of them empty."""
-    async with aiolock.connect(own_postgres.url("app")) as client:
-
-        async def again() -> None:
-            async with client.lock("x"):
-                pass
-
-        await asyncio.gather(*(again() for _ in range(20)))
-        own_postgres.execute("VACUUM ANALYZE")
-        own_postgres.execute("SELECT pg_stat_reset()")
-        for _ in range(10):
-            await asyncio.gather(*(again() for _ in range(20)))
-        await client.lock("x").status()
-    own_postgres.execute("SELECT pg_stat_force_next_flush()")
-    read = own_postgres.execute(
-        "SELECT relname, seq_scan FROM pg_stat_user_tables"
-        " WHERE relname <> 'swept' AND seq_scan > 0"
+def bloat(server: PostgresServer) -> None:
+    """Leave 200 dead versions of each row that there is, where no vacuum comes."""
+    tables = ("names", "grants", "waiters")
+    off = [f"ALTER TABLE aiolock.{table} SET (autovacuum_enabled = off);" for table in tables]
+    updates = [f"UPDATE aiolock.{table} SET name = name;" for table in tables]
+    server.execute(
+        f"DO $$ BEGIN {' '.join(off)} FOR n IN 1..200 LOOP {' '.join(updates)} END LOOP; END $$"
     )
-    assert read == []
+
+
+_SCANS = (
+    "SELECT relname, seq_scan, idx_scan > 100 FROM pg_stat_user_tables"
+    " WHERE relname IN ('names', 'grants', 'waiters') ORDER BY 1"
+)
+
+
+async def test_plans_stand(own_postgres: PostgresServer) -> None:
+    """No table is read from end to end, whether the planner has seen all of them empty or full."""
+
+    async def again() -> None:
+        async with client.lock("x"):
+            pass
+
+    for bloated in (False, True):
+        async with aiolock.connect(own_postgres.url("app")) as client:
+            async with client.lock("x"):
+                waiting = [asyncio.create_task(again()) for _ in range(20)]
+                await queued(client.lock("x"), 20)
+                if bloated:
+                    await asyncio.to_thread(bloat, own_postgres)
+            await asyncio.gather(*waiting)
+            own_postgres.execute("ANALYZE" if bloated else "VACUUM ANALYZE")
+            own_postgres.execute("SELECT pg_stat_reset()")
+            for _ in range(10):
+                await asyncio.gather(*(again() for _ in range(20)))
+            await client.lock("x").status()
+        own_postgres.execute("SELECT pg_stat_force_next_flush()")
+        scans = own_postgres.execute(_SCANS)
+        assert scans == [("grants", 0, True), ("names", 0, True), ("waiters", 0, True)]
 
 
 async def test_a_sweep(own_postgres: PostgresServer) -> None:

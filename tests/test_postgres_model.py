@@ -216,7 +216,7 @@ class Both:
         count, declared = self.dice.choice([0, 0, 2, 4]), self.dice.choice([0, 0, 4, 3])
         token, value = self.dice.choice(["", "x", "y"]), self.dice.choice(["", "ü\0", "w"])
         step = self.step()
-        ours = step.post(count, token=token, declared=declared, value=value, keep=9000)
+        ours = step.post(count, token=token, declared=declared, value=value, remember=9000)
         put_up = codec.bytea(value.encode())
         text, told = self.ask("post", self.key, "nobody", count, token, declared, put_up, 9000, 0)
         self.check(f"post {count} {token} {declared}", int(text), ours, step, told)

@@ -433,23 +433,23 @@ class Differential(RuleBasedStateMachine):
         text=waiters,
         mine=st.sampled_from([0, 1, 2, None]),
         off=st.sampled_from([-1, 0, 0, 5]),
-        keep=st.sampled_from([0, 30_000, 90_000]),
+        remember=st.sampled_from([0, 30_000, 90_000]),
         until=st.sampled_from([0, 0, MINUTE, -MINUTE]),
         late=st.sampled_from([0, 0, 0, -MINUTE]),
     )
     def finish(  # noqa: PLR0917  # as the machine's
-        self, text: str, mine: int | None, off: int, keep: int, until: int, late: int
+        self, text: str, mine: int | None, off: int, remember: int, until: int, late: int
     ) -> None:
         holder, number = self.out(mine or 0)
         text, fence = text if mine is None else holder, max(1, number + off)
         end, not_after = now() + until if until else 0, (now() + late) * 1000 if late else 0
         channels = self.real.names.channels
-        real = self.real.call(voting.FINISH, text, fence, keep, end, channels, not_after)
+        real = self.real.call(voting.FINISH, text, fence, remember, end, channels, not_after)
         if late:
             assert isinstance(real, Late)
             return
         step = self.model.step()
-        model = step.finish(decode_any(text)[0], fence, keep, end)
+        model = step.finish(decode_any(text)[0], fence, remember, end)
         self.model.done(step)
         assert real == model
 

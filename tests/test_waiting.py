@@ -92,7 +92,7 @@ class ByHand(Relay):
         return answered
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         """Labels: as the status."""
         answered = asyncio.get_running_loop().create_future()

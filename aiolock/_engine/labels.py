@@ -108,7 +108,7 @@ class Labels:
             token="",
             declared=0,
             value=json.dumps(page.said, separators=(",", ":")),
-            keep=int(KEPT * 1000),
+            remember=int(KEPT * 1000),
         )
         posted.add_done_callback(partial(self._posted, page))
 

@@ -239,7 +239,7 @@ class Election:
             token="",
             declared=0,
             value=f"{fence} {value}",
-            keep=to_ms(_KEPT),
+            remember=to_ms(_KEPT),
         )
 
     async def _look(self) -> tuple[Leader | None, int]:

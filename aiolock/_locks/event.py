@@ -45,9 +45,11 @@ class Event:
         """
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
-        keep = to_ms(self._remember)
+        remember = to_ms(self._remember)
         with policy.errors_named():
-            await engine.store.post(policy.key, 1, token="", declared=0, value="", keep=keep)
+            await engine.store.post(
+                policy.key, 1, token="", declared=0, value="", remember=remember
+            )
 
     async def is_set(self) -> bool:
         """Whether it has happened and the store still remembers it: one round trip.

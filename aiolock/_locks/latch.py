@@ -61,10 +61,10 @@ class Latch:
         if token is None:
             token = f"{engine.client} {next(_numbers)}"
         token, policy = f"t:{checked_name(token)}", self._lock._policy
-        keep = to_ms(self._remember)
+        remember = to_ms(self._remember)
         with policy.errors_named():
             counted = await engine.store.post(
-                policy.key, 0, token=token, declared=self._count, value="", keep=keep
+                policy.key, 0, token=token, declared=self._count, value="", remember=remember
             )
         if counted < 0:
             raise policy.about(

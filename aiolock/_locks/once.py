@@ -217,7 +217,7 @@ class Once:
                 token="",
                 declared=0,
                 value=f"{fence} {result}",
-                keep=self._remember + to_ms(_LONGER),
+                remember=self._remember + to_ms(_LONGER),
             )
 
     async def _kept(self) -> str:

@@ -247,13 +247,14 @@ class Member(Protocol):
         `SHARED`.
         """
 
-    def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
-        """Remember for ``keep`` ms that the waiter's work is done: the *mark* of that work.
+    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
+        """Keep in mind for ``remember`` ms that the waiter's work is done: the *mark* of that work.
 
         Until then no waiter gets a vote; those in line that want the work done leave, and are told.
         Refused if the vote is another waiter's, so a member never has both a mark and a vote out.
         The mark ends at ``until`` at the latest, in ms of the member's own clock; 0 for no such
-        limit. A ``keep`` of 0 only asks whether this very fence is known. Answers whether it is.
+        limit. A ``remember`` of 0 only asks whether this very fence is known. Answers whether it
+        is.
         """
 
     def recall(self, name: str, heard: Heard) -> None:
@@ -271,7 +272,7 @@ class Member(Protocol):
     def names(self, start: str, heard: Heard) -> None:
         """Some names of which there are votes: a tuple of them, and where the next page begins."""
 
-    def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
         """Post this value, unless a higher count is there already; answers the count.
 
         Waiters for a count that is now reached are told, as of a vote.

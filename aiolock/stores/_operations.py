@@ -126,9 +126,9 @@ class Operations(ABC):
         return self._step(name, lambda step: step.status(name, waiters=waiters))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        return self._sure_step(name, lambda step: step.finish(waiter, fence, keep))
+        return self._sure_step(name, lambda step: step.finish(waiter, fence, remember))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._step(name, Step.request)
@@ -136,16 +136,18 @@ class Operations(ABC):
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         return self._step(name, lambda step: step.downgrade(waiter, fence))
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
         token = self._token()
-        return self._step(name, lambda step: step.resize(declared, limit, keep, token=token))
+        return self._step(name, lambda step: step.resize(declared, limit, remember, token=token))
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         return self._step(
             name,
-            lambda step: step.post(count, token=token, declared=declared, value=value, keep=keep),
+            lambda step: step.post(
+                count, token=token, declared=declared, value=value, remember=remember
+            ),
         )
 
     def read(self, name: str) -> asyncio.Future[Posted]:

@@ -32,26 +32,40 @@ What a later version has written may be unreadable: `decode` and `decode_push` r
 `UNREADABLE`. Such a state fails the operations on its name, and nothing else. Such a push is left
 out.
 
-``examples/document_store.py`` is all of this, for any database with compare-and-swap. Test a store
-with `aiolock.testing.StoreContract`. So far only these names are meant for authors; anything else
-in the modules they come from may change.
+Two classes do a part of this for a store that works in the event loop and saves each name by
+itself. `OperationsByName` is `Operations` with ``_call``, ``_token``, ``snapshot``, and a task for
+each name in use. You write ``_carry_out(name, operations)``, which returns the answers, and
+``_names``, which lists names; ``open`` calls ``_begin``, and ``aclose`` awaits ``_end``. `Document`
+is ``steps`` for a store that keeps all of a name in one text: it does 2, 4 and 5, but does not load
+or save that text. If certainly nothing was done, raise ``refusal(text)``.
+
+``examples/document_store.py`` is all of this, in a hundred lines, for any database with
+compare-and-swap. Test a store with `aiolock.testing.StoreContract`. So far only these names are
+meant for authors; anything else in the modules they come from may change.
 """
 
+from aiolock.stores._by_name import OperationsByName
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
+from aiolock.stores._document import Document, about_us
 from aiolock.stores._operations import Operation, Operations, Steps, Told
+from aiolock.stores._outcomes import refusal
 from aiolock.stores.machine import NameState, Push, Step
 
 __all__ = [
     "UNREADABLE",
+    "Document",
     "NameState",
     "Operation",
     "Operations",
+    "OperationsByName",
     "Push",
     "Step",
     "Steps",
     "Told",
+    "about_us",
     "decode",
     "decode_push",
     "encode",
     "encode_push",
+    "refusal",
 ]

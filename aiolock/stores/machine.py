@@ -195,6 +195,12 @@ class NameState:
         return self.limit is None and not self.count and not self.value
 
     @property
+    def over(self) -> int:
+        """When all leases, delays and numbers have ended, if nothing changes, in ms."""
+        ends = [holder.end + holder.form.closes for holder in self.holders.values()]
+        return max(self.until, *ends, 0, 0)
+
+    @property
     def permits_taken(self) -> int:
         return sum(holder.form.permits for holder in self.holders.values())
 
@@ -340,14 +346,14 @@ class Step:
             self._state.keep(holder.end + A_MINUTE + holder.form.closes)
         return True
 
-    def finish(self, waiter: Waiter, fence: int, keep: int, *, bury: int = 0) -> int:
+    def finish(self, waiter: Waiter, fence: int, remember: int, *, bury: int = 0) -> int:
         """See `Store.finish`; ``bury`` as in `release`."""
         state = self._state
         done = Grant(_DONE, fence)
         if state.holders.pop(Grant(waiter, fence), None) is None:
             return WAS_HOLDER if done in state.holders else WAS_ABSENT
         # A late copy is told "done" for as long as that is remembered, so until `bury` at least.
-        end = max(self._ms + keep, -(-bury // 1000))
+        end = max(self._ms + remember, -(-bury // 1000))
         form = Form(claim=0, fixed=True, once=True)
         state.holders[done] = Holder(done, form, end, shared=False)
         waiting = [each for _, each in state.queue if state.waiting[each][1].once]
@@ -392,7 +398,7 @@ class Step:
         return WAS_HOLDER
 
     def resize(
-        self, declared: int, limit: int, keep: int, *, token: str = "", late: int = 0
+        self, declared: int, limit: int, remember: int, *, token: str = "", late: int = 0
     ) -> int:
         """See `Store.resize`. Copies with the same ``token`` may come until ``late`` (µs)."""
         state = self._state
@@ -408,11 +414,11 @@ class Step:
         if other != limit:
             state.declared = other
         state.limit = limit
-        state.keep(self._ms + keep)
+        state.keep(self._ms + remember)
         self._advance()
         return before
 
-    def post(self, count: int, *, token: str, declared: int, value: str, keep: int) -> int:
+    def post(self, count: int, *, token: str, declared: int, value: str, remember: int) -> int:
         """See `Store.post`."""
         state = self._state
         if declared and self._differs(declared):
@@ -424,7 +430,7 @@ class Step:
         if token and token not in state.tokens:
             state.tokens.add(token)
             state.count += 1
-        state.keep(self._ms + keep)
+        state.keep(self._ms + remember)
         self._advance(counted=state.count > before)
         return state.count
 

@@ -121,8 +121,8 @@ class MemoryServer:
             for name, waiter, _, fence, ttl in renewals
         ]
 
-    def finish(self, name: str, waiter: Waiter, fence: int, keep: int, *, bury: int = 0) -> int:
-        return self._sure(name, lambda step: step.finish(waiter, fence, keep, bury=bury))
+    def finish(self, name: str, waiter: Waiter, fence: int, remember: int, *, bury: int = 0) -> int:
+        return self._sure(name, lambda step: step.finish(waiter, fence, remember, bury=bury))
 
     def request(self, name: str, *, not_after: int = 0) -> int | Late:
         return self._step(name, Step.request, not_after)
@@ -138,14 +138,14 @@ class MemoryServer:
         name: str,
         declared: int,
         limit: int,
-        keep: int,
+        remember: int,
         *,
         token: str = "",
         not_after: int = 0,
     ) -> int | Late:
         return self._step(
             name,
-            lambda step: step.resize(declared, limit, keep, token=token, late=not_after),
+            lambda step: step.resize(declared, limit, remember, token=token, late=not_after),
             not_after,
         )
 
@@ -157,12 +157,14 @@ class MemoryServer:
         token: str,
         declared: int,
         value: str,
-        keep: int,
+        remember: int,
         not_after: int = 0,
     ) -> int | Late:
         return self._step(
             name,
-            lambda step: step.post(count, token=token, declared=declared, value=value, keep=keep),
+            lambda step: step.post(
+                count, token=token, declared=declared, value=value, remember=remember
+            ),
             not_after,
         )
 
@@ -279,9 +281,9 @@ class MemoryStore:
         return self._start(lambda: self.server.snapshot(start))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        return self._start(lambda: self.server.finish(name, waiter, fence, keep))
+        return self._start(lambda: self.server.finish(name, waiter, fence, remember))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._start(lambda: self.server.request(name))
@@ -289,15 +291,15 @@ class MemoryStore:
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         return self._start(lambda: self.server.downgrade(name, waiter, fence))
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
-        return self._start(lambda: self.server.resize(name, declared, limit, keep))
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
+        return self._start(lambda: self.server.resize(name, declared, limit, remember))
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         return self._start(
             lambda: self.server.post(
-                name, count, token=token, declared=declared, value=value, keep=keep
+                name, count, token=token, declared=declared, value=value, remember=remember
             )
         )
 

@@ -78,7 +78,9 @@ class Contract(ABC):
     @staticmethod
     async def _count_up(peer: Peer, name: str, count: int) -> int:
         """Raise the count to at least this number."""
-        return await peer.store.post(name, count, token="", declared=0, value="", keep=10 * LONG)
+        return await peer.store.post(
+            name, count, token="", declared=0, value="", remember=10 * LONG
+        )
 
     async def _opened(self, name: str, peer: Peer, form: Form = PLAIN) -> Grant:
         """Wait in the queue until it opens: ask then, or be granted it by a push."""

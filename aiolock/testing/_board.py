@@ -35,11 +35,11 @@ class BoardContract(Contract):
         """A count is remembered for as long as was asked for, and then begins anew."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
-            counted = ann.store.post(name, 7, token="", declared=0, value="x", keep=LONG)
+            counted = ann.store.post(name, 7, token="", declared=0, value="x", remember=LONG)
             assert await counted == 7
             assert await ann.store.read(name) == Posted(7, "x")
             name = fresh_name()
-            await ann.store.post(name, 7, token="", declared=0, value="x", keep=100)
+            await ann.store.post(name, 7, token="", declared=0, value="x", remember=100)
             await asyncio.sleep(0.1 + A_MOMENT)
             assert await ann.store.read(name) == Posted(0, "")
 
@@ -57,7 +57,9 @@ class BoardContract(Contract):
                 (high, "new", Posted(high, "new")),
                 (high + 1, "", Posted(high + 1, "new")),
             ):
-                posted = ann.store.post(name, count, token="", declared=0, value=value, keep=_KEPT)
+                posted = ann.store.post(
+                    name, count, token="", declared=0, value=value, remember=_KEPT
+                )
                 assert await posted == result.count
                 assert await bob.store.read(name) == result
             assert (await bob.handed()).waiter == place.waiter

@@ -159,10 +159,10 @@ class Peer:
         fence, form = grant.fence + len(through), self.form(grant.waiter)
         return Pass(name, form, grant.waiter, grant.fence, through[-1], fence, through)
 
-    def finish(self, name: str, grant: Grant, keep: int) -> asyncio.Future[int]:
+    def finish(self, name: str, grant: Grant, remember: int) -> asyncio.Future[int]:
         """End this grant: its work is done."""
         waiter, fence = grant
-        return self.store.finish(name, waiter, self.form(waiter), fence, keep)
+        return self.store.finish(name, waiter, self.form(waiter), fence, remember)
 
     def downgrade(self, name: str, grant: Grant) -> asyncio.Future[int]:
         """Let this grant share the lock from now on."""

@@ -356,5 +356,5 @@ class SharedContract(ReadersContract):
 
     @staticmethod
     async def _count(peer: Peer, name: str, token: str, declared: int) -> int:
-        posted = peer.store.post(name, 0, token=token, declared=declared, value="", keep=_KEPT)
+        posted = peer.store.post(name, 0, token=token, declared=declared, value="", remember=_KEPT)
         return await posted

@@ -114,7 +114,7 @@ class Witness(RedisMember):
     def _note_marked(self, name: str, fence: int, since: float) -> None:
         self._history.note("marked", n=name, server=self._number, fence=fence, since=since)
 
-    def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
+    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
         since = self._history.now()
 
         def hear(known: int | None, error: Exception | None) -> None:
@@ -122,7 +122,7 @@ class Witness(RedisMember):
                 self._note_marked(stand.name, fence, since)
             heard(known, error)
 
-        super().finish(stand, fence, keep, until, hear)
+        super().finish(stand, fence, remember, until, hear)
 
     def recall(self, name: str, heard: Heard) -> None:
         since = self._history.now()
@@ -144,7 +144,7 @@ class Witness(RedisMember):
     def _note_kept(self, name: str, count: int, since: float) -> None:
         self._history.note("kept", n=name, server=self._number, count=count, since=since)
 
-    def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
         since = self._history.now()
 
         def hear(known: int | None, error: Exception | None) -> None:
@@ -152,7 +152,7 @@ class Witness(RedisMember):
                 self._note_kept(name, known, since)
             heard(known, error)
 
-        super().post(name, count, value, keep, hear)
+        super().post(name, count, value, remember, hear)
 
     def read(self, name: str, heard: Heard) -> None:
         since = self._history.now()

@@ -222,11 +222,10 @@ class Transaction:
             text = b"" if state.idle else encode(state).encode()
             if text == loaded.before and loaded.fence == loaded.last_fence:
                 continue
-            ends = [holder.end + holder.form.closes for holder in state.holders.values()]
             head = state.queue[0][1].client if state.queue else ""
             statements.append(
                 f"UPDATE aiolock_names SET fence = {loaded.fence}, head = '{head}',"
-                f" state = {blob(text)}, over_at = {1000 * max(state.until, *ends, 0, 0)},"
+                f" state = {blob(text)}, over_at = {1000 * state.over},"
                 f" changed_at = {self.now} WHERE id = x'{key(self._prefix, name).hex()}'"
             )
         return statements

@@ -2,7 +2,8 @@
 
 A command that hands a lock on leaves that in its session, for the ``flush`` behind it to notify.
 Where the flush fails it is sent again; where the session has ended, the server is asked to read
-from its tables who is to be notified. Else nobody would hear of a free lock before a backstop asks.
+from its tables who is to be notified. Where that fails for good it is given up: then a backstop
+asks, as it does for any push that is lost.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ TELLS: Final = frozenset({"release", "downgrade", "resize", "post"})
 """Behind these comes a flush: what they tell other clients is sent in a transaction of its own.
 What others tell cannot be read from the tables afterwards: it is sent with their own."""
 FLUSHED: Final = TELLS | {"beat"}
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 1.0
-"""Seconds after which to try once more what has failed more than once."""
+_PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0)
+"""Seconds before each further try. By the last, the claims that are to be told of have ended."""
 
 
 class Notices:
@@ -50,11 +50,17 @@ class Notices:
         self._unflushed: dict[str, tuple[int, Value]] = {}
         """Names of which this session may have something to tell: with the number of the flush
         behind the last command, which has no answer yet, and their keys."""
-        self._lost: dict[str, Value] = {}
-        """Names and keys of those that were unflushed when their session ended."""
+        self._lost: dict[str, tuple[int, Value]] = {}
+        """Names that were unflushed when their session ended: with the number of tries to notify
+        again that have failed, and their keys."""
+        self._trying = 0
+        """How many calls to notify again have no answer yet."""
         self._numbers = itertools.count(1)
         self._sent = 0.0
-        self._pause = 0.0
+        self._failures = 0
+        """How often a flush has failed since one was answered, or was given up."""
+        self._gave_up = False
+        """Whether the last thing tried was given up: that is logged once."""
         self._next_flush: asyncio.TimerHandle | None = None
         self._next_try: asyncio.TimerHandle | None = None
         self._closed = False
@@ -62,7 +68,7 @@ class Notices:
     @property
     def pending(self) -> bool:
         """Whether anything is left to tell."""
-        return bool(self._unflushed or self._lost)
+        return bool(self._unflushed or self._lost or self._trying)
 
     def unanswered(self, now: float) -> float:
         """For how many seconds a flush has had no answer."""
@@ -78,27 +84,49 @@ class Notices:
 
     def _answered(self, number: int, answers: list[Answer]) -> None:
         if isinstance(failure := answers[0], Failed):
-            self._failed(failure)
+            self._failed(number, failure)
             return
-        self._pause = 0.0
+        self._failures, self._gave_up = 0, False
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """Nothing is left to do about what that flush was to tell."""
         for name, (last, _) in [*self._unflushed.items()]:
             if last <= number:
                 del self._unflushed[name]
         self._done()
 
-    def _failed(self, failure: Failed) -> None:
-        """Send it again: what there is to tell is still in the session."""
+    def _failed(self, number: int, failure: Failed) -> None:
+        """Send it again, some times: what there is to tell is still in the session."""
         if is_one_of(failure, ELSEWHERE):
             self._drop(failure)
-        elif self._next_flush is None:
-            if not self._pause:
+        elif self._next_flush is not None or not self._unflushed:
+            pass  # it will be sent again, or there is nothing to tell
+        elif self._failures == len(_PAUSES):
+            self._failures = 0
+            self._give_up(failure)
+            self._forget(number)
+        else:
+            if not self._failures and not self._gave_up:
                 log.warning(
-                    "aiolock: PostgreSQL did not notify who was granted a lock, and is asked again"
-                    " until it does: %s",
+                    "aiolock: PostgreSQL did not notify who was granted a lock, and is asked again:"
+                    " %s",
                     failure,
                 )
-            self._next_flush = self._loop.call_later(self._pause, self._flush_again)
-            self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
+            self._next_flush = self._loop.call_later(_PAUSES[self._failures], self._flush_again)
+            self._failures += 1
+
+    def _give_up(self, why: BaseException) -> None:
+        """The waiters that are to be told hear of their grants when they ask by themselves."""
+        if not self._gave_up:
+            self._gave_up = True
+            log.warning(
+                "aiolock: PostgreSQL was asked %d times to notify who was granted a lock, and did"
+                " not. Until it does, a waiter of another client that is granted a lock learns of"
+                " that only when the lease before its own would have ended, or after a minute: %s",
+                len(_PAUSES) + 1,
+                why,
+            )
 
     def _flush_again(self) -> None:
         self._next_flush = None
@@ -108,9 +136,9 @@ class Notices:
     def down(self) -> None:
         """The session has ended, and what it had to tell with it."""
         self._wire = None
-        self._lost |= {name: key for name, (_, key) in self._unflushed.items()}
+        self._lost |= {name: (0, key) for name, (_, key) in self._unflushed.items()}
         self._unflushed.clear()
-        self._pause = 0.0
+        self._failures = 0
         self._stop_timers()
 
     def up(self) -> None:
@@ -129,15 +157,24 @@ class Notices:
     def _try_lost(self) -> None:
         self._next_try = None
         lost, self._lost = self._lost, {}
-        for name, key in lost.items():
+        for name, (failures, key) in lost.items():
+            self._trying += 1
             call = self._notify_again(name, key)
-            call.add_done_callback(partial(self._tried, name, key))
+            call.add_done_callback(partial(self._tried, name, key, failures))
 
-    def _tried(self, name: str, key: Value, call: asyncio.Future[Any]) -> None:
-        if call.exception() is not None and not self._closed:
-            self._lost[name] = key
+    def _tried(self, name: str, key: Value, failures: int, call: asyncio.Future[Any]) -> None:
+        self._trying -= 1
+        if (why := call.exception()) is None:
+            self._gave_up = False
+        elif self._closed:
+            pass
+        elif failures == len(_PAUSES):
+            self._give_up(why)
+        else:
+            self._lost[name] = failures + 1, key
             if self._next_try is None:
-                self._next_try = self._loop.call_later(_LONGEST_PAUSE, self._try_lost)
+                self._next_try = self._loop.call_later(_PAUSES[failures], self._try_lost)
+        self._done()
 
     def close(self) -> None:
         """Tell nothing more. Idempotent."""

@@ -30,7 +30,7 @@ from aiolock.stores.postgres._errors import (
 )
 from aiolock.stores.postgres._link import Connection, Link
 from aiolock.stores.postgres._notices import FLUSHED, TELLS, Notices
-from aiolock.stores.postgres._schema import PROTOCOL, statements
+from aiolock.stores.postgres._schema import PROTOCOL, SEARCH_PATH, statements
 from aiolock.stores.postgres._settings import Settings
 from aiolock.stores.postgres._wire import FUNCTIONS, Answer, Wire, size
 
@@ -308,16 +308,12 @@ class Pipe:
         connection.prepare_threshold = None
         if not self._settings.pooled:
             await connection.execute(self._settings.session().encode())
-        if self._settings.create and not await _is_made(connection):
-            try:
-                async with connection.transaction():
-                    await connection.execute("SET LOCAL client_min_messages = warning")
-                    await connection.execute(statements().encode())
-            except psycopg.Error as error:
-                raise not_made(error) from error
+        if self._settings.create:
+            await _make(connection)
+        # Through a pooler no search_path is ours: so PostgreSQL's own are called by their schema.
         cursor = await connection.execute(
-            "SELECT aiolock.protocol(), current_setting('transaction_read_only'),"
-            " current_setting('transaction_isolation')"
+            "SELECT aiolock.protocol(), pg_catalog.current_setting('transaction_read_only'),"
+            " pg_catalog.current_setting('transaction_isolation')"
         )
         row = await cursor.fetchone()
         assert row is not None
@@ -425,6 +421,18 @@ def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback
     return text
 
 
+async def _make(connection: Connection) -> None:
+    """Make the schema, if it is ours to make."""
+    async with connection.transaction():
+        await connection.execute(f"SET LOCAL {SEARCH_PATH}".encode())
+        await connection.execute("SET LOCAL client_min_messages = warning")
+        if not await _is_made(connection):
+            try:
+                await connection.execute(statements().encode())
+            except psycopg.Error as error:
+                raise not_made(error) from error
+
+
 async def _is_made(connection: Connection) -> bool:
     """Whether the schema is not ours to make: another role or a later version has made it."""
     cursor = await connection.execute(
@@ -444,8 +452,10 @@ async def _is_made(connection: Connection) -> bool:
 async def _see_that_all_may_be_called(connection: Connection) -> None:
     """Else a client would find out late: one that may acquire, and not release, say."""
     cursor = await connection.execute(
-        "SELECT name, has_function_privilege(p.oid, 'EXECUTE') FROM unnest(%s::text[]) name"
-        " LEFT JOIN pg_proc p ON p.proname = name AND p.pronamespace = 'aiolock'::regnamespace"
+        "SELECT name, pg_catalog.has_function_privilege(p.oid, 'EXECUTE')"
+        " FROM pg_catalog.unnest(%s::pg_catalog.text[]) name LEFT JOIN pg_catalog.pg_proc p"
+        " ON p.proname OPERATOR(pg_catalog.=) name"
+        " AND p.pronamespace OPERATOR(pg_catalog.=) 'aiolock'::pg_catalog.regnamespace"
         " ORDER BY name",
         ([*FUNCTIONS, "hello"],),
     )

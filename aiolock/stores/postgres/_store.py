@@ -256,9 +256,11 @@ class PostgresStore:
         return self._call("snapshot", "", arguments, lambda text, _: codec.page(text, _PAGE))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        arguments = (*(self._key(name), self._me, number(waiter.seq), number(fence), number(keep)),)
+        arguments = (
+            *(self._key(name), self._me, number(waiter.seq), number(fence), number(remember)),
+        )
         return self._call("finish", name, arguments, _was, buries=True)
 
     def request(self, name: str) -> asyncio.Future[int]:
@@ -268,19 +270,19 @@ class PostgresStore:
         arguments = (self._key(name), self._me, number(waiter.seq), number(fence))
         return self._call("downgrade", name, arguments, _count)
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
         token = f"{self._client}.{next(self._resizes)}".encode()
         arguments = (
-            *(self._key(name), self._me, number(declared), number(limit), number(keep), token),
+            *(self._key(name), self._me, number(declared), number(limit), number(remember), token),
         )
         return self._call("resize", name, arguments, _count, late=True)
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         arguments = (
             *(self._key(name), self._me, number(count), token.encode(), number(declared)),
-            *(codec.bytea(value.encode()), number(keep)),
+            *(codec.bytea(value.encode()), number(remember)),
         )
         return self._call("post", name, arguments, _count, late=True)
 

@@ -67,13 +67,13 @@ class Marking(Asking):
         if standing.mark is None:
             return None
         fence, until = standing.mark
-        keep, end = int((until - now) * 1000), self._council.clocks.at(server, until)
-        return None if keep <= 0 or end is None else (fence, keep, end)
+        remember, end = int((until - now) * 1000), self._council.clocks.at(server, until)
+        return None if remember <= 0 or end is None else (fence, remember, end)
 
     def _mark(
         self, standing: Standing, server: int, copy: tuple[int, int, int], sent: float
     ) -> None:
-        seat, (fence, keep, end) = self._seats[server], copy
+        seat, (fence, remember, end) = self._seats[server], copy
 
         def marked(known: Any, error: Exception | None) -> None:
             standing.asking[server] = False
@@ -81,15 +81,15 @@ class Marking(Asking):
             if standing.over:
                 return
             if known:
-                standing.said[server] = Marked(fence, keep, 0)
-                self._ask_by(standing, server, now + keep / 1000 + JUST_AFTER)
+                standing.said[server] = Marked(fence, remember, 0)
+                self._ask_by(standing, server, now + remember / 1000 + JUST_AFTER)
             else:
                 standing.said[server] = error
                 self._ask_by(standing, server, now + (SOON if error is None else _AGAIN))
             self._look(standing)
 
         seat.asked()
-        seat.member.finish(standing.stand, fence, keep, end, marked)
+        seat.member.finish(standing.stand, fence, remember, end, marked)
 
     def _write_back(self, standing: Standing) -> None:
         """The client is told "done": leave the mark at the members that do not have it yet."""
@@ -171,7 +171,7 @@ class Marking(Asking):
     # It is done
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         """See `Store.finish`."""
         standing = self.standings.get(waiter)
@@ -180,14 +180,14 @@ class Marking(Asking):
         if standing is not None:
             self._end(standing)
         else:
-            keep = 0  # the lock was lost, or it is done: then the members know
+            remember = 0  # the lock was lost, or it is done: then the members know
         stand = Stand(name, waiter, form, 0)
         marks = _Marks(self._council.size, self._council.quorum)
         for seat in self._seats:
             heard = partial(self._finished, standing, seat, marks)
             if seat.is_joined:
                 seat.asked()
-                seat.member.finish(stand, fence, keep, 0, heard)
+                seat.member.finish(stand, fence, remember, 0, heard)
             else:
                 self._loop.call_soon(heard, None, self._council.too_few())
         return marks.future

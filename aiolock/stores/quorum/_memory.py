@@ -229,9 +229,9 @@ class MemoryMember:
         waiter = stand.waiter
         self._step(stand.name, lambda step: step.reserve(waiter, number, fence), heard)
 
-    def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
+    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
         waiter = stand.waiter
-        self._step(stand.name, lambda step: step.finish(waiter, fence, keep, until), heard)
+        self._step(stand.name, lambda step: step.finish(waiter, fence, remember, until), heard)
 
     def recall(self, name: str, heard: Heard) -> None:
         self._step(name, lambda step: step.recall(self.voter.forgot), heard)
@@ -248,8 +248,8 @@ class MemoryMember:
     def names(self, start: str, heard: Heard) -> None:
         self._start(lambda: (tuple(self.voter.left_behind), ""), heard)
 
-    def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
-        self._step(name, lambda step: step.post(count, value, keep), heard)
+    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
+        self._step(name, lambda step: step.post(count, value, remember), heard)
 
     def read(self, name: str, heard: Heard) -> None:
         self._step(name, VoterStep.read, heard)

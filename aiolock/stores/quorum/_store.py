@@ -225,11 +225,11 @@ class QuorumStore:
         return self._candidates.release(name, waiter, form, fence, entered=entered)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         if self._council is None:
             return self._failed(_closed())
-        return self._candidates.finish(name, waiter, form, fence, keep)
+        return self._candidates.finish(name, waiter, form, fence, remember)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         if self._council is None:
@@ -330,14 +330,14 @@ class QuorumStore:
         return broken
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         if self._council is None:
             return self._failed(_closed())
         if token or declared:
             return self._failed(Unsupported(f"{name!r}: {_NOT_COUNTED}"))
         return self._council.ask(
-            lambda member, heard: member.post(name, count, value, keep, heard),
+            lambda member, heard: member.post(name, count, value, remember, heard),
             lambda said: max(said.values()),
         )
 
@@ -362,7 +362,9 @@ class QuorumStore:
         behind = sum(each.count < best.count for each in said.values())
         if behind and best.left > _A_MOMENT:
             value = best.value
-            told = self.post(name, best.count, token="", declared=0, value=value, keep=best.left)
+            told = self.post(
+                name, best.count, token="", declared=0, value=value, remember=best.left
+            )
             if len(said) - behind < council.quorum:
                 await told
             else:
@@ -378,7 +380,7 @@ class QuorumStore:
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         return self._failed(Unsupported(f"{name!r}: {_NO_DOWNGRADE}"))
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
         return self._unsupported()
 
     def _unsupported(self) -> asyncio.Future[Any]:

@@ -317,11 +317,11 @@ class VoterStep:
         self.pushes += [PushRequested(vote.waiter, vote.number) for vote in asked]
         return sum(self._listens(vote.waiter.client) for vote in asked)
 
-    def finish(self, waiter: Waiter, fence: int, keep: int, until: int) -> int:
+    def finish(self, waiter: Waiter, fence: int, remember: int, until: int) -> int:
         """See `Member.finish`."""
         state, vote = self._state, self._state.vote
         known = vote if vote is not None and vote.marks and vote.end > self._ms else None
-        if not keep:
+        if not remember:
             return int(known is not None and known.number == fence)
         if vote is not None and vote.end > self._ms:
             if not vote.nobodys and vote.waiter != waiter:
@@ -331,7 +331,7 @@ class VoterStep:
             if state.shared:
                 return 0
             vote = state.vote  # the name may be closed for a while now
-        end = min(self._ms + keep, until or self._ms + keep)
+        end = min(self._ms + remember, until or self._ms + remember)
         if end <= self._ms:
             return int(known is not None)
         state.leave(waiter)
@@ -354,13 +354,13 @@ class VoterStep:
             return Recalled(0, 0, forgot, self._now)
         return Recalled(vote.number, vote.end - self._ms, forgot, self._now)
 
-    def post(self, count: int, value: str, keep: int) -> int:
+    def post(self, count: int, value: str, remember: int) -> int:
         """See `Member.post`."""
         state = self._state
         if value and count >= state.count:
             state.value = value
         state.count = max(state.count, count)
-        state.posted_until = max(state.posted_until, self._ms + keep)
+        state.posted_until = max(state.posted_until, self._ms + remember)
         for _, waiter in list(state.line):
             form = state.waiting[waiter][1]
             if not form.counts or form.number > state.count:

@@ -188,9 +188,11 @@ class ClusterStore(Masters):
         return Page(statuses, f"{version} {number} {restarts} {page.more}")
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        return self._at(slot_of(name), lambda node: node.finish(name, waiter, form, fence, keep))
+        return self._at(
+            slot_of(name), lambda node: node.finish(name, waiter, form, fence, remember)
+        )
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._at(slot_of(name), lambda node: node.request(name))
@@ -198,16 +200,16 @@ class ClusterStore(Masters):
     def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
         return self._at(slot_of(name), lambda node: node.downgrade(name, waiter, form, fence))
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
-        return self._at(slot_of(name), lambda node: node.resize(name, declared, limit, keep))
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
+        return self._at(slot_of(name), lambda node: node.resize(name, declared, limit, remember))
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         return self._at(
             slot_of(name),
             lambda node: node.post(
-                name, count, token=token, declared=declared, value=value, keep=keep
+                name, count, token=token, declared=declared, value=value, remember=remember
             ),
         )
 

@@ -255,9 +255,9 @@ class RedisMember(Session):
         values = bulk(who) + bulk(number) + bulk(fence)
         self._call(voting.RESERVE, 8, self._names.three(stand.name) + values, heard)
 
-    def finish(self, stand: Stand, fence: int, keep: int, until: int, heard: Heard) -> None:
+    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
         who = self._text(stand.name, stand.waiter, stand.form)
-        values = b"".join(map(bulk, (who, fence, keep, until))) + self._channels
+        values = b"".join(map(bulk, (who, fence, remember, until))) + self._channels
         self._call(voting.FINISH, 10, self._names.three(stand.name) + values, heard, late=True)
 
     def recall(self, name: str, heard: Heard) -> None:
@@ -289,9 +289,9 @@ class RedisMember(Session):
 
         self._call(scripts.LIST, len(values), b"".join(map(bulk, values)), listed)
 
-    def post(self, name: str, count: int, value: str, keep: int, heard: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
         keys = (5, *self._names.keys(name), self._names.value(name))
-        values = b"".join(map(bulk, (*keys, count, value, keep))) + self._channels
+        values = b"".join(map(bulk, (*keys, count, value, remember))) + self._channels
         self._call(voting.POST, 10, values, heard, late=True)
 
     def read(self, name: str, heard: Heard) -> None:

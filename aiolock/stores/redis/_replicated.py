@@ -140,17 +140,17 @@ class ReplicatedStore(RedisStore):
         return _Confirmed(self, ask, any, within)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        ask = partial(super().finish, name, waiter, form, fence, keep)
+        ask = partial(super().finish, name, waiter, form, fence, remember)
         return _Confirmed(self, ask, _was_there, PATIENCE)
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
-        ask = partial(super().resize, name, declared, limit, keep)
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
+        ask = partial(super().resize, name, declared, limit, remember)
         return _Confirmed(self, ask, _was_done, PATIENCE)
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         ask = partial(
             super().post,
@@ -158,7 +158,7 @@ class ReplicatedStore(RedisStore):
             token=token,
             declared=declared,
             value=value,
-            keep=keep,
+            remember=remember,
         )
         return _Confirmed(self, ask, _was_done, PATIENCE)
 

@@ -127,10 +127,10 @@ class RedisStore(Session):
         return asyncio.ensure_future(self._snapshot(start))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, keep: int
+        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        values = b"".join(map(bulk, (self._text(name, waiter, form), fence, keep)))
+        values = b"".join(map(bulk, (self._text(name, waiter, form), fence, remember)))
         return self._pipe.call(scripts.FINISH, 7, keys + values + self._channels, buries=True)
 
     def request(self, name: str) -> asyncio.Future[int]:
@@ -142,17 +142,17 @@ class RedisStore(Session):
         arguments = self._names.three(name) + grant + self._channels
         return self._pipe.call(scripts.DOWNGRADE, 7, arguments)
 
-    def resize(self, name: str, declared: int, limit: int, keep: int) -> asyncio.Future[int]:
-        values = b"".join(map(bulk, (declared, limit, keep)))
+    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
+        values = b"".join(map(bulk, (declared, limit, remember)))
         token = bulk(f"{self._client}.{next(self._resizes)}")
         arguments = self._names.three(name) + values + self._channels + token
         return self._pipe.call(scripts.RESIZE, 9, arguments, late=True)
 
     def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, keep: int
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         keys = (4, *self._names.keys(name), self._names.value(name))
-        values = (token, count, declared, value, keep)
+        values = (token, count, declared, value, remember)
         arguments = b"".join(map(bulk, keys + values)) + self._channels
         return self._pipe.call(scripts.POST, 11, arguments, late=True)
 

@@ -91,12 +91,10 @@ class Transaction:
                 continue
             text = encode(state)
             if text != before:
-                ends = [holder.end + holder.form.closes for holder in state.holders.values()]
-                over = 1000 * max(state.until, *ends, 0) if ends else 1000 * state.until
                 self._database.execute(
                     "INSERT INTO names VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE"
                     " SET state = excluded.state, over = excluded.over, changed = excluded.changed",
-                    (key, text, over, self._now()),
+                    (key, text, 1000 * state.over, self._now()),
                 )
         if self._fence != self._last_fence:
             self._database.execute("UPDATE fence SET last = ?", (self._fence,))

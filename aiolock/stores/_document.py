@@ -1,0 +1,88 @@
+"""All that a store keeps of one name, in one text: state, last fence, and pushes for others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
+from aiolock.stores.machine import NameState, Push, Step
+
+Value = TypeVar("Value")
+
+_KEPT: Final = 600.0
+"""Seconds for which a document is kept when all in it is over. The first fence after that is the
+clock's, which is far past the last fence; and no copy of a save arrives as late."""
+_FRESH: Final = 60_000_000
+"""Microseconds after which an unchanged document is saved again, so that it is kept while clients
+ask for it."""
+
+
+def about_us() -> str:
+    """What a client says of itself to others, for `Document`."""
+    return f"{os.getpid()} {socket.gethostname()}"
+
+
+class Document:
+    """The state of one name, as operations see and change it: `Steps`, for `Operation.run`.
+
+    ``text`` is what was kept, or empty; ``living`` has what each living client says of itself
+    (`about_us`). Afterwards, save what `changed` returns, deliver the `pushes`, and notify the
+    clients in `mail`.
+    """
+
+    def __init__(
+        self, text: str, client: str, now: int, living: Mapping[str, str], *, again: bool
+    ) -> None:
+        self.again = again
+        """See `Steps.again`."""
+        self._client, self._now, self._living = client, now, living
+        kept: tuple[int, str, list[list[str]], int] = json.loads(text) if text else (0, "", [], now)
+        self._fence, state, mail, self._saved_at = kept
+        self._before = [*kept[:3]]
+        self._state = decode(state) if state else NameState()
+        self.pushes: list[Push] = []
+        """Those for this client."""
+        self.mail: list[list[str]] = []
+        """Other clients that are alive, and a push for each, as text."""
+        for to, push in mail:
+            if to == client:
+                with contextlib.suppress(*UNREADABLE):  # of a later version
+                    self.pushes.append(decode_push(push))
+            elif to in living:
+                self.mail.append([to, push])
+
+    def step(self, name: str, operation: Callable[[Step], Value]) -> Value:
+        """Carry out an operation of the state machine; ``name`` is the only one there is."""
+        step = Step(self._state, self._now, self._listens, self._fence, self._says)
+        answer = operation(step)
+        self._fence = step.fence
+        for push in step.pushes:
+            to = push.waiter.client
+            if to == self._client:
+                self.pushes.append(push)
+            elif to in self._living:
+                self.mail.append([to, encode_push(push)])
+        return answer
+
+    def _listens(self, client: str) -> bool:
+        return client == self._client or client in self._living
+
+    def _says(self, client: str) -> tuple[str, int]:
+        pid, _, host = self._living.get(client, "0 ").partition(" ")
+        return host, int(pid)
+
+    def changed(self, *, anyway: bool = False) -> tuple[str, float] | None:
+        """The text to save, and for how many seconds it is needed; None if nothing has changed.
+
+        ``anyway``: save it also then.
+        """
+        after = [self._fence, "" if self._state.idle else encode(self._state), self.mail]
+        if after == self._before and self._now - self._saved_at < _FRESH and not anyway:
+            return None
+        over = self._state.over / 1000 - self._now / 1_000_000
+        return json.dumps([*after, self._now]), max(over, 0) + _KEPT
