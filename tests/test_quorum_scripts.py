@@ -493,8 +493,8 @@ class Differential(RuleBasedStateMachine):
 
     @rule()
     def numbers_are_forgotten(self) -> None:
-        """Not while votes are shared, whose numbers differ: it is kept for longer than they are."""
-        if not self.model.state.shared:
+        """Not while a vote is out: the last number is kept for longer than its lease."""
+        if not self.model.state.out:
             self.real.redis.delete(self.real.last)
             self.model.state.last = 0
 
