@@ -6,9 +6,11 @@ forked from one that has imported those, and nothing of ours.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
@@ -67,7 +69,7 @@ def run(test: str, folder: Path, *, seconds: float, limit: float) -> tuple[int, 
     printed = folder / "printed"
     printed.touch()
     arguments = [f"tests/{test}", *OPTIONS, f"--timeout={seconds}"]
-    # The files of a test whose time is up. Its servers may still end, and write to them.
+    # The files of a test whose time is up, and its servers, which may still write to them.
     with tempfile.TemporaryDirectory(prefix="aiolock-", ignore_cleanup_errors=True) as left:
         Path(left).chmod(0o711)  # a database server is another user's
         process = _forks().Process(target=_run, args=(arguments, str(folder), str(printed), left))
@@ -76,8 +78,17 @@ def run(test: str, folder: Path, *, seconds: float, limit: float) -> tuple[int, 
         if process.is_alive():
             process.kill()
             process.join()
+        end_servers(left)
     assert process.exitcode is not None
     return process.exitcode, printed.read_text("utf-8", "replace")
+
+
+def end_servers(folder: str) -> None:
+    """End those whose data is in that folder: a test whose time is up ends no server of its own."""
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended by itself
+            if folder.encode() in command.read_bytes():
+                os.kill(int(command.parent.name), signal.SIGKILL)
 
 
 @cache

@@ -21,7 +21,7 @@ import anyio
 import pytest
 import redis.asyncio
 
-from tests import loops, selection
+from tests import ablated, loops, selection
 from tests.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled, steps
 from tests.procs import Worker
 from tests.proxy import Proxy
@@ -515,6 +515,28 @@ async def test_worker_never_blocks_on_the_test() -> None:
     async with Worker("-c", source) as worker:
         assert await worker.wait() == 0
         assert [entry["n"] for entry in worker.history] == list(range(2000))
+
+
+# --- An ablated test
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere there is no /proc to look for them in"
+)
+def test_servers_of_a_test_whose_time_is_up(tmp_path: Path) -> None:
+    """Whatever is at work in the test's folder is ended, and nothing else is."""
+    sleep = (sys.executable, "-c", "import time; time.sleep(60)")
+    with (
+        subprocess.Popen([*sleep, f"--data={tmp_path}/data"]) as server,
+        subprocess.Popen(sleep) as it,
+    ):
+        try:
+            ablated.end_servers(str(tmp_path))
+            assert server.wait(10) == -signal.SIGKILL
+            assert it.poll() is None
+        finally:
+            server.kill()
+            it.kill()
 
 
 # --- VirtualLoop
