@@ -220,6 +220,7 @@ class PostgresServer(DatabaseServer):
     settings = (
         "fsync=off",  # it is killed as a process, and the kernel keeps what it has written
         "max_connections=200",
+        "dynamic_shared_memory_type=mmap",  # in its folder: what is killed leaves nothing elsewhere
         "autovacuum_naptime=1s",
     )
     signals: ClassVar = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
