@@ -86,6 +86,6 @@ def _cpu(process: int) -> float:
     """CPU seconds of a process and of its children that have ended."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text("ascii", "replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it has ended, or ends while we read
         return 0.0  # then it counts with its parent
     return sum(map(int, stat.rpartition(")")[2].split()[11:15])) / _TICK
