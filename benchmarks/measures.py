@@ -447,10 +447,15 @@ async def holding(
     )
 
 
-async def lone_waiter(
-    server: RedisServer, pair: Sequence[Worker], connecting: asyncio.Lock, *, watch: float
+async def waiters(
+    server: RedisServer,
+    pair: Sequence[Worker],
+    connecting: asyncio.Lock,
+    *,
+    tasks: int = 1,
+    watch: float,
 ) -> float:
-    """Commands a second that a process sends whose only waiter waits for another process."""
+    """Commands a second that a process sends whose tasks all wait for another process."""
     name = fresh_name()
     holder, waiter = pair
     async with connecting:
@@ -458,18 +463,16 @@ async def lone_waiter(
         holder.say(do="ask")
         await holder.hear("entered")
         others = server.addresses()
-        await waiter.begin("turns", server.url, name=name)
-        waiter.say(do="ask")
-        await asyncio.sleep(0.1)
+        await waiter.begin("waits", server.url, at_once=tasks, name=name, tasks=tasks)
+        await waiter.go_on("asked")
+        await asyncio.sleep(0.1 + tasks / 100)  # until all are in the queue
         ours = server.addresses() - others
     with server.tap() as tap:
         await asyncio.sleep(watch)
-    for worker in pair:
-        worker.say(do="leave")
-        if worker is waiter:
-            await worker.hear("entered")
-        await worker.hear("left")
-        worker.say(do="end")
-        await worker.hear("done")
-        await worker.finish()
+    for order, answer in (("leave", "left"), ("end", "done")):
+        holder.say(do=order)
+        await holder.hear(answer)
+    await holder.finish()
+    await waiter.go_on("done")
+    await waiter.finish()
     return sum(tap.by_address.get(address, 0) for address in ours) / watch
