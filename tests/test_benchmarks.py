@@ -501,7 +501,7 @@ async def test_stores_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_scenarios, "SLICES", 1)
     text = await stores.measure(replace(TINY, limit=1), others=False)
     for promise in (
-        *("free lock, one task", "after a quiet while", "two bare round trips", "a Sync each"),
+        *("free lock, one task", "after a quiet while", "two bare round trips"),
         *("VACUUM ANALYZE of bloated tables", "full scans", "open for 10 s", "8 writers"),
         *("statements a second of a process", "connections, 200 tasks", "order"),
     ):
