@@ -22,6 +22,8 @@ _LOCALHOST = "0100007F"
 _LOGGED = re.compile(r"^\w+ 127\.0\.0\.1\((\d+)\) LOG:  (?:execute|statement)", re.MULTILINE)
 """What PostgreSQL logs of each statement: from which port it came."""
 _TICK = os.sysconf("SC_CLK_TCK")
+_ENDED = (FileNotFoundError, ProcessLookupError)
+"""What a process has that has ended, or ends while we look."""
 
 
 class Servers(RedisServer):
@@ -59,9 +61,10 @@ class Servers(RedisServer):
     def keep_to(self, cores: set[int]) -> None:
         """Run the databases, with all that they start from now on, on these cores."""
         for process in self._processes():
-            for thread in Path(f"/proc/{process}/task").iterdir():
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread.name), cores)
+            with contextlib.suppress(*_ENDED):
+                for thread in Path(f"/proc/{process}/task").iterdir():
+                    with contextlib.suppress(*_ENDED):
+                        os.sched_setaffinity(int(thread.name), cores)
 
     def _processes(self) -> list[int]:
         parents = [each.pid for each in self.databases]
@@ -128,6 +131,6 @@ def _cpu(process: int) -> float:
             own = int(exact.read_text("ascii").split()[0]) / 1e9
         else:
             own = sum(map(int, stat[11:13])) / _TICK
-    except (FileNotFoundError, ProcessLookupError):  # it has ended, or ends while we read
+    except _ENDED:
         return 0.0  # then it counts with its parent
     return own + sum(map(int, stat[13:15])) / _TICK
