@@ -87,9 +87,9 @@ def through_fastest(column: Column, name: str, crowd: str) -> Measured | None:
     return Measured(measured.spread, f"{measured.beside} {fastest.title}")
 
 
-def order(column: Column) -> Measured | None:
+def order(column: Column, contestant: Contestant = AIOLOCK) -> Measured | None:
     """Pairs, in all crowds of one process, that entered in another order than they came."""
-    record = column.records.get(column.on_loop(AIOLOCK))
+    record = column.records.get(column.on_loop(contestant))
     inverted = [
         figures
         for name, figures in (record.figures if record else {}).items()
@@ -101,9 +101,9 @@ def order(column: Column) -> Measured | None:
     return Measured(spread([sum(map(sum, inverted))]), beside)
 
 
-def highest(column: Column, name: str) -> Measured | None:
-    """The highest figure of aiolock's rounds."""
-    figures = column.figures(AIOLOCK, name)
+def highest(column: Column, contestant: Contestant = AIOLOCK, *, name: str) -> Measured | None:
+    """The highest figure of its rounds."""
+    figures = column.figures(contestant, name)
     return Measured(spread([max(figures)])) if figures else None
 
 

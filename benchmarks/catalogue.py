@@ -161,7 +161,6 @@ LEASE_ROW = Contestant(
     "lease_row",
     ("psycopg[binary,pool]==3.3.9",),
     remark="in PostgreSQL, every 0.1 s, a pool of four connections; no order",
-    slow=True,
 )
 GET_LOCK = Contestant(
     "`GET_LOCK`, aiomysql 0.3.2",

@@ -50,7 +50,9 @@ class Team:
 
     async def start(self) -> None:
         """Start the processes."""
-        self._crew = await self._stack.enter_async_context(self._workers(self._size.processes[0]))
+        # Nobody waits in another process for what cannot wait.
+        count = self._size.processes[0] if self.contestant.waits else 1
+        self._crew = await self._stack.enter_async_context(self._workers(count))
 
     def _workers(self, count: int) -> AbstractAsyncContextManager[list[Worker]]:
         return workers(self.contestant, self._python, count, patience=self._size.patience)

@@ -155,9 +155,15 @@ async def one_name(
     start = time.monotonic_ns() + 20_000_000 * (len(crew) > 1)
     for worker in crew:
         worker.say(start=start)
-    done = [await worker.hear("done", within=limit + worker.patience) for worker in crew]
+    hearing = asyncio.ensure_future(_all_done(crew, limit))
+    try:
+        # Before the time is up: some open more connections then, to cancel their requests.
+        await asyncio.wait((hearing,), timeout=0.9 * limit)
+        connections = len(server.addresses() - others) / len(crew)
+        done = await hearing
+    finally:
+        hearing.cancel()
     after = server.usage()
-    connections = len(server.addresses() - others) / len(crew)
     for worker in crew:
         await worker.finish()
     entries = _entries(done)
@@ -171,6 +177,10 @@ async def one_name(
         (after.cpu - before.cpu) * 1e6 / count,
         round(connections),
     )
+
+
+async def _all_done(crew: Sequence[Worker], limit: float) -> list[Message]:
+    return [await worker.hear("done", within=limit + worker.patience) for worker in crew]
 
 
 def _entries(done: Sequence[Message]) -> list[Entry]:
@@ -437,10 +447,15 @@ async def holding(
     )
 
 
-async def lone_waiter(
-    server: RedisServer, pair: Sequence[Worker], connecting: asyncio.Lock, *, watch: float
+async def waiters(
+    server: RedisServer,
+    pair: Sequence[Worker],
+    connecting: asyncio.Lock,
+    *,
+    tasks: int = 1,
+    watch: float,
 ) -> float:
-    """Commands a second that a process sends whose only waiter waits for another process."""
+    """Commands a second that a process sends whose tasks all wait for another process."""
     name = fresh_name()
     holder, waiter = pair
     async with connecting:
@@ -448,18 +463,16 @@ async def lone_waiter(
         holder.say(do="ask")
         await holder.hear("entered")
         others = server.addresses()
-        await waiter.begin("turns", server.url, name=name)
-        waiter.say(do="ask")
-        await asyncio.sleep(0.1)
+        await waiter.begin("waits", server.url, at_once=tasks, name=name, tasks=tasks)
+        await waiter.go_on("asked")
+        await asyncio.sleep(0.1 + tasks / 100)  # until all are in the queue
         ours = server.addresses() - others
     with server.tap() as tap:
         await asyncio.sleep(watch)
-    for worker in pair:
-        worker.say(do="leave")
-        if worker is waiter:
-            await worker.hear("entered")
-        await worker.hear("left")
-        worker.say(do="end")
-        await worker.hear("done")
-        await worker.finish()
+    for order, answer in (("leave", "left"), ("end", "done")):
+        holder.say(do=order)
+        await holder.hear(answer)
+    await holder.finish()
+    await waiter.go_on("done")
+    await waiter.finish()
     return sum(tap.by_address.get(address, 0) for address in ours) / watch

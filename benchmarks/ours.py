@@ -53,7 +53,7 @@ async def measure(
     async with workers(contestant, python, 3) as (holder, *pair):
         holding, lone = await asyncio.gather(
             measures.holding(server, holder, connecting, leases=leases, watch=watched),
-            measures.lone_waiter(server, pair, connecting, watch=watched),
+            measures.waiters(server, pair, connecting, watch=watched),
         )
     async with workers(contestant, python, len(lengths)) as crew:
         lines = await measures.waiting(

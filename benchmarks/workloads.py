@@ -197,6 +197,16 @@ async def turns(peer: Peer, talk: Talk, *, name: str) -> None:
     await talk.stage("done")
 
 
+async def waits(peer: Peer, talk: Talk, *, name: str, tasks: int) -> None:
+    """Wait for a lock that another process holds, until that leaves; then all go through."""
+    locks = [await peer.lock(name) for _ in range(tasks)]
+    await talk.stage("ready")
+    waiting = [asyncio.create_task(_through(lock)) for lock in locks]
+    await talk.stage("asked")
+    await asyncio.gather(*waiting)
+    await talk.stage("done")
+
+
 async def queue(peer: Peer, talk: Talk, *, name: str, length: int, batch: int, rounds: int) -> None:
     """Stand ``length`` waiters in line; then ``batch`` more come, go, and are granted the lock."""
     line = _Line(peer, name)
@@ -392,6 +402,7 @@ WORKLOADS: Sequence[Workload] = (
     one_name,
     chain,
     turns,
+    waits,
     queue,
     forgotten,
     hold,

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
+from sqlalchemy.exc import OperationalError  # type: ignore[import-not-found]
 from sqlalchemy.ext.asyncio import (  # type: ignore[import-not-found]  # in its own environment
     create_async_engine,
 )
@@ -42,18 +45,21 @@ class Peer:
         self._url = url
         self._connections: list[Any] = []
 
-    async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # its own, any number
-        """A task connects when it gets its lock."""
+    async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # its own
         self._engine = create_async_engine(
             self._url, poolclass=NullPool, isolation_level="AUTOCOMMIT"
         )
+        for _ in range(tasks):
+            self._connections.append(await self._engine.connect())
+        self._next = itertools.cycle(self._connections)
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
-        connection = await self._engine.connect()
-        self._connections.append(connection)
-        return Lock(connection, name)
+        return Lock(next(self._next), name)
 
     async def close(self) -> None:
         for connection in self._connections:
-            await connection.close()
+            # psycopg has closed it, if a task that waited was cancelled: SQLAlchemy finds that out
+            # only now, and says so.
+            with contextlib.suppress(OperationalError):
+                await connection.close()
         await self._engine.dispose()

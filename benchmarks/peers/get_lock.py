@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
@@ -37,15 +38,16 @@ class Peer:
         self._port = port
         self._connections: list[Any] = []
 
-    async def open(self, url: str, tasks: int) -> None:
-        """A task connects when it gets its lock."""
+    async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # its own
+        for _ in range(tasks):
+            connection = await aiomysql.connect(
+                host="127.0.0.1", port=self._port, user="app", db="shop", autocommit=True
+            )
+            self._connections.append(connection)
+        self._next = itertools.cycle(self._connections)
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
-        connection = await aiomysql.connect(
-            host="127.0.0.1", port=self._port, user="app", db="shop", autocommit=True
-        )
-        self._connections.append(connection)
-        return Lock(await connection.cursor(), name)
+        return Lock(await next(self._next).cursor(), name)
 
     async def close(self) -> None:
         for connection in self._connections:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
@@ -36,13 +37,14 @@ class Peer:
         self._url = url
         self._connections: list[psycopg.AsyncConnection] = []
 
-    async def open(self, url: str, tasks: int) -> None:
-        """A task connects when it gets its lock."""
+    async def open(self, url: str, tasks: int) -> None:  # noqa: ARG002  # its own
+        for _ in range(tasks):
+            connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True)
+            self._connections.append(connection)
+        self._next = itertools.cycle(self._connections)
 
     async def lock(self, name: str) -> AbstractAsyncContextManager[object]:
-        connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True)
-        self._connections.append(connection)
-        return Lock(connection, name)
+        return Lock(next(self._next), name)
 
     async def close(self) -> None:
         for connection in self._connections:
