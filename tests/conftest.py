@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
+import hypothesis
 import pytest
 
 from tests import databases, loops, selection
@@ -36,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if loops.chosen() == "uvloop" and not config.option.timeout_method:
         # A signal handler's exception does not end a run of uvloop: a test would hang for ever.
         config.option.timeout_method = "thread"
+    # The same examples in each run of the suite; others by hand, with more of them.
+    hypothesis.settings.register_profile("suite", derandomize="MODEL_EXAMPLES" not in os.environ)
+    hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
