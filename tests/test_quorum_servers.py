@@ -62,6 +62,14 @@ async def until_all_vote(client: LockClient) -> None:
     await until(lambda: [each.state for each in client.servers()] == ["up"] * 3)
 
 
+async def until_all_have_voted_for_it(client: LockClient) -> None:
+    """Wait until the only waiter of this client has all their votes: two are enough to enter."""
+    store = client._engine.store
+    assert isinstance(store, QuorumStore)
+    (standing,) = store._candidates.standings.values()
+    await until(lambda: None not in standing.ballot.votes)
+
+
 def left(of: Sequence[RedisServer], prefix: str) -> list[str]:
     """The votes that are out, and the waiters in line, without tombstones."""
     names = VoteNames(prefix)
@@ -255,6 +263,7 @@ async def test_durable_servers_vote_at_once(
     async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
         await until_all_vote(ours)
         lease = await ours.lock("a").acquire()
+        await until_all_have_voted_for_it(ours)
         for server in durable[:2]:
             server.restart()
         durable[2].kill()
