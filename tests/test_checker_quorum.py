@@ -491,6 +491,14 @@ RIGHT: dict[str, Story] = {
         votes(2.1, A, 1.99, 0),
         votes(2.1, A, 2.01, 1),
     ],
+    "overtaken_at_the_turn_of_a_period": [
+        CLOCKS,
+        *(asks(1.0, A, every=2.0), stands(1.1, A, 1000, 0, 1, 2), queued(1.1, A)),
+        *(asks(1.2, B, every=2.0), stands(1.3, B, 2000, 0, 1, 2), queued(1.3, B)),
+        *(votes(2.1, A, 2.09, 2), stands(2.15, A, 1000, 0, 1, 2), queued(2.15, A)),
+        *(votes(2.15, B, 2.14, 0, 1, 2), enters(2.2, B, 10, 4.0), leaves(2.3, B)),
+        *(votes(4.1, A, 4.09, 0, 1, 2), enters(4.2, A, 11, 6.0), leaves(4.3, A)),
+    ],
     "run_twice_as_far_as_is_known": [*RUN_TWICE, votes(2.1, A, 0, 0), votes(2.1, A, 2.01, 1)],
     "a_ghost_at_one_that_is_cut_off": [
         *RELEASED,
