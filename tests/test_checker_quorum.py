@@ -618,6 +618,13 @@ WRONG: dict[str, Story] = {
         broken(0.5, 5.0, "freeze_long", 2),
         *(enters(3.0, B, 12, 4.0), leaves(3.1, B)),
     ],
+    "order-of_a_periodic_job": [
+        CLOCKS,
+        *(asks(1.0, A, every=2.0), stands(1.1, A, 1000, 0, 1, 2), queued(1.1, A)),
+        *(asks(1.2, B, every=2.0), stands(1.3, B, 2000, 0, 1, 2), queued(1.3, B)),
+        *(votes(2.15, B, 2.14, 0, 1, 2), enters(2.2, B, 10, 4.0), leaves(2.3, B)),
+        *(votes(4.1, A, 4.09, 0, 1, 2), enters(4.2, A, 11, 6.0), leaves(4.3, A)),
+    ],
     "periods-twice_with_votes_of_one": [*RUN_TWICE, votes(2.1, A, 2.01, 0, 1)],
     "ghosts-at_one_that_is_reached": [
         *RELEASED,

@@ -81,9 +81,8 @@ and no body begins after that, while one of the servers that had it then has not
 The checker knows which servers have a mark, because they have said so. "Nobody knows whether it is
 done" is allowed only if too few servers can say so.
 
-**Turns of a periodic job, if several servers vote.** A waiter that gives a vote of the period
-before back may be overtaken: the order of its waiters is not checked. That each period has one run
-is.
+**Turns of a periodic job, if several servers vote.** A waiter that gives a vote back, where its
+votes are of two periods, may be overtaken by those that stand in line by then, and by no others.
 
 **Elections, if several servers vote.** Of all clients that ask, in any process, the later is not
 told of an earlier leader, unless servers lost their memory and no majority knows the later one.
@@ -228,10 +227,6 @@ def fences(run: Run) -> Iterator[Violation]:
 def order(run: Run) -> Iterator[Violation]:
     """First come, first served."""
     for name, entries in run.entries.items():
-        if run.servers and entries and entries[0].asked["every"]:
-            # At the turn of a period, a waiter gives votes of the period before back, and each
-            # server votes for the next in its line: that one may run in this period.
-            continue
         of_readers = [a for a in entries if a.shared and run.servers]
         others = [a for a in entries if not (a.shared and run.servers)]
         yield from _in_order(run, name, others, entries)

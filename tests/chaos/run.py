@@ -164,6 +164,8 @@ class Attempt:
     """The servers that ever voted for it."""
     votes_after: list[int] = field(default_factory=list[int])
     """For each vote: a time before which it was certainly not given, if that time is not known."""
+    voted: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
+    """By server: when it heard of its votes."""
     first_votes: dict[int, int] = field(default_factory=dict[int, int])
     """By server: a time, in ms, before which its first vote was not given, if that is known.
 
@@ -177,6 +179,16 @@ class Attempt:
     @property
     def who(self) -> str:
         return self.asked.who
+
+    @property
+    def gave_vote_back(self) -> int:
+        """When it last came back to the line of a server that had voted for it; or 0."""
+        back = [
+            next((asked for asked, _ in self.stands[server] if asked >= heard), 0)
+            for server, votes in self.voted.items()
+            for heard in votes
+        ]
+        return max(back, default=0)
 
     @property
     def name(self) -> str:
@@ -490,6 +502,7 @@ class Run:
             if not granted and line:
                 line.pop()  # the answer tells of this vote, which it had already
             attempt.votes.append(event["granted"])
+            attempt.voted[server].append(event.t)
             attempt.votes_after.append(line[-1] if line else 0)
             if granted:
                 before = attempt.first_votes.get(server, granted)
@@ -699,6 +712,8 @@ class Run:
 
     def _stood_at_most(self, attempt: Attempt, t: int) -> int | None:
         clear = self.clear_since(attempt, t)
+        if attempt.asked["every"]:
+            clear = max(clear, attempt.gave_vote_back)
         since: list[int] = []
         for server, those in attempt.stands.items():
             there = max(clear, self._several.disturbed[attempt.who, server].clear_since(t))
