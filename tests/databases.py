@@ -24,6 +24,7 @@ import pymysql
 import pytest
 
 from aiolock.stores import mysql, postgres
+from tests.procs import freeze
 from tests.servers import hold_port
 
 
@@ -205,9 +206,11 @@ class DatabaseServer(ABC):
         """All its processes stand still; the kernel takes connections and bytes."""
         assert self._process is not None
         parent = self._process.pid
-        os.kill(parent, signal.SIGSTOP)  # first, so that it starts no more of them
+        freeze(parent)  # first, so that it starts no more of them
         pids = [parent, *_children(parent)]
         _send(signal.SIGSTOP, pids)
+        while not all(_stands_still(pid) for pid in pids):
+            time.sleep(0.001)
         try:
             yield
         finally:
@@ -280,6 +283,18 @@ def _send(number: signal.Signals, pids: Sequence[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             os.kill(pid, number)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether it runs no more: its threads go on for a moment after the signal was sent."""
+    try:
+        states = [
+            (thread / "stat").read_text().rpartition(") ")[2][0]
+            for thread in Path(f"/proc/{pid}/task").iterdir()
+        ]
+    except OSError:
+        return not Path(f"/proc/{pid}").exists()  # it has ended by itself; or one thread has
+    return set(states) <= set("TZX")
 
 
 def _children(pid: int) -> list[int]:
