@@ -486,18 +486,12 @@ RIGHT: dict[str, Story] = {
         leaves(1.404, A, "LeaseLost"),
         leaves(1.5, B),
     ],
-    "run_twice_but_with_a_vote_of_the_period_before": [
-        *RUN_TWICE,
-        votes(2.1, A, 1.99, 0),
-        votes(2.1, A, 2.01, 1),
+    "run_with_a_vote_of_the_period_before_that_was_exchanged": [
+        *(CLOCKS, asks(1.0, A, every=2.0), votes(2.1, A, 1.99, 0), votes(2.1, A, 2.01, 1)),
+        *(votes(2.15, A, 2.14, 0), enters(2.2, A, 10, 3.1), leaves(2.3, A)),
     ],
-    "overtaken_at_the_turn_of_a_period": [
-        CLOCKS,
-        *(asks(1.0, A, every=2.0), stands(1.1, A, 1000, 0, 1, 2), queued(1.1, A)),
-        *(asks(1.2, B, every=2.0), stands(1.3, B, 2000, 0, 1, 2), queued(1.3, B)),
-        *(votes(2.1, A, 2.09, 2), stands(2.15, A, 1000, 0, 1, 2), queued(2.15, A)),
-        *(votes(2.15, B, 2.14, 0, 1, 2), enters(2.2, B, 10, 4.0), leaves(2.3, B)),
-        *(votes(4.1, A, 4.09, 0, 1, 2), enters(4.2, A, 11, 6.0), leaves(4.3, A)),
+    "run_twice_for_a_server_has_forgotten": [
+        *(*RUN_TWICE, votes(2.1, A, 2.01, 0, 1), broken(2.4, 2.5, "flush", 1)),
     ],
     "run_twice_as_far_as_is_known": [*RUN_TWICE, votes(2.1, A, 0, 0), votes(2.1, A, 2.01, 1)],
     "a_ghost_at_one_that_is_cut_off": [
@@ -618,6 +612,14 @@ WRONG: dict[str, Story] = {
         broken(0.5, 5.0, "freeze_long", 2),
         *(enters(3.0, B, 12, 4.0), leaves(3.1, B)),
     ],
+    "order-of_a_periodic_job_where_a_vote_was_given_back": [
+        CLOCKS,
+        *(asks(1.0, A, every=2.0), stands(1.1, A, 1000, 0, 1, 2), queued(1.1, A)),
+        *(asks(1.2, B, every=2.0), stands(1.3, B, 2000, 0, 1, 2), queued(1.3, B)),
+        *(votes(2.1, A, 2.09, 2), stands(2.15, A, 1000, 0, 1, 2), queued(2.15, A)),
+        *(votes(2.15, B, 2.14, 0, 1, 2), enters(2.2, B, 10, 4.0), leaves(2.3, B)),
+        *(votes(4.1, A, 4.09, 0, 1, 2), enters(4.2, A, 11, 6.0), leaves(4.3, A)),
+    ],
     "order-of_a_periodic_job": [
         CLOCKS,
         *(asks(1.0, A, every=2.0), stands(1.1, A, 1000, 0, 1, 2), queued(1.1, A)),
@@ -626,6 +628,12 @@ WRONG: dict[str, Story] = {
         *(votes(4.1, A, 4.09, 0, 1, 2), enters(4.2, A, 11, 6.0), leaves(4.3, A)),
     ],
     "periods-twice_with_votes_of_one": [*RUN_TWICE, votes(2.1, A, 2.01, 0, 1)],
+    "periods-twice_though_a_server_that_had_not_voted_has_forgotten": [
+        *(*RUN_TWICE, votes(2.1, A, 2.01, 0, 1), broken(2.4, 2.5, "flush", 2)),
+    ],
+    "periods-with_a_vote_of_the_period_before": [
+        *(*RUN_TWICE, votes(2.1, A, 1.99, 0), votes(2.1, A, 2.01, 1)),
+    ],
     "ghosts-at_one_that_is_reached": [
         *RELEASED,
         broken(1.25, 1.4, "cut_off", 1),

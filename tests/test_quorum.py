@@ -453,6 +453,24 @@ async def test_without_a_majority() -> None:
 
 
 @virtual
+async def test_one_votes_one_is_taken_and_one_is_away() -> None:
+    """A majority has answered: whoever waits goes on waiting, and whoever does not is told so."""
+    first, _, third = of = servers()
+    async with clients(of, 2) as (ours, other):
+        lease = await later(ours.lock("a"))
+        first.voter.states.clear()
+        third.kill()
+        await asyncio.sleep(1)
+        assert await other.lock("a").acquire(blocking=False) is None
+        waiting = later(other.lock("a"))
+        await asyncio.sleep(20)
+        assert not waiting.done()
+        await lease.release()
+        async with asyncio.timeout(1):
+            await (await waiting).release()
+
+
+@virtual
 async def test_who_reaches_a_minority_is_in_nobodys_way() -> None:
     """It gives back its vote and leaves the line, and comes back with its ticket."""
     of = servers()

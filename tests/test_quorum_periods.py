@@ -1,33 +1,152 @@
-"""Which votes count together for a run of a period."""
+"""Votes of a periodic job: those of one period count together, and others are exchanged in time."""
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from aiolock.store import Form, Waiter
-from aiolock.stores._member import Stand
-from aiolock.stores.quorum._periods import of_one_period
-from aiolock.stores.quorum._standing import Standing
+from aiolock.store import CLAIM, Form
+from aiolock.stores.quorum._periods import UNKNOWN, Period, period_of
+from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay
+from aiolock.testing import Peer
+from tests.quorums import Server, clients, servers, store_on
+from tests.worlds import virtual
 
 MINUTE = 60_000
 
 
 @pytest.mark.parametrize(
-    ("given", "counted"),
+    ("periods", "together"),
     [
         ([1, 1, 1], [0, 1, 2]),
-        ([1, 0, 1], [0, 2]),  # the vote of the period before does not confirm a run of this one
+        ([1, 0, 1], [0, 2]),
         ([0, 1, 0], [0, 2]),
-        ([1, 1, None], [0, 1]),
-        ([None, None, None], []),
+        ([1, 1, "none"], [0, 1]),
+        ([None, None, 1], [2]),  # nobody knows of what period those two are
+        (["none", "none", "none"], []),
     ],
 )
-def test_votes_of_one_period(given: list[int | None], counted: list[int]) -> None:
-    """A run is confirmed by the votes of the period in which most of its votes were given."""
-    form = Form(claim=3000, period=MINUTE)
-    standing = Standing(Stand("a", Waiter("c", 1), form, 1), 9, 3, wait=True, most=0)
-    for server, period in enumerate(given):
-        if period is not None:
-            standing.ballot.voted(server, 7, 9.0)
-            standing.given[server] = period * MINUTE + 5
-    assert of_one_period(standing) == counted
+def test_votes_of_one_period(periods: list[int | str | None], together: list[int]) -> None:
+    """Those of the period in which most were given count together; a client enters by these."""
+    ballot = Ballot(3, periodic=True)
+    for server, period in enumerate(periods):
+        if not isinstance(period, str):
+            ballot.voted(server, 7, 9.0, Period(period, 99.0))
+    assert ballot.together == together
+    assert ballot.look(1.0) == ([Enter(7)] if len(together) > 1 else [])
+
+
+def test_a_vote_is_exchanged_when_its_period_is_over() -> None:
+    """Not before, and not by a client that has entered."""
+    ballot = Ballot(3, periodic=True)
+    ballot.voted(0, 7, 99.0, Period(4, 5.0))
+    ballot.voted(1, 8, 99.0, Period(5, 65.0))
+    assert ballot.look(4.9) == []
+    assert ballot.look(5.0) == [GiveWay(0, 7)]
+    ballot.voted(0, 8, 99.0, Period(5, 65.0))
+    assert ballot.look(5.1) == [Enter(8)]
+    ballot.voted(2, 9, 99.0, Period(4, 5.0))
+    assert ballot.look(5.2) == []
+
+
+def test_a_vote_of_an_unknown_period_is_exchanged_at_once() -> None:
+    """It counts with no other vote, so the client gets one that was given just now."""
+    ballot = Ballot(3, periodic=True)
+    ballot.voted(0, 7, 99.0, UNKNOWN)
+    assert ballot.look(0.0) == [GiveWay(0, 7)]
+
+
+@pytest.mark.parametrize(
+    ("given", "number", "left"), [(0, 0, 60.0), (59_999_999, 0, 1e-6), (60_000_000, 1, 60.0)]
+)
+def test_the_period_of_a_vote(given: int, number: int, left: float) -> None:
+    """By the server's clock; it is over after what is left of it, from when the vote was heard."""
+    period = period_of(given, MINUTE, 1000.0)
+    assert period.number == number
+    assert period.over_at == pytest.approx(1000.0 + left)
+
+
+@virtual
+async def test_pushes_that_were_lost() -> None:
+    """Nobody knows when two votes were given: they do not count together, whatever they are of."""
+    first, second, third = of = servers()
+    form = Form(CLAIM, period=MINUTE)
+    async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
+        await asyncio.sleep((MINUTE - first.voter.now() / 1000 % MINUTE) / 1000 - 1)
+        grant = await other.take("a", other.waiter(form))
+        await ours.queue("a", ours.waiter(form))
+        third.stop()
+        for server in (first, second):
+            deaf: Any = SimpleNamespace(granted=lambda *_: None)  # pushes are lost
+            server.voter.listeners[ours.client] = deaf
+        second.stop()
+        releasing = other.release("a", grant, entered=False)
+        await asyncio.sleep(1.5)
+        second.resume()
+        await releasing
+        await asyncio.sleep(0.1)
+        for server in (first, second):
+            server._members[0].breaks()
+            server._members[0].connects()
+        await ours.handed()
+        votes = [server.voter.states["a"].vote for server in (first, second)]
+        assert len({vote.granted // MINUTE for vote in votes if vote}) == 1
+
+
+@virtual
+async def test_a_newcomer_at_the_turn_of_a_period() -> None:
+    """Two servers differ about it, and the third is away: a client runs once the two agree."""
+    now = asyncio.get_running_loop().time
+    of = [Server(f"server {n}", partial(lambda ahead: 1e9 + now() + ahead, n)) for n in range(3)]
+    async with clients(of, 1) as (client,):
+        of[2].kill()
+        await asyncio.sleep(60 - (1e9 + now()) % 60 - 0.5)
+
+        async def job() -> None:
+            ran.set_result((1e9 + now()) % 60)
+
+        ran = asyncio.get_running_loop().create_future()
+        running = asyncio.create_task(client.periodic("job", every=60).run(job))
+        assert await ran < 0.05
+        running.cancel()
+
+
+@virtual
+@pytest.mark.parametrize("forgetful", [0, 1, 2])
+@pytest.mark.parametrize("ahead", [(0.0, 0.01, 0.03), (0.03, 0.0, 0.01), (2.5, 0.0, 0.2)])
+async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int) -> None:
+    """Also where it has, at the turn of a period, a vote of the period before."""
+    time = asyncio.get_running_loop().time
+    of = [
+        Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
+        for number, seconds in enumerate(ahead)
+    ]
+    async with clients(of, 3) as all_of_them:
+        runs = list[tuple[int, float]]()
+
+        async def job(instance: int) -> None:
+            runs.append((instance, time()))
+            await asyncio.sleep(5)  # so that all servers vote for it, and remember it
+
+        jobs = list[asyncio.Task[None]]()
+        for number, client in enumerate(all_of_them):
+            instance = client.periodic("job", every=60)
+            jobs.append(asyncio.create_task(instance.run(partial(job, number))))
+            await asyncio.sleep(0.1)
+        for _ in range(12):
+            await asyncio.sleep(40)
+            of[forgetful].voter.states.clear()  # it votes for the next, and knows of no run
+            await asyncio.sleep(20)
+        for task in jobs:
+            task.cancel()
+        await asyncio.wait(jobs)
+        assert [instance for instance, _ in runs] == [run % 3 for run in range(len(runs))]
+        median = 1e9 + sorted(ahead)[1]
+        assert [int(at + median) // 60 for _, at in runs] == [
+            int(runs[0][1] + median) // 60 + period for period in range(len(runs))
+        ]
+        assert len(runs) in {12, 13}

@@ -67,7 +67,7 @@ a claim.
 **A minority.** If several servers vote, a fault of a minority of them is no excuse, and neither is
 a fault of the links of one process to a minority. An emptied server is no excuse either: it says
 so, and votes only after what it may have forgotten is over. But a lease may be lost if no majority
-can be reached, and a body's period counts only if all of its votes are of the same period. A waiter
+can be reached, and a job may run once more in a period if a server forgets a run of it. A waiter
 stands at every server that it can reach. In the end all servers vote.
 
 **Readers, if several servers vote.** Two readers may have one fence, so each event about a grant
@@ -81,8 +81,8 @@ and no body begins after that, while one of the servers that had it then has not
 The checker knows which servers have a mark, because they have said so. "Nobody knows whether it is
 done" is allowed only if too few servers can say so.
 
-**Turns of a periodic job, if several servers vote.** A waiter that gives a vote back, where its
-votes are of two periods, may be overtaken by those that stand in line by then, and by no others.
+**Runs of a periodic job, if several servers vote.** A majority of the votes of a run was given in
+one period.
 
 **Elections, if several servers vote.** Of all clients that ask, in any process, the later is not
 told of an earlier leader, unless servers lost their memory and no majority knows the later one.
@@ -572,13 +572,19 @@ def periods(run: Run) -> Iterator[Violation]:
         for attempt in sorted(entries, key=lambda attempt: attempt.fence):
             if not attempt.asked["every"]:
                 break
+            if run.is_of_two_periods(attempt):
+                text = f"{attempt.id} ran {attempt.name!r} by votes of two periods"
+                yield run.violation("periods", text, attempt)
             period = run.period(attempt)
             if period is None:
                 continue
             other = last.get(period)
             assert attempt.entered is not None
-            if other is not None and not run.wiped_between(
-                other.asked.t, attempt.entered.t, attempt.name
+            began = attempt.entered.t
+            if (
+                other is not None
+                and not run.wiped_between(other.asked.t, began, attempt.name)
+                and not run.forgotten_by_any(other, began)
             ):
                 text = f"{attempt.id} ran {attempt.name!r} in the period in which {other.id} had"
                 yield run.violation("periods", text, other, attempt)

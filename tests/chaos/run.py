@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, Waiter
@@ -164,8 +164,8 @@ class Attempt:
     """The servers that ever voted for it."""
     votes_after: list[int] = field(default_factory=list[int])
     """For each vote: a time before which it was certainly not given, if that time is not known."""
-    voted: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
-    """By server: when it heard of its votes."""
+    given: dict[int, int] = field(default_factory=dict[int, int])
+    """By server: when the last vote that it heard of was given, as in `votes`."""
     first_votes: dict[int, int] = field(default_factory=dict[int, int])
     """By server: a time, in ms, before which its first vote was not given, if that is known.
 
@@ -179,16 +179,6 @@ class Attempt:
     @property
     def who(self) -> str:
         return self.asked.who
-
-    @property
-    def gave_vote_back(self) -> int:
-        """When it last came back to the line of a server that had voted for it; or 0."""
-        back = [
-            next((asked for asked, _ in self.stands[server] if asked >= heard), 0)
-            for server, votes in self.voted.items()
-            for heard in votes
-        ]
-        return max(back, default=0)
 
     @property
     def name(self) -> str:
@@ -502,7 +492,7 @@ class Run:
             if not granted and line:
                 line.pop()  # the answer tells of this vote, which it had already
             attempt.votes.append(event["granted"])
-            attempt.voted[server].append(event.t)
+            attempt.given[server] = event["granted"]
             attempt.votes_after.append(line[-1] if line else 0)
             if granted:
                 before = attempt.first_votes.get(server, granted)
@@ -712,8 +702,6 @@ class Run:
 
     def _stood_at_most(self, attempt: Attempt, t: int) -> int | None:
         clear = self.clear_since(attempt, t)
-        if attempt.asked["every"]:
-            clear = max(clear, attempt.gave_vote_back)
         since: list[int] = []
         for server, those in attempt.stands.items():
             there = max(clear, self._several.disturbed[attempt.who, server].clear_since(t))
@@ -822,9 +810,31 @@ class Run:
         return self._several.disturbed[who, server].touch(begin, end)
 
     def period(self, attempt: Attempt) -> int | None:
-        """The period in which a run was granted; None if its votes are not all of one period."""
-        periods = self.periods(attempt)
-        return periods.pop() if len(periods) == 1 and all(attempt.votes) else None
+        """The period of a run; None if a majority of its votes is not known to be of one period."""
+        if not self.servers:
+            return self.periods(attempt).pop()
+        period, votes = self._most_votes(attempt)
+        return period if votes >= self.most else None
+
+    def is_of_two_periods(self, attempt: Attempt) -> bool:
+        """Whether no majority of its votes can be of one period."""
+        unknown = list(attempt.given.values()).count(0)
+        return bool(self.servers) and self._most_votes(attempt)[1] + unknown < self.most
+
+    def _most_votes(self, attempt: Attempt) -> tuple[int, int]:
+        """The period of most of its votes, and how many of them are certainly of it."""
+        every = round(attempt.asked["every"] * 1e6)
+        periods = Counter(granted // every for granted in attempt.given.values() if granted)
+        return max(periods.items(), key=itemgetter(1), default=(0, 0))
+
+    def forgotten_by_any(self, attempt: Attempt, until: int) -> bool:
+        """Whether a server that had voted for it may have lost its memory since."""
+        assert attempt.entered is not None
+        return any(
+            event["since"] <= until and attempt.asked.t <= event.t
+            for server in attempt.given
+            for event in self._several.forgot[server]
+        )
 
     def periods(self, attempt: Attempt) -> set[int]:
         """All periods that a run may be of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from aiolock.stores.quorum._periods import ENDLESS, Period
 from aiolock.stores.quorum._votes import Ballot, GiveWay, Raise, Release, Step, Vote
 from tests.quorum import server as at
 from tests.quorum.client import Client, Waiter
@@ -58,9 +59,11 @@ class _CountsWhatHasEnded(Ballot):
 
 
 class _RevivesWhatIsVoid(Ballot):
-    def voted(self, server: int, number: int, deadline: float) -> Release | None:
+    def voted(
+        self, server: int, number: int, deadline: float, period: Period = ENDLESS
+    ) -> Release | None:
         self._void[server] = 0
-        return super().voted(server, number, deadline)
+        return super().voted(server, number, deadline, period)
 
 
 class _HandsOnWhatIsUnknown(Ballot):

@@ -38,7 +38,7 @@ def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | Sto
     """Why the waiter cannot enter at once, if a majority says so; None if that is not known yet."""
     votes = standing.ballot.votes
     minority = len(votes) - quorum
-    if len(votes) - standing.said.count(None) <= minority:
+    if len(votes) - standing.said.count(None) <= minority and any(standing.asking):
         return None
     said = [each for each, vote in zip(standing.said, votes, strict=True) if vote is None]
     marked = [each.left for each in said if isinstance(each, Marked)]
@@ -50,13 +50,27 @@ def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | Sto
     errors = [each for each in said if isinstance(each, Exception)]
     if len(full) > minority:
         return Full(max(full))  # a member may not have heard of all yet
-    if no > minority:
-        return queued(standing) if standing.wait else _busy(taken)
-    if len(errors) > minority:
+    if no <= minority and len(errors) > minority:
         error = StoreError("; ".join(map(str, errors)))
         error.__cause__ = errors[0].__cause__ or errors[0]
         return error
+    if no > minority or _falls_short(standing, no):
+        return queued(standing) if standing.wait else _busy(taken)
     return None
+
+
+def _falls_short(standing: Standing, no: int) -> bool:
+    """Whether a majority has answered, no answer is due, and its votes are not enough.
+
+    Members cannot be reached, or the votes are of two periods.
+    """
+    ballot = standing.ballot
+    answered = no + len(ballot.votes) - ballot.votes.count(None)
+    return (
+        not any(standing.asking)
+        and answered >= ballot.quorum
+        and len(ballot.together) < ballot.quorum
+    )
 
 
 def _busy(taken: list[InLine]) -> Busy:

@@ -22,6 +22,7 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import unheard
+from aiolock.stores.quorum._periods import ENDLESS, UNKNOWN, Period, period_of
 from aiolock.stores.quorum._standing import (
     JUST_AFTER,
     KEEP_ALIVE,
@@ -133,7 +134,7 @@ class Asking:
             return  # what releases it goes behind what had asked
         if isinstance(answer, Voted):
             at_once = answer.lease in {standing.ttl, standing.claim}  # else some time ago
-            given = answer.now if at_once else (standing.heard[server] or (0.0, 0))[1]
+            given = answer.now if at_once else None
             self._voted(standing, server, answer.number, sent + lasts(answer.lease), given)
             if ballot.phase is Phase.ENTERED:
                 return  # one more changes nothing
@@ -178,25 +179,34 @@ class Asking:
             line.look_by(when, self._time())
 
     def _voted(  # where, which, and until when
-        self, standing: Standing, server: int, number: int, deadline: float, given: int
+        self, standing: Standing, server: int, number: int, deadline: float, given: int | None
     ) -> None:
-        """A vote was given at ``given``, in µs of the member's clock, or later."""
+        """A vote was given at ``given``, in µs of the member's clock; None if that is not known."""
         if standing.stand.form.counts:
             standing.ballot.counted(server, number, deadline)
             return
         self._seen = max(self._seen, number)
-        standing.ballot.expire(self._time())
-        before = standing.ballot.votes[server]
-        leave = standing.ballot.voted(server, number, deadline)
-        if standing.ballot.votes[server] is not before:
-            standing.given[server] = given // 1000
+        now = self._time()
+        standing.ballot.expire(now)
+        period = self._period(standing, given, now)
+        leave = standing.ballot.voted(server, number, deadline, period)
         if leave is not None:
             self._release_at(standing, server, leave.upto, unheard)
+
+    def _period(self, standing: Standing, given: int | None, now: float) -> Period:
+        """The period of a vote; once that is over, the waiter has to look after the vote."""
+        every = standing.stand.form.period
+        if not every:
+            return ENDLESS
+        period = UNKNOWN if given is None else period_of(given, every, now)
+        self._lines[standing.stand.name].look_by(period.over_at, now)
+        return period
 
     def _give_way(self, standing: Standing, step: GiveWay) -> None:
         server = step.server
         if not standing.wait:
             self._release_at(standing, server, step.vote, unheard)
+            standing.said[server] = InLine(0, 0, 0)  # others come first, or it comes too early
             return
         sent = self._time()
         standing.sent[server], standing.heard[server] = sent, None
@@ -286,6 +296,8 @@ class Asking:
         renew_at = vote.deadline - 2 * third
         if vote.deadline <= now:
             self._look(standing)  # it is given back
+        elif vote.period.over_at <= now:
+            self._look(standing)  # it is given back for one of the next period
         elif (
             renew_at <= now
             and not standing.renewing[server]
@@ -293,4 +305,4 @@ class Asking:
             and self._seats[server].in_reach
         ):
             self._renew(standing, server, standing.claim, 0, unheard)
-        return max(renew_at, now + third)
+        return min(max(renew_at, now + third), max(vote.period.over_at, now))

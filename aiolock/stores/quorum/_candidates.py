@@ -27,7 +27,6 @@ from aiolock.stores.quorum._answers import Patience, denied, granted
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._handing import Handing
-from aiolock.stores.quorum._periods import of_one_period
 from aiolock.stores.quorum._standing import Line, Standing, lasts
 from aiolock.stores.quorum._votes import Enter, Raise, Recall
 
@@ -276,11 +275,7 @@ class Candidates(Handing):
         if standing.stand.form.counts:
             concluded(True)  # noqa: FBT003  # it was counted, and stays so
             return
-        if standing.stand.form.period:
-            held = of_one_period(standing)  # a run begins once a majority has confirmed these
-        else:
-            votes = enumerate(standing.ballot.votes)
-            held = [server for server, vote in votes if vote is not None]
+        held = standing.ballot.together  # a run begins once a majority has confirmed these
         servers = [server for server in held if self._seats[server].in_reach]
         renewing = Renewing(standing, len(servers), concluded)
         for server in servers:

@@ -105,8 +105,6 @@ class Marking(Asking):
 
     def _recall(self, standing: Standing) -> None:
         """Ask all members whether it is done, and whether they would know."""
-        if not standing.stand.form.once:
-            return  # its votes are of two periods: see `_periods`
         now = self._time()
         if now < standing.recalled_at + _AGAIN:
             return  # that is under way

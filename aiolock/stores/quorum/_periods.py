@@ -1,31 +1,41 @@
-"""One run in each period: a run begins once a majority has confirmed votes of one period.
+"""One run in each period: a client runs by a majority of votes that were given in one period.
 
 After a run, each server that voted for it gives no vote until the end of the period in which it
-gave that vote, by its own clock. So a run that was confirmed by votes of one period leaves a
-majority closed for all of that period, and no other waiter gets a majority in it. A vote of an
-earlier period, from a server that knew of no run, would leave only a minority closed: the next run
-would begin a moment later.
+gave that vote, by its own clock. So a run by votes of one period leaves a majority closed for all
+of that period, and no other waiter gets a majority in it. A vote of an earlier period, from a
+server that knew of no run, would leave only a minority closed: the next run would begin a moment
+later.
 
-Clocks differ, so at the turn of a period the votes of a waiter may be of two periods. The votes of
-the earlier period are not renewed. If the others are no majority, nothing is confirmed: the grant
-is given back, and asked for again.
+Clocks differ, so at the turn of a period the votes of a waiter may be of two periods. Then it
+enters with neither. It gives a vote back once the period of that vote is over at its server, and
+gets the next one there by the same command. So it keeps its place in line, and its turn.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from typing import Final, NamedTuple
 
-from aiolock.stores.quorum._standing import Standing
+
+class Period(NamedTuple):
+    """The period in which a server gave a vote."""
+
+    number: int | None
+    """Only votes with the same number count together; None: not known, so with no other vote."""
+    over_at: float
+    """When that period is over at the server, by the client's clock and at the latest."""
 
 
-def of_one_period(standing: Standing) -> list[int]:
-    """The servers whose votes are of the same period: the period with the most votes."""
-    periods = {
-        server: standing.given[server] // standing.stand.form.period
-        for server, vote in enumerate(standing.ballot.votes)
-        if vote is not None
-    }
-    if not periods:
-        return []
-    (most, _), *_ = Counter(periods.values()).most_common(1)
-    return [server for server, period in periods.items() if period == most]
+ENDLESS: Final = Period(0, math.inf)
+"""That of all votes for a lock without periods."""
+UNKNOWN: Final = Period(None, -math.inf)
+"""That of a vote which was given some time ago: another one tells more."""
+
+
+def period_of(given: int, period: int, received: float) -> Period:
+    """The period, of so many ms, of a vote that was given at ``given`` (µs, the server's clock).
+
+    The client has heard of the vote at ``received``, so the server's clock had come as far by then.
+    """
+    number, since = divmod(given, period * 1000)
+    return Period(number, received + (period * 1000 - since) / 1e6)

@@ -42,7 +42,6 @@ class Standing:
         "bearer",
         "called",
         "entered_at",
-        "given",
         "heard",
         "idle",
         "local",
@@ -66,7 +65,8 @@ class Standing:
         self.most = most
         self.admitted = False
         """It has a place in line, so `max_waiters` does not count for it any more."""
-        self.ballot = Ballot(servers, once=stand.form.once)
+        form = stand.form
+        self.ballot = Ballot(servers, once=form.once, periodic=form.period > 0)
         self.asked = [False] * servers
         """Whether the member was ever asked, so that it has to be sent a release."""
         self.asking = [False] * servers
@@ -75,8 +75,6 @@ class Standing:
         """When the member was asked last."""
         self.heard: list[tuple[float, int] | None] = [None] * servers
         """When the last answered question was sent, and the member's clock in the answer."""
-        self.given = [0] * servers
-        """When the vote that it has was given, or earlier; in ms of the member's clock."""
         self.said: list[Answer | Exception | None] = [None] * servers
         """The member's last answer, if that was no vote."""
         self.ask_at = [math.inf] * servers

@@ -28,14 +28,18 @@ algorithm (1985), with leases in place of servers that never fail:
 
 * **What is done once is asked for first.** A waiter for such work keeps its majority, and enters
   only once it was found that the work is not done: see `_marks`.
+* **Of a periodic job only the votes of one period count together**: see `_periods`.
 
 Times are seconds of the client's clock. Servers are numbers from 0 on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from typing import NamedTuple
+
+from aiolock.stores.quorum._periods import ENDLESS, Period
 
 
 class Phase(Enum):
@@ -85,15 +89,16 @@ Step = Enter | Raise | GiveWay | Recall
 class Vote:
     """The vote of one server."""
 
-    __slots__ = ("deadline", "known", "number", "raising")
+    __slots__ = ("deadline", "known", "number", "period", "raising")
 
-    def __init__(self, number: int, deadline: float) -> None:
+    def __init__(self, number: int, deadline: float, period: Period = ENDLESS) -> None:
         self.number = number
         """The server's number of this vote; each later vote of that name has a higher one."""
         self.known = number
         """The highest fence that the server is known to know."""
         self.deadline = deadline
         """Until when the vote certainly stands."""
+        self.period = period
         self.raising = False
         """The server was told a fence, and has not answered yet."""
 
@@ -104,13 +109,14 @@ class Vote:
 class Ballot:
     """The votes of one waiter, and what follows from them."""
 
-    def __init__(self, servers: int, *, once: bool = False) -> None:
+    def __init__(self, servers: int, *, once: bool = False, periodic: bool = False) -> None:
         self.quorum = servers // 2 + 1
         self.unsure = once
         """Whether the waiter may not enter yet in spite of a majority: its work may be done.
         A "not done" holds for as long as there is a majority of the votes: without one, another
-        waiter may have done the work since. For a period, see `_periods`."""
+        waiter may have done the work since."""
         self._once = once
+        self._periodic = periodic
         self.phase = Phase.WAITING
         self.votes: list[Vote | None] = [None] * servers
         self.fence = 0
@@ -131,7 +137,9 @@ class Ballot:
 
     # News from the servers
 
-    def voted(self, server: int, number: int, deadline: float) -> Release | None:
+    def voted(
+        self, server: int, number: int, deadline: float, period: Period = ENDLESS
+    ) -> Release | None:
         """A server has voted for us, by answer or push; a release if that is in vain."""
         self.highest = max(self.highest, number)
         if number <= self._void[server]:
@@ -145,7 +153,7 @@ class Ballot:
             self.votes[server] = None
             self._void[server] = number
             return Release(server, number)
-        self.votes[server] = Vote(number, deadline)
+        self.votes[server] = Vote(number, deadline, period)
         return None
 
     def counted(self, server: int, number: int, deadline: float) -> None:
@@ -217,11 +225,13 @@ class Ballot:
         if len(votes) - votes.count(None) < quorum:  # whether they still stand or not
             self.unsure = self._once
             return self._give_way(now)
-        standing = [
-            (server, vote)
-            for server, vote in enumerate(votes)
-            if vote is not None and self._stands(vote, now)
-        ]
+        standing = self._of_one_period(
+            [
+                (server, vote)
+                for server, vote in enumerate(votes)
+                if vote is not None and self._stands(vote, now)
+            ]
+        )
         if len(standing) < quorum:
             self.unsure = self._once
             return self._give_way(now)
@@ -237,6 +247,21 @@ class Ballot:
                 vote.raising = True
                 steps.append(Raise(server, vote.number, fence))
         return steps
+
+    def _of_one_period(self, votes: list[tuple[int, Vote]]) -> list[tuple[int, Vote]]:
+        """Those that count together: of a periodic job the period with the most votes."""
+        if not self._periodic:
+            return votes
+        numbers = [vote.period.number for _, vote in votes]
+        periods = Counter(number for number in numbers if number is not None)
+        most = max(periods, key=periods.__getitem__, default=-1)
+        return [each for each, number in zip(votes, numbers, strict=True) if number == most]
+
+    @property
+    def together(self) -> list[int]:
+        """The servers whose votes count together."""
+        votes = [(server, vote) for server, vote in enumerate(self.votes) if vote is not None]
+        return [server for server, _ in self._of_one_period(votes)]
 
     @staticmethod
     def _stands(vote: Vote, now: float) -> bool:
@@ -254,8 +279,10 @@ class Ballot:
         for server, vote in enumerate(self.votes):
             if vote is None:
                 continue
-            # A vote that has ended is given back, too: for a new number, or for a waiter before us.
-            if self._inquired[server] >= vote.number or not self._stands(vote, now):
+            # A vote that has ended is given back, too: for a new number, or for a waiter before us;
+            # and one whose period is over, for one of the next.
+            ended = not self._stands(vote, now) or vote.period.over_at <= now
+            if ended or self._inquired[server] >= vote.number:
                 self._drop(server, vote)
                 steps.append(GiveWay(server, vote.number))
         return steps
