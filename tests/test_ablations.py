@@ -2830,7 +2830,7 @@ SAFEGUARDS = (
     Safeguard(
         "a run is by votes of one period",
         "stores/quorum/_votes.py",
-        "        if not self._periodic:\n",
+        "        if not self._periodic or self._confirmed:\n",
         "        if True:\n",
         "test_quorum.py::test_one_run_in_a_period_by_clocks_that_differ[ahead0]",
     ),
@@ -2854,6 +2854,13 @@ SAFEGUARDS = (
         "UNKNOWN if given is None else period_of(given, every, now)",
         "period_of(given or 0, every, now)",
         "test_quorum_periods.py::test_pushes_that_were_lost",
+    ),
+    Safeguard(
+        "a run that was confirmed is renewed by all of its votes",
+        "stores/quorum/_counts.py",
+        "            self._standing.ballot.confirm()\n",
+        "",
+        "test_quorum_periods.py::test_a_long_run_outlives_that_all_are_restarted",
     ),
     Safeguard(
         "who falls short though a majority has answered waits",

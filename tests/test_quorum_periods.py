@@ -150,3 +150,22 @@ async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int)
             int(runs[0][1] + median) // 60 + period for period in range(len(runs))
         ]
         assert len(runs) in {12, 13}
+
+
+@virtual
+async def test_a_long_run_outlives_that_all_are_restarted() -> None:
+    """It has begun by votes of one period; those of later periods keep others out as well."""
+    async with clients(of := servers(), 1, longest_ttl=6, ttl=4) as (client,):
+        votes = list[int]()
+
+        async def job() -> None:
+            for server in of:
+                server.kill()
+                server.start(empty=True)
+                await asyncio.sleep(10)
+                votes.extend(each.votes for each in client.servers())
+
+        running = asyncio.create_task(client.periodic("job", every=7).run(job))
+        await asyncio.sleep(35)
+        running.cancel()
+        assert votes[:9] == [1] * 9

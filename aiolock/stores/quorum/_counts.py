@@ -99,6 +99,7 @@ class Renewing:
         """Conclude once a majority has given the same answer, or no more answers are to come."""
         votes, quorum = self._standing.ballot.votes, self._standing.ballot.quorum
         if self._renewed >= quorum:
+            self._standing.ballot.confirm()
             self._conclude(True)  # noqa: FBT003  # what is known
         elif self._standing.over or sum(vote is None for vote in votes) > len(votes) - quorum:
             self._conclude(False)  # noqa: FBT003

@@ -117,6 +117,8 @@ class Ballot:
         waiter may have done the work since."""
         self._once = once
         self._periodic = periodic
+        self._confirmed = False
+        """A majority knows that the waiter is inside: later votes may be of other periods."""
         self.phase = Phase.WAITING
         self.votes: list[Vote | None] = [None] * servers
         self.fence = 0
@@ -250,7 +252,7 @@ class Ballot:
 
     def _of_one_period(self, votes: list[tuple[int, Vote]]) -> list[tuple[int, Vote]]:
         """Those that count together: of a periodic job the period with the most votes."""
-        if not self._periodic:
+        if not self._periodic or self._confirmed:
             return votes
         numbers = [vote.period.number for _, vote in votes]
         periods = Counter(number for number in numbers if number is not None)
@@ -309,6 +311,10 @@ class Ballot:
         deadlines.sort()
         return deadlines[-self.quorum] if len(deadlines) >= self.quorum else None
 
+    def confirm(self) -> None:
+        """A majority of the votes that count together has been renewed, by who is inside."""
+        self._confirmed = True
+
     # Handing on within one client
 
     def reserve(self, fence: int) -> list[Raise]:
@@ -357,6 +363,7 @@ class Ballot:
         """The waiter has entered too late: give everything back except the ticket."""
         self.phase, self.fence = Phase.WAITING, 0
         self._taken, self._expired = [False] * len(self._taken), False
+        self._confirmed = False
         return self.step_aside()
 
     def come_back(self) -> None:
