@@ -2863,6 +2863,20 @@ SAFEGUARDS = (
         "test_quorum_periods.py::test_a_long_run_outlives_that_all_are_restarted",
     ),
     Safeguard(
+        "a vote that comes during a renewal is renewed as well",
+        "stores/quorum/_candidates.py",
+        "        if renewing is not None and renewing.takes_in(server):\n",
+        "        if False:\n",
+        "test_quorum_periods.py::test_in_turn_whatever_stands_still[3-1]",
+    ),
+    Safeguard(
+        "a vote whose period is over is exchanged until the run is confirmed",
+        "stores/quorum/_votes.py",
+        "return self._exchange(self.together, now) if unconfirmed else []\n",
+        "return []\n",
+        "test_quorum_periods.py::test_in_turn_whatever_stands_still[3-107]",
+    ),
+    Safeguard(
         "who falls short though a majority has answered waits",
         "stores/quorum/_answers.py",
         "no > minority or _falls_short(standing, no):\n",

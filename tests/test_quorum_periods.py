@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from aiolock.stores.quorum._periods import UNKNOWN, Period, period_of
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay
 from aiolock.testing import Peer
 from tests.quorums import Server, clients, servers, store_on
+from tests.virtual import run
 from tests.worlds import virtual
 
 MINUTE = 60_000
@@ -41,7 +44,7 @@ def test_votes_of_one_period(periods: list[int | str | None], together: list[int
 
 
 def test_a_vote_is_exchanged_when_its_period_is_over() -> None:
-    """Not before, and not by a client that has entered."""
+    """Not before, and not if the client has entered and that is confirmed."""
     ballot = Ballot(3, periodic=True)
     ballot.voted(0, 7, 99.0, Period(4, 5.0))
     ballot.voted(1, 8, 99.0, Period(5, 65.0))
@@ -50,7 +53,10 @@ def test_a_vote_is_exchanged_when_its_period_is_over() -> None:
     ballot.voted(0, 8, 99.0, Period(5, 65.0))
     assert ballot.look(5.1) == [Enter(8)]
     ballot.voted(2, 9, 99.0, Period(4, 5.0))
-    assert ballot.look(5.2) == []
+    assert ballot.look(5.2) == [GiveWay(2, 9)]
+    ballot.voted(2, 10, 99.0, Period(4, 5.0))
+    ballot.confirm()
+    assert ballot.look(5.3) == []
 
 
 def test_a_vote_of_an_unknown_period_is_exchanged_at_once() -> None:
@@ -150,6 +156,53 @@ async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int)
             int(runs[0][1] + median) // 60 + period for period in range(len(runs))
         ]
         assert len(runs) in {12, 13}
+
+
+@pytest.mark.parametrize(("size", "seed"), [*product((3, 5), range(8)), (3, 107), (5, 315)])
+def test_in_turn_whatever_stands_still(size: int, seed: int) -> None:
+    """Clocks differ, a minority stops now and then: no period has two runs, and each its turn."""
+    chance = random.Random(seed)
+
+    async def scenario() -> None:
+        now = asyncio.get_running_loop().time
+        ahead = [chance.choice([0.0, 0.003, 0.2, 1.5]) * chance.random() for _ in range(size)]
+        of = [
+            Server(f"server {n}", partial(lambda by: 1e9 + now() + by, by))
+            for n, by in enumerate(ahead)
+        ]
+        runs = list[tuple[int, float]]()
+
+        async def job(instance: int) -> None:
+            runs.append((instance, now()))
+            await asyncio.sleep(chance.choice([0.0, 0.5, 3.0]))
+
+        async with clients(of, 3) as all_of_them, asyncio.TaskGroup() as tasks:
+            jobs = list[asyncio.Task[None]]()
+            for number, client in enumerate(all_of_them):
+                instance = client.periodic("job", every=10)
+                jobs.append(tasks.create_task(instance.run(partial(job, number))))
+                await asyncio.sleep(11)
+            for _ in range(20):
+                stopped = chance.sample(of, size // 2)
+                for server in stopped:
+                    server.stop()
+                await asyncio.sleep(chance.choice([0.1, 1.0, 5.0, 12.0]))
+                for server in stopped:
+                    server.resume()
+                await asyncio.sleep(chance.choice([0.0, 0.01, 1.0, 7.0]))
+            for task in jobs:
+                task.cancel()
+        turns = [instance for instance, _ in runs]
+        settled = turns[turns.index(2) :]
+        assert settled == [settled[turn % 3] for turn in range(len(settled))]
+        assert len(set(settled)) == 3
+        median = 1e9 + sorted(ahead)[size // 2]
+        periods = [int(at + median) // 10 for _, at in runs]
+        assert periods == sorted(set(periods))
+        # A server that goes on after the turn takes a run of the period before for one of this.
+        assert periods[-1] - periods[0] <= len(periods)
+
+    run(scenario())
 
 
 @virtual

@@ -275,8 +275,13 @@ class Asking:
                     continue
                 vote = standing.ballot.votes[server]
                 if vote is not None:
+                    over_at = vote.period.over_at
                     if standing.waits:
                         following = min(following, self._keep(standing, server, now))
+                    elif over_at <= now:
+                        self._look(standing)
+                    else:
+                        following = min(following, over_at)
                     continue
                 for_all = not first and isinstance(standing.said[server], InLine)
                 due = standing.ask_at[server] + (KEEP_ALIVE if for_all else 0.0)
@@ -294,10 +299,9 @@ class Asking:
         vote, third = standing.ballot.votes[server], standing.claim / 3000
         assert vote is not None
         renew_at = vote.deadline - 2 * third
-        if vote.deadline <= now:
-            self._look(standing)  # it is given back
-        elif vote.period.over_at <= now:
-            self._look(standing)  # it is given back for one of the next period
+        over_at = vote.period.over_at
+        if vote.deadline <= now or over_at <= now:
+            self._look(standing)  # it is given back, unless it makes a majority
         elif (
             renew_at <= now
             and not standing.renewing[server]
@@ -305,4 +309,5 @@ class Asking:
             and self._seats[server].in_reach
         ):
             self._renew(standing, server, standing.claim, 0, unheard)
-        return min(max(renew_at, now + third), max(vote.period.over_at, now))
+        again = max(renew_at, now + third)
+        return min(again, over_at) if over_at > now else again

@@ -28,7 +28,7 @@ from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._handing import Handing
 from aiolock.stores.quorum._standing import Line, Standing, lasts
-from aiolock.stores.quorum._votes import Enter, Raise, Recall
+from aiolock.stores.quorum._votes import Enter, GiveWay, Raise, Recall
 
 _LATELY: Final = 1.0
 """Seconds after a release in which a push about its waiter may have been sent before it."""
@@ -44,6 +44,8 @@ class Candidates(Handing):
         self._last_tickets: dict[int, int] = {}
         """The last ticket for each priority."""
         self._patience = Patience(council)
+        self._renewals = dict[Waiter, Renewing]()
+        """The last renewal of each waiter that has entered."""
         self._left: set[Waiter] = set()
         """The waiters that were released lately."""
         self._left_at: deque[tuple[float, Waiter]] = deque()
@@ -221,7 +223,14 @@ class Candidates(Handing):
                 else:
                     self._give_way(standing, step)
             self._answer(standing)
-        elif standing.inside and standing.ballot.deadline is None:
+        elif standing.inside:
+            self._look_inside(standing, reason)
+
+    def _look_inside(self, standing: Standing, reason: str) -> None:
+        for step in standing.ballot.look(self._time()):
+            assert isinstance(step, GiveWay), "it is inside already"
+            self._give_way(standing, step)
+        if standing.ballot.deadline is None:
             # The votes left are no majority, and no later vote replaces one that was counted.
             name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
             self._abandon(standing, entered=True)
@@ -277,10 +286,20 @@ class Candidates(Handing):
             return
         held = standing.ballot.together  # a run begins once a majority has confirmed these
         servers = [server for server in held if self._seats[server].in_reach]
-        renewing = Renewing(standing, len(servers), concluded)
+        renewing = self._renewals[standing.stand.waiter] = Renewing(
+            standing, servers, ttl, concluded
+        )
         for server in servers:
             self._renew(standing, server, ttl, fence, renewing.heard)
         renewing.look()
+
+    def _voted(
+        self, standing: Standing, server: int, number: int, deadline: float, given: int | None
+    ) -> None:
+        super()._voted(standing, server, number, deadline, given)
+        renewing = self._renewals.get(standing.stand.waiter)
+        if renewing is not None and renewing.takes_in(server):
+            self._renew(standing, server, renewing.ttl, standing.ballot.fence, renewing.heard)
 
     # The end
 
@@ -361,6 +380,7 @@ class Candidates(Handing):
         if not standing.local:
             self._remember(stand.waiter, self._time())
         self.standings.pop(stand.waiter, None)
+        self._renewals.pop(stand.waiter, None)
         if standing.bearer != stand.waiter:
             self._runs.pop(standing.bearer, None)
         line = self._lines.get(stand.name)

@@ -82,11 +82,26 @@ class Tally:
 class Renewing:
     """The answers to a renewal of all votes of an acquisition that has entered."""
 
-    def __init__(self, standing: Standing, asked: int, concluded: Concluded) -> None:
+    def __init__(
+        self, standing: Standing, servers: list[int], ttl: int, concluded: Concluded
+    ) -> None:
+        self.ttl = ttl
+        """The lease that is asked for, in ms; 0 if the votes are only looked for."""
         self._standing = standing
-        self._pending = asked
+        self._asked = set(servers)
+        self._pending = len(servers)
         self._renewed = 0
         self._concluded: Concluded | None = concluded
+
+    def takes_in(self, server: int) -> bool:
+        """Whether the vote that came just now is to be renewed as well: others may not answer."""
+        if self._concluded is None or server in self._asked:
+            return False
+        if server not in self._standing.ballot.together:
+            return False
+        self._asked.add(server)
+        self._pending += 1
+        return True
 
     def heard(self, still: Any, error: Exception | None) -> None:
         """A member has answered; the standing knows already what became of its vote."""
@@ -99,7 +114,8 @@ class Renewing:
         """Conclude once a majority has given the same answer, or no more answers are to come."""
         votes, quorum = self._standing.ballot.votes, self._standing.ballot.quorum
         if self._renewed >= quorum:
-            self._standing.ballot.confirm()
+            if self.ttl:
+                self._standing.ballot.confirm()
             self._conclude(True)  # noqa: FBT003  # what is known
         elif self._standing.over or sum(vote is None for vote in votes) > len(votes) - quorum:
             self._conclude(False)  # noqa: FBT003

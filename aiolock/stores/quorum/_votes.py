@@ -222,7 +222,8 @@ class Ballot:
         enters at once.
         """
         if self.phase is not Phase.WAITING:
-            return []
+            unconfirmed = self._periodic and self.phase is Phase.ENTERED and not self._confirmed
+            return self._exchange(self.together, now) if unconfirmed else []
         votes, quorum = self.votes, self.quorum
         if len(votes) - votes.count(None) < quorum:  # whether they still stand or not
             self.unsure = self._once
@@ -248,7 +249,7 @@ class Ballot:
             if vote.known < fence and not vote.raising:
                 vote.raising = True
                 steps.append(Raise(server, vote.number, fence))
-        return steps
+        return steps + self._exchange([server for server, _ in standing], now)
 
     def _of_one_period(self, votes: list[tuple[int, Vote]]) -> list[tuple[int, Vote]]:
         """Those that count together: of a periodic job the period with the most votes."""
@@ -285,9 +286,24 @@ class Ballot:
             # and one whose period is over, for one of the next.
             ended = not self._stands(vote, now) or vote.period.over_at <= now
             if ended or self._inquired[server] >= vote.number:
-                self._drop(server, vote)
-                steps.append(GiveWay(server, vote.number))
+                steps.append(self._back(server, vote))
         return steps
+
+    def _exchange(self, counted: list[int], now: float) -> list[Step]:
+        """Give back what is of a period that is over, and does not count with those.
+
+        One of those servers may have stopped: then the next vote of another one makes a majority.
+        """
+        over = [
+            (server, vote)
+            for server, vote in enumerate(self.votes)
+            if vote is not None and vote.period.over_at <= now and server not in counted
+        ]
+        return [self._back(server, vote) for server, vote in over]
+
+    def _back(self, server: int, vote: Vote) -> GiveWay:
+        self._drop(server, vote)
+        return GiveWay(server, vote.number)
 
     def turned(self, server: int) -> None:
         """The vote of that server becomes a mark: it is not counted from now on."""
