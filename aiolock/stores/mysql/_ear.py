@@ -20,7 +20,7 @@ from aiolock.stores.mysql._settings import Settings
 log = logging.getLogger("aiolock")
 
 SLEEP: Final = 10.0
-"""Seconds after which it looks by itself, which also shows that it is connected."""
+"""Seconds after which it sleeps again, which also shows that it is connected."""
 _TRIAL: Final = 1.0
 """Seconds within which a bell that works has rung."""
 _AT_LEISURE: Final = 1.0
@@ -38,8 +38,9 @@ class Woken(Enum):
     """Why a sleep has ended."""
 
     RUNG = auto()
+    """Another client has rung, or had left something before the sleep began."""
     BY_ITSELF = auto()
-    """Its time was over, or it need not have begun."""
+    """Its time was over: there is nothing to read."""
     ALONE = auto()
     """The connection for commands is gone."""
 
@@ -159,7 +160,8 @@ class Ear:
                 # A ringing client has committed its pushes: either this sees them, or it is rung.
                 there = f"EXISTS (SELECT 1 FROM aiolock_inbox WHERE {self._unread()})"
                 woken = self._sleep(there, SLEEP)
-                self._look()
+                if woken is not Woken.BY_ITSELF:
+                    self._look()
                 if woken is Woken.ALONE:
                     self._lost(None)
                     self._stopped.wait(_WHILE_ALONE)
@@ -176,15 +178,15 @@ class Ear:
         """
         lock = quiet(self._client)
         found, error = self._link.run_until(
-            f"SELECT IF({unless}, 0, GET_LOCK('{lock}', {seconds}))"
+            f"SELECT IF({unless}, -1, GET_LOCK('{lock}', {seconds}))"
         )
         if error is not None:
             if not is_in_the_way(error):
                 raise error
             return Woken.RUNG
         ((answer,),) = found[0]
-        if answer is None:
-            return Woken.RUNG  # another way of the server to say so
+        if answer is None or answer < 0:
+            return Woken.RUNG  # None is another way of the server to say that it was rung
         if answer:
             self._link.run(f"DO RELEASE_LOCK('{lock}')")
             return Woken.ALONE

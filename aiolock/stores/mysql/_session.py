@@ -26,7 +26,7 @@ from aiolock.stores.mysql._errors import store_error
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
 
-HEARTBEAT: Final = 5.0
+HEARTBEAT: Final = 10.0
 """Seconds after which a client checks whether the others still see it."""
 SWEEP: Final = 60.0
 """Seconds after which it looks for things of others that nobody needs any more."""
