@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
 import hypothesis
@@ -41,6 +42,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # The same examples in each run of the suite; others by hand, with more of them.
     hypothesis.settings.register_profile("suite", derandomize="MODEL_EXAMPLES" not in os.environ)
     hypothesis.settings.load_profile("suite")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what is collected: it all stays, and is a million objects.
+
+    To look at them took a third of the time that it takes to collect them, and then it took a
+    tenth of a second whenever a test had made enough garbage of its own.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
