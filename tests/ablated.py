@@ -142,5 +142,5 @@ class _Only:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, name: str) -> list[pytest.Item] | None:
-        """Nothing of another name."""
-        return None if name in self._names else []
+        """Nothing of another name, unless it is a whole file that is the test."""
+        return None if name in self._names or not self._names else []
