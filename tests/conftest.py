@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import importlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -44,8 +47,27 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("suite")
 
 
+def _import_in_turn(args: Sequence[str]) -> None:
+    """Import the files of tests, each process of xdist from another one on.
+
+    To compile them takes longer than to collect them, and whoever comes to one first does it for
+    all. In the same order, they would all do all of it, at the same time.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker:
+        return
+    asked = {Path(each.partition("::")[0]).stem for each in args}
+    files = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+    files = [file for file in files if file in asked] or files
+    start = len(files) * int(worker[2:]) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for file in files[start:] + files[:start]:
+        # What is wrong with it is wrong again when it is collected, and is reported then.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(f"tests.{file}")
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Look for no garbage among what is collected: it all stays, and is a million objects.
 
     To look at them took a third of the time that it takes to collect them, and then it took a
@@ -53,6 +75,7 @@ def pytest_collection() -> Generator[None, object, object]:
     """
     gc.disable()
     try:
+        _import_in_turn(session.config.args)
         return (yield)
     finally:
         gc.freeze()
