@@ -89,6 +89,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except ValueError as error:
         raise pytest.UsageError(f"--stores: {error}") from error
     selection.leave_out(config, items, stores)
+    _spread_out(items, "test_ablations")
+
+
+def _spread_out(items: list[pytest.Item], file: str) -> None:
+    """Put the tests of this file among the others, evenly.
+
+    Most of them wait for something in vain, while others work the processor. In a row, they would
+    be left to the end, and then all processes wait.
+    """
+    here = [item for item in items if item.path.stem == file]
+    others = [item for item in items if item.path.stem != file]
+    at = {item: n / len(group) for group in (here, others) for n, item in enumerate(group)}
+    items.sort(key=at.__getitem__)
 
 
 def pytest_report_header() -> str:
@@ -133,7 +146,9 @@ def own_server() -> Iterator[RedisServer]:
 def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL server for all tests (of this xdist worker), which no test may break."""
     databases.need_postgres()
-    with PostgresServer() as server:
+    # It lives for as long as all tests: to start a vacuum each second, as others do, takes more of
+    # the processor than most tests on it.
+    with PostgresServer(["autovacuum_naptime=5s"]) as server:
         yield server
 
 
