@@ -68,7 +68,7 @@ def _import_in_turn(args: Sequence[str]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Look for no garbage among what is collected: it all stays, and is a million objects.
+    """Look for no garbage among what is collected: it all stays, 700,000 objects.
 
     To look at them took a third of the time that it takes to collect them, and then it took a
     tenth of a second whenever a test had made enough garbage of its own.
