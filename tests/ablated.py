@@ -18,16 +18,22 @@ from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+import pytest
+from _pytest.config import default_plugins
+
 ROOT = Path(__file__).parent.parent
 IMPORTED = [
     *("pytest", "pytest_asyncio.plugin", "pytest_timeout", "hypothesis.stateful"),
-    *("anyio", "redis.asyncio", "fakeredis", "psycopg", "pymysql", "sqlite3", "unittest.mock"),
+    *(f"_pytest.{name}" for name in default_plugins),
+    *("pdb", "tomllib._parser", "xml.etree.ElementTree", "importlib.readers"),  # of these plugins
+    *("anyio", "anyio.lowlevel", "anyio.abc", "anyio._backends._asyncio"),
+    *("redis.asyncio", "fakeredis", "psycopg", "pymysql", "sqlite3", "unittest.mock"),
 ]
 # With no plugin but those it needs, and with assertions as Python has them: rewriting takes longer
 # than most of the tests.
 OPTIONS = [
     *("-q", "-x", "--tb=native", "--assert=plain", "-W", "default"),
-    *("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
+    *("-p", "no:cacheprovider"),
     # At the end it would collect garbage ten times, to report things that are no failure here.
     *("-p", "no:unraisableexception"),
     # An exception of a signal's handler may be swallowed by any code, and then the test hangs on.
@@ -110,10 +116,31 @@ def _run(arguments: Sequence[str], folder: str, printed: str, temporary: str) ->
     os.environ["TMPDIR"] = tempfile.tempdir = temporary
     os.environ["AIOLOCK_TEST_PATIENCE"] = str(PATIENCE)  # it waits in vain
     gc.freeze()  # objects that the fork inherits are no garbage
-    import pytest
-
     assert "aiolock" not in sys.modules
-    code = pytest.main([*arguments, "-o", f"pythonpath={folder} {ROOT}"])
+    # With `-p`, pytest would look through all that is installed for plugins of these names.
+    plugins: list[object] = [_Only(arguments[0]), "pytest_asyncio.plugin", "pytest_timeout"]
+    code = pytest.main([*arguments, "-o", f"pythonpath={folder} {ROOT}"], plugins=plugins)
     sys.stdout.flush()
     # Not through objects that the fork has inherited.
     os._exit(code)
+
+
+class _Only:
+    """A plugin: pytest looks at no other file, and makes no item of another test.
+
+    It would make those of the whole file or class, hundreds, to choose one of them.
+    """
+
+    def __init__(self, test: str) -> None:
+        file, *self._names = test.partition("[")[0].split("::")
+        self._file = ROOT / file
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool:
+        """No other file."""
+        return collection_path not in (self._file, self._file.parent)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, name: str) -> list[pytest.Item] | None:
+        """Nothing of another name, unless it is a whole file that is the test."""
+        return None if name in self._names or not self._names else []

@@ -19,6 +19,7 @@ import gc
 import math
 import time
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise, Vote
@@ -145,6 +146,8 @@ class Search:
         self._ballot = ballot
         self._inquires = inquires
         self._tells = tells
+        # Most states have their servers from others: what a command does there is worked out once.
+        self._executed_at = cache(self._execute)
         self.states = self.depth = 0
         self.complete = False
 
@@ -262,7 +265,7 @@ class Search:
 
     def _executed(self, state: State, index: int, client: Client, server: int) -> State:
         command = client.commands[server][0]
-        after, answer, pushes = self._execute(state.servers[server], command)
+        after, answer, pushes = self._executed_at(state.servers[server], command)
         mine = client.votes is not None and command.who == client.who
         client = client._replace(commands=_less(client.commands, server))
         heard = answer if mine else None

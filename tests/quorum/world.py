@@ -360,10 +360,10 @@ class Simulation:
         return client.alive and client is not self.stranded
 
     def _goes_on(self) -> bool:
-        served = [client for client in self.clients if self._is_served(client)]
-        return any(client.waiters or client.waits_for_answers for client in served) or any(
-            count for (client, _), count in self._left.items() if client in served
-        )
+        return any(
+            (client.waiters or client.waits_for_answers) and self._is_served(client)
+            for client in self.clients
+        ) or any(count and self._is_served(client) for (client, _), count in self._left.items())
 
     def _check_order(self) -> None:
         """A waiter that asked a round trip after another stood in line does not overtake it.

@@ -23,13 +23,14 @@ from aiolock.stores.redis._replies import (
     was_before,
 )
 
+_FOLDER: Final = resources.files("aiolock.stores.redis") / "lua"
 _INCLUDE: Final = re.compile(r"^--@include ([\w/]+)\n", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^local function .*\n", re.MULTILINE)
 _CONSTANT: Final = re.compile(
     r"^local ([A-Z_]+) = (KEYS\[\d\]|ARGV\[\d\]|'[^']*'|[\d.e]+)(?: --.*)?\n", re.MULTILINE
 )
 _NAMED: Final = re.compile(r"\b[A-Z_]+\b")
-_COMMENT: Final = re.compile(r"^ *--.*\n|^ *\n", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^ *--(?!@include ).*\n|^ *\n", re.MULTILINE)
 
 
 def _source(name: str) -> str:
@@ -38,26 +39,28 @@ def _source(name: str) -> str:
     A constant that every function uses would otherwise be an upvalue of each of them. Making those
     costs more than the whole release of a free lock.
     """
-    text = _included(name, set())
-    constants = dict(_CONSTANT.findall(text))
-    text = _COMMENT.sub("", _CONSTANT.sub("", text))
+    constants: dict[str, str] = {}
+    text = _included(name, set(), constants)
     return _NAMED.sub(lambda found: constants.get(found[0], found[0]), text)
 
 
-def _included(name: str, known: set[str]) -> str:
+def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
     """A file with its includes inserted, except those that are already ``known`` there.
+
+    Its constants are added to the others.
 
     The includes of a script stand where they are named. Those of a function stand inside that
     function: they are local to it, and cost nothing until it is called.
     """
-    text = _read(name)
+    text, own = _read(name)
+    constants.update(own)
     known = known | {name}
 
     def put_in(include: re.Match[str]) -> str:
         included = include[1]
         if included in known:
             return ""
-        source = _included(included, known)
+        source = _included(included, known, constants)
         known.add(included)
         return source
 
@@ -69,8 +72,13 @@ def _included(name: str, known: set[str]) -> str:
 
 
 @cache
-def _read(name: str) -> str:
-    return resources.files("aiolock.stores.redis").joinpath("lua", f"{name}.lua").read_text("utf-8")
+def _read(name: str) -> tuple[str, dict[str, str]]:
+    """A file without its comments and constants, and the constants.
+
+    Once for each file: some stand in all scripts, and every start of a program waits for this.
+    """
+    text = _FOLDER.joinpath(f"{name}.lua").read_text("utf-8")
+    return _COMMENT.sub("", _CONSTANT.sub("", text)), dict(_CONSTANT.findall(text))
 
 
 def bulk(text: object) -> bytes:
