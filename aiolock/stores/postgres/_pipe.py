@@ -30,7 +30,7 @@ from aiolock.stores.postgres._errors import (
     store_error,
 )
 from aiolock.stores.postgres._link import Connection, Link
-from aiolock.stores.postgres._notices import FLUSHED, TELLS, Notices
+from aiolock.stores.postgres._notices import TELLS, Notices
 from aiolock.stores.postgres._schema import PROTOCOL, SEARCH_PATH, statements
 from aiolock.stores.postgres._settings import Settings
 from aiolock.stores.postgres._wire import FUNCTIONS, Answer, Wire, size
@@ -208,9 +208,10 @@ class Pipe:
         self._batch, self._batch_sent = batch, self._loop.time()
         calls = [(command.function, self._arguments(command)) for command in batch]
         wire.send(calls, self._answered)
-        if not self._settings.pooled and any(each.function in FLUSHED for each in batch):
+        if self._settings.flushes:
             tells = {each.name: each.arguments[0] for each in batch if each.function in TELLS}
-            self._notices.flush(wire, tells)
+            if tells or (self._notices.failed and any(each.function == "beat" for each in batch)):
+                self._notices.flush(wire, tells)
 
     def _next_batch(self) -> list[_Command]:
         """The commands to send together, sorted by name: all clients do so, against deadlocks."""

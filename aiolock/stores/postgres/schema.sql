@@ -950,18 +950,23 @@ BEGIN
 END $$;
 
 -- Send the pushes to other clients that the transactions before this one have left. It has a
--- transaction of its own: a NOTIFY makes all others wait until its transaction is on the disk.
+-- transaction of its own: a NOTIFY makes all others wait until its transaction is on the disk. This
+-- one need not be, for it keeps nothing there.
 CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    left_ text := current_setting('aiolock.out', true);
     line text;
+    done text;
 BEGIN
-    FOREACH line IN ARRAY coalesce(
-        string_to_array(substr(current_setting('aiolock.out', true), 2), E'\n'), '{}')
-    LOOP
-        PERFORM pg_notify('aiolock:' || split_part(line, ' ', 1), substr(line, strpos(line, ' ') + 1));
-    END LOOP;
-    PERFORM set_config('aiolock.out', '', false);
+    IF left_ <> '' THEN
+        done := set_config('synchronous_commit', 'off', true);
+        FOREACH line IN ARRAY string_to_array(substr(left_, 2), E'\n') LOOP
+            done := pg_notify('aiolock:' || split_part(line, ' ', 1),
+                substr(line, strpos(line, ' ') + 1));
+        END LOOP;
+        done := set_config('aiolock.out', '', false);
+    END IF;
 END $$;
 
 -- Notify clients again that may have missed a push: a session has ended before its `flush`. It
