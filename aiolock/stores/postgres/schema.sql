@@ -271,7 +271,7 @@ END $$;
 
 -- NULL if such a waiter may not enter beside the holders; otherwise how many more of a full group
 -- enter: `passing` is how many before this one. Of the queue only the waiters behind its ticket count.
-CREATE OR REPLACE FUNCTION aiolock._fits(
+CREATE OR REPLACE FUNCTION aiolock._room(
     n bytea, w aiolock.waiters, us bigint, me text, passing bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -336,7 +336,7 @@ BEGIN
                 WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
             CONTINUE;
         END IF;
-        room := aiolock._fits(n, w, us, me, passing);
+        room := aiolock._room(n, w, us, me, passing);
         IF room IS NULL THEN
             EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
             over := w;
@@ -535,7 +535,7 @@ BEGIN
         w.ticket := -9223372036854775808; -- the whole queue counts as the others of its group
         passing := 0;
         IF held OR w.rule <> '' THEN
-            passing := aiolock._fits(n, w, us, me, 0);
+            passing := aiolock._room(n, w, us, me, 0);
         END IF;
         IF passing IS NOT NULL THEN
             IF queued THEN
@@ -584,7 +584,7 @@ BEGIN
         f := aiolock._advance(n, us, me, s, ttl, false, 0);
         IF f = 0 AND NOT wait AND NOT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
             w.ticket := -9223372036854775808;
-            IF aiolock._fits(n, w, us, me, 0) IS NOT NULL THEN
+            IF aiolock._room(n, w, us, me, 0) IS NOT NULL THEN
                 f := aiolock._grant(n, w, ttl, us, false); -- all waiters were dead
             END IF;
         END IF;
