@@ -84,6 +84,7 @@ ON_MARIADB = (PROCEDURES, IN_A_ROW, BARE_INSERT)
 _POSTGRES = (
     "CREATE ROLE bare LOGIN SUPERUSER",
     *(f"ALTER ROLE bare SET {name} = {value}" for name, value in PINNED.items()),
+    "ALTER ROLE bare SET aiolock.flushed = on",
     "CREATE ROLE writer LOGIN SUPERUSER",
     f"ALTER ROLE writer SET commit_delay = {DELAY}",
     "ALTER ROLE writer SET commit_siblings = 0",

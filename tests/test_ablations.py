@@ -1488,10 +1488,18 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… and by each heartbeat",
-        f"{POSTGRES}/_notices.py",
-        ' | {"beat"}\n',
-        "\n",
+        f"{POSTGRES}/_pipe.py",
+        "if tells or (self._notices.failed and ",
+        "if tells or (False and ",
         "test_postgres.py::test_a_flush_that_fails_again_and_again",
+        seconds=25,
+    ),
+    Safeguard(
+        "… without a flush, who is told is told with the transaction",
+        f"{POSTGRES}/_settings.py",
+        "        if self.flushes:\n",
+        "        if not self.pooled:\n",
+        "test_postgres.py::test_what_is_not_flushed_needs_no_flush",
         seconds=25,
     ),
     Safeguard(

@@ -515,6 +515,34 @@ async def test_a_flush_without_an_answer(
         await (await asyncio.wait_for(waiting, 10)).release()
 
 
+async def test_a_heartbeat_is_one_statement(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no flush behind it, unless one before it has failed."""
+    own_postgres.execute(
+        "CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'the test says so'; END $$"
+    )
+    monkeypatch.setattr(_store, "HEARTBEAT", 0.05)
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        ear = store_of(client)._ear
+        for _ in range(3):
+            ear.word.clear()
+            await asyncio.wait_for(ear.word.wait(), 10)
+        assert not store_of(client)._pipe._notices.failed
+
+
+async def test_what_is_not_flushed_needs_no_flush(own_postgres: PostgresServer) -> None:
+    """With `durable=0`, who is granted the lock is told with the transaction that grants it."""
+    own_postgres.execute(
+        "CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'the test says so'; END $$"
+    )
+    async with pair(own_postgres.url("app", "?durable=0")) as (ours, theirs):
+        await hand_on(ours, theirs)
+        assert not store_of(ours)._pipe._notices.failed
+
+
 async def test_closed_behind_a_flush_that_fails(own_postgres: PostgresServer) -> None:
     """A client closes only when it has told what there was to tell."""
     at_first(own_postgres, RAISES, times=4)

@@ -24,7 +24,6 @@ log = logging.getLogger("aiolock")
 TELLS: Final = frozenset({"release", "downgrade", "resize", "post"})
 """Behind these comes a flush: what they tell other clients is sent in a transaction of its own.
 What others tell cannot be read from the tables afterwards: it is sent with their own."""
-FLUSHED: Final = TELLS | {"beat"}
 _PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0)
 """Seconds before each further try. By the last, the claims that are to be told of have ended."""
 
@@ -64,6 +63,11 @@ class Notices:
         self._next_flush: asyncio.TimerHandle | None = None
         self._next_try: asyncio.TimerHandle | None = None
         self._closed = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the session may still have what a flush has failed to tell."""
+        return bool(self._failures or self._gave_up)
 
     @property
     def pending(self) -> bool:

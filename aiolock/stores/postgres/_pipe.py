@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
+from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
 from aiolock.stores._protocols import spoken, works_beside
@@ -29,7 +30,7 @@ from aiolock.stores.postgres._errors import (
     store_error,
 )
 from aiolock.stores.postgres._link import Connection, Link
-from aiolock.stores.postgres._notices import FLUSHED, TELLS, Notices
+from aiolock.stores.postgres._notices import TELLS, Notices
 from aiolock.stores.postgres._schema import PROTOCOL, SEARCH_PATH, statements
 from aiolock.stores.postgres._settings import Settings
 from aiolock.stores.postgres._wire import FUNCTIONS, Answer, Wire, size
@@ -70,7 +71,7 @@ class _Command:
         name: str,
         arguments: Sequence[Value],
         decode: Callable[[str, bool], Any],
-        future: asyncio.Future[Any],
+        future: Prompt,
         now: float,
         *,
         sure: bool,
@@ -139,6 +140,8 @@ class Pipe:
             drop=self._link.drop, notify_again=self._notify_again, done=self._see_whether_drained
         )
         self._scheduled = False
+        self._answering = False
+        """Whether tasks go on with their answers: what they ask for is sent when all have."""
         self._watch: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
@@ -169,7 +172,7 @@ class Pipe:
         command is carried out even if its future is done. With ``late``, or ``buries``, each copy
         has one more argument: `Copies.not_after`, or `Copies.buried`.
         """
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future = Prompt(loop=self._loop)
         if self._closed:
             error = StoreError("the client was closed")
             error.refused = True
@@ -189,7 +192,7 @@ class Pipe:
 
     def _go_on_soon(self) -> None:
         """In the next iteration, with all commands of this one."""
-        if self._serving and not self._batch and not self._scheduled:
+        if self._serving and not (self._batch or self._scheduled or self._answering):
             self._scheduled = True
             self._loop.call_soon(self._go_on)
 
@@ -205,9 +208,10 @@ class Pipe:
         self._batch, self._batch_sent = batch, self._loop.time()
         calls = [(command.function, self._arguments(command)) for command in batch]
         wire.send(calls, self._answered)
-        if not self._settings.pooled and any(each.function in FLUSHED for each in batch):
+        if self._settings.flushes:
             tells = {each.name: each.arguments[0] for each in batch if each.function in TELLS}
-            self._notices.flush(wire, tells)
+            if tells or (self._notices.failed and any(each.function == "beat" for each in batch)):
+                self._notices.flush(wire, tells)
 
     def _next_batch(self) -> list[_Command]:
         """The commands to send together, sorted by name: all clients do so, against deadlocks."""
@@ -251,28 +255,39 @@ class Pipe:
                 self._refused(batch[0], failure)
         else:
             self._link.proved()
-            for command, answer in zip(batch, answers, strict=True):
-                self._resolve(command, str(answer))
+            answered = zip(batch, map(str, answers), strict=True)
+            in_time = [each for each in answered if not self._is_late(*each)]
+            if self._waiting:
+                self._go_on()  # the server works on that while our tasks go on
+            self._answering = True
+            for command, answer in in_time:
+                self._resolve(command, answer)
+            self._answering = False
         if self._waiting:
             self._go_on()
         else:
             self._see_whether_drained()
 
-    def _resolve(self, command: _Command, answer: str) -> None:
-        text, *told = answer.split("\n")
-        if late := codec.late(text):
+    def _is_late(self, command: _Command, answer: str) -> bool:
+        """Whether a command came too late; if so it is sent again."""
+        if late := codec.late(answer):
             command.times -= 1
             self.copies.read_clock(command.sent, late.now)
             self._once_more(command)
-            return
+        return late is not None
+
+    def _resolve(self, command: _Command, answer: str) -> None:
+        text, *told = answer.split("\n")
         if told:
             self._told(command.name, told)
         if command.future.done():
             return
         try:
-            command.future.set_result(command.decode(text, command.times > 1))
+            result = command.decode(text, command.times > 1)
         except (LookupError, TypeError, ValueError):
             self._fail(command, Failed(f"not an answer of aiolock's: {text!r}"))
+        else:
+            command.future.resolve(result)
 
     def _once_more(self, command: _Command) -> None:
         command.again += 1

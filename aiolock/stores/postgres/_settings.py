@@ -35,7 +35,6 @@ PINNED: Final = {
     "lock_timeout": "2000",
     "statement_timeout": "3000",
     "idle_in_transaction_session_timeout": "10000",
-    "aiolock.flushed": "on",
 }
 """The settings of the command connection, if it is the server's own."""
 
@@ -56,9 +55,21 @@ class Settings:
     create: bool = False
     """Whether to make the schema when connecting."""
 
+    @property
+    def flushes(self) -> bool:
+        """Whether others are told in a transaction of its own, behind the one that grants.
+
+        While one that notifies is being written to the disk, no other can. If that is not waited
+        for, they are told in the same transaction. So they are where no session is ours, which
+        could remember what to tell.
+        """
+        return self.durable and not self.pooled
+
     def session(self) -> str:
         """The SQL that sets these on a command connection."""
         chosen = dict(PINNED)
+        if self.flushes:
+            chosen["aiolock.flushed"] = "on"
         if not self.durable:
             chosen["synchronous_commit"] = "off"
         return "; ".join(f"SET {name} = {value}" for name, value in chosen.items())

@@ -117,11 +117,15 @@ INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- The parts of the operations. In all of them: `n` the name, `us` the clock in microseconds, `me` the
 -- client that is answered.
+--
+-- What an operation costs is for the most part what the server does for each function that it calls
+-- and for each query that it runs, however little these do. So a part that is one expression is
+-- written in SQL, which becomes a part of the expression that calls it; and what is called for its
+-- effect is assigned to `done`, which takes no query, as PERFORM does.
 
-CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
-END $$;
+CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE sql AS $$
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+$$;
 
 -- Lock this name, and return the time after that. `tells`: the operation usually has pushes for
 -- others, so a `flush` follows it. Such a push must be one that `notify_again` finds in the tables:
@@ -130,14 +134,16 @@ CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     us bigint;
+    done text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         -- An older snapshot could show a lock as free that was taken while we waited.
         RAISE EXCEPTION 'aiolock works at the isolation level read committed, not at %',
             current_setting('transaction_isolation') USING ERRCODE = 'AL001';
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtextextended(encode(n, 'hex'), 20)),
-        set_config('aiolock.own', '', true), set_config('aiolock.tells', tells::text, true);
+    done := pg_advisory_xact_lock(hashtextextended(encode(n, 'hex'), 20));
+    done := set_config('aiolock.own', '', true);
+    done := set_config('aiolock.tells', tells::text, true);
     us := aiolock._clock();
     UPDATE aiolock.names SET permits = NULL, declared = 0, count = 0, tokens = '{}', value = '',
             given_up = NULL, resized = NULL, keep_until = 0
@@ -162,10 +168,9 @@ BEGIN
     RETURN clock_timestamp() < pg_postmaster_start_time() + interval '5 s';
 END $$;
 
-CREATE OR REPLACE FUNCTION aiolock._is_there(c text, me text) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN c = me OR aiolock._listens(c);
-END $$;
+CREATE OR REPLACE FUNCTION aiolock._is_there(c text, me text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT c = me OR aiolock._listens(c)
+$$;
 
 -- Push to a client. The push for the asking client is in the answer. Those for others are sent by
 -- the `flush` that follows or, without one, by a NOTIFY at the commit.
@@ -184,32 +189,23 @@ BEGIN
     END IF;
 END $$;
 
-CREATE OR REPLACE FUNCTION aiolock._own() RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN coalesce(current_setting('aiolock.own', true), '');
-END $$;
+CREATE OR REPLACE FUNCTION aiolock._own() RETURNS text LANGUAGE sql AS $$
+    SELECT coalesce(current_setting('aiolock.own', true), '')
+$$;
 
 CREATE OR REPLACE FUNCTION aiolock._waiter(n bytea, ticket bigint, c text, s bigint, form bigint[])
-RETURNS aiolock.waiters LANGUAGE plpgsql AS $$
-DECLARE
-    w aiolock.waiters;
-BEGIN
-    w.name := n; w.ticket := ticket; w.client := c; w.seq := s;
-    w.claim := form[1]; w.shares := form[2] <> 0;
-    w.rule := CASE form[3] WHEN 0 THEN '' ELSE chr(form[3]::int) END;
-    w.number := form[4]; w.declared := form[5]; w.fixed := form[6] <> 0; w.once := form[7] <> 0;
-    w.downgrades := form[8] <> 0; w.after_loss := form[9]; w.after_grant := form[10];
-    w.period := form[11]; w.priority := form[12];
-    RETURN w;
-END $$;
+RETURNS aiolock.waiters LANGUAGE sql AS $$
+    SELECT ROW(n, ticket, c, s, form[1], form[2] <> 0,
+        CASE form[3] WHEN 0 THEN '' ELSE chr(form[3]::int) END, form[4], form[5], form[6] <> 0,
+        form[7] <> 0, form[8] <> 0, form[9], form[10], form[11], form[12])::aiolock.waiters
+$$;
 
 -- A form, as it is written in a push.
-CREATE OR REPLACE FUNCTION aiolock._form(w aiolock.waiters) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN concat_ws(',', w.claim, w.shares::int, coalesce(ascii(nullif(w.rule, '')), 0), w.number,
+CREATE OR REPLACE FUNCTION aiolock._form(w aiolock.waiters) RETURNS text LANGUAGE sql AS $$
+    SELECT concat_ws(',', w.claim, w.shares::int, coalesce(ascii(nullif(w.rule, '')), 0), w.number,
         w.declared, w.fixed::int, w.once::int, w.downgrades::int, w.after_loss, w.after_grant,
-        w.period, w.priority);
-END $$;
+        w.period, w.priority)
+$$;
 
 CREATE OR REPLACE FUNCTION aiolock._keep(n bytea, until bigint) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -251,10 +247,13 @@ BEGIN
     IF w.shares THEN
         until := us / 1000 + lease + 60000 + greatest(w.after_loss, w.after_grant, w.period);
     END IF;
-    INSERT INTO aiolock.names AS x (name, fence, keep_until) VALUES (n, us, until)
-        ON CONFLICT (name) DO UPDATE
-        SET fence = greatest(x.fence + 1, us), keep_until = greatest(x.keep_until, until)
-        RETURNING fence INTO f;
+    -- Mostly there is a row, and this is cheaper than ON CONFLICT: that locks the row on its own.
+    UPDATE aiolock.names SET fence = greatest(fence + 1, us), keep_until = greatest(keep_until, until)
+        WHERE name = n RETURNING fence INTO f;
+    IF NOT FOUND THEN
+        f := us;
+        INSERT INTO aiolock.names (name, fence, keep_until) VALUES (n, f, until);
+    END IF;
     INSERT INTO aiolock.grants VALUES (n, f, w.client, w.seq, us / 1000 + lease, w.shares, is_claim,
         w.claim, w.shares, w.rule, w.number, w.declared, w.fixed, w.once, w.downgrades,
         w.after_loss, w.after_grant, w.period, w.priority);
@@ -270,29 +269,29 @@ BEGIN
         WHERE NOT aiolock._is_there(each.client, me));
 END $$;
 
--- Whether such a waiter may enter beside the holders. Of the queue only the waiters behind its
--- ticket count; `passing` is how many more of a full group enter.
-CREATE OR REPLACE FUNCTION aiolock._fits(
-    n bytea, w aiolock.waiters, us bigint, me text, INOUT passing bigint, OUT fits boolean
-) LANGUAGE plpgsql AS $$
+-- NULL if such a waiter may not enter beside the holders; otherwise how many more of a full group
+-- enter: `passing` is how many before this one. Of the queue only the waiters behind its ticket count.
+CREATE OR REPLACE FUNCTION aiolock._room(
+    n bytea, w aiolock.waiters, us bigint, me text, passing bigint
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     holders bigint;
     alone boolean;
     taken bigint;
     behind bigint;
+    fits boolean;
 BEGIN
     SELECT count(*), coalesce(bool_or(NOT shared), false),
             coalesce(sum(number) FILTER (WHERE rule = '*'), 0)
         INTO holders, alone, taken FROM aiolock.grants WHERE name = n;
     fits := NOT alone AND (w.shares OR holders = 0);
     IF NOT fits THEN
-        RETURN;
+        RETURN NULL;
     END IF;
     CASE w.rule
         WHEN '&' THEN
             IF passing > 0 THEN
-                passing := passing - 1;
-                RETURN;
+                RETURN passing - 1;
             END IF;
             FOR attempt IN 1..2 LOOP
                 SELECT count(*) INTO behind FROM aiolock.waiters
@@ -311,6 +310,7 @@ BEGIN
         ELSE
             NULL;
     END CASE;
+    RETURN CASE WHEN fits THEN passing END;
 END $$;
 
 -- Grant the lock from the head of the queue while waiters fit; returns the fence of the asking one.
@@ -321,7 +321,7 @@ CREATE OR REPLACE FUNCTION aiolock._advance(
 DECLARE
     w aiolock.waiters;
     over aiolock.waiters;
-    ok boolean;
+    room bigint;
     f bigint;
     mine bigint := 0;
 BEGIN
@@ -336,12 +336,13 @@ BEGIN
                 WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
             CONTINUE;
         END IF;
-        SELECT x.passing, x.fits INTO passing, ok FROM aiolock._fits(n, w, us, me, passing) x;
-        IF NOT ok THEN
+        room := aiolock._room(n, w, us, me, passing);
+        IF room IS NULL THEN
             EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
             over := w;
             CONTINUE;
         END IF;
+        passing := room;
         DELETE FROM aiolock.waiters
             WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
         IF w.client = me AND w.seq = asking THEN
@@ -475,15 +476,14 @@ DECLARE
     w aiolock.waiters := aiolock._waiter(n, asked, me, s, form);
     m aiolock.names;
     g aiolock.grants;
-    tail aiolock.waiters;
     behind aiolock.waiters;
-    last_one aiolock.waiters[];
+    held boolean;
     reaped boolean := false;
+    line boolean; -- whether anybody waits
     queued boolean;
     displaced int;
     opened boolean;
-    passing bigint := 0;
-    ok boolean;
+    passing bigint;
     f bigint := 0;
     t bigint;
     waiting bigint;
@@ -498,37 +498,49 @@ BEGIN
     IF w.declared > 0 AND aiolock._differs(n, w.declared, us) THEN
         RETURN 'differs ' || (SELECT permits FROM aiolock.names WHERE name = n);
     END IF;
-    IF EXISTS (SELECT FROM aiolock.grants WHERE name = n AND ends <= ms) THEN
-        reaped := aiolock._reap(n, us, me);
-    END IF;
-    SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
-        ORDER BY name, fence LIMIT 1;
-    IF FOUND THEN -- it is a holder already
-        IF reaped THEN
-            PERFORM aiolock._advance(n, us, me, 0, 0, false, 0); -- who ended may have held back others
+    held := EXISTS (SELECT FROM aiolock.grants WHERE name = n);
+    IF held THEN
+        IF EXISTS (SELECT FROM aiolock.grants WHERE name = n AND ends <= ms) THEN
+            reaped := aiolock._reap(n, us, me);
         END IF;
-        RETURN concat_ws(' ', 'granted', g.fence, greatest(g.ends - ms, 0), 0, g.claimed::int)
-            || aiolock._own();
-    END IF;
-    IF w.once THEN
-        SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = '-' AND seq = 1;
-        IF FOUND THEN
-            RETURN concat_ws(' ', 'done', g.ends - ms) || aiolock._own();
+        SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
+            ORDER BY name, fence LIMIT 1;
+        IF FOUND THEN -- it is a holder already
+            IF reaped THEN -- who ended may have held back others
+                PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+            END IF;
+            RETURN concat_ws(' ', 'granted', g.fence, greatest(g.ends - ms, 0), 0, g.claimed::int)
+                || aiolock._own();
+        END IF;
+        IF w.once THEN
+            SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = '-' AND seq = 1;
+            IF FOUND THEN
+                RETURN concat_ws(' ', 'done', g.ends - ms) || aiolock._own();
+            END IF;
         END IF;
     END IF;
 
-    SELECT * INTO tail FROM aiolock.waiters WHERE name = n
+    -- Its end, for there may be the remains of many waiters before its head.
+    PERFORM FROM aiolock.waiters WHERE name = n
         ORDER BY name DESC, ticket DESC, client DESC, seq DESC LIMIT 1;
-    queued := tail.name IS NOT NULL
-        AND EXISTS (SELECT FROM aiolock.waiters WHERE name = n AND client = me AND seq = s);
+    line := FOUND;
+    queued := false;
+    IF line THEN
+        queued := EXISTS (SELECT FROM aiolock.waiters WHERE name = n AND client = me AND seq = s);
+    END IF;
     displaced := (asked > 0 AND NOT queued)::int;
 
     -- It enters at once, past the queue, if it blocks no other.
-    IF w.rule = '^' OR tail.name IS NULL OR (w.rule = '&' AND NOT wait AND NOT queued) THEN
+    IF w.rule = '^' OR NOT line OR (w.rule = '&' AND NOT wait AND NOT queued) THEN
         w.ticket := -9223372036854775808; -- the whole queue counts as the others of its group
-        SELECT x.passing, x.fits INTO passing, ok FROM aiolock._fits(n, w, us, me, 0) x;
-        IF ok THEN
-            DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
+        passing := 0;
+        IF held OR w.rule <> '' THEN
+            passing := aiolock._room(n, w, us, me, 0);
+        END IF;
+        IF passing IS NOT NULL THEN
+            IF queued THEN
+                DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
+            END IF;
             IF passing > 0 THEN
                 PERFORM aiolock._advance(n, us, me, 0, 0, false, passing); -- those that came before
             END IF;
@@ -572,8 +584,7 @@ BEGIN
         f := aiolock._advance(n, us, me, s, ttl, false, 0);
         IF f = 0 AND NOT wait AND NOT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
             w.ticket := -9223372036854775808;
-            SELECT x.fits INTO ok FROM aiolock._fits(n, w, us, me, 0) x;
-            IF ok THEN
+            IF aiolock._room(n, w, us, me, 0) IS NOT NULL THEN
                 f := aiolock._grant(n, w, ttl, us, false); -- all waiters were dead
             END IF;
         END IF;
@@ -639,7 +650,9 @@ BEGIN
         RETURN '0';
     END IF;
     IF NOT (entered AND aiolock._close(n, g, us, NULL, me) AND NOT g.shared) THEN
-        PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+        IF EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
+            PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+        END IF;
     END IF;
     RETURN '1' || aiolock._own();
 END $$;
@@ -937,18 +950,23 @@ BEGIN
 END $$;
 
 -- Send the pushes to other clients that the transactions before this one have left. It has a
--- transaction of its own: a NOTIFY makes all others wait until its transaction is on the disk.
+-- transaction of its own: a NOTIFY makes all others wait until its transaction is on the disk. This
+-- one need not be, for it keeps nothing there.
 CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    left_ text := current_setting('aiolock.out', true);
     line text;
+    done text;
 BEGIN
-    FOREACH line IN ARRAY coalesce(
-        string_to_array(substr(current_setting('aiolock.out', true), 2), E'\n'), '{}')
-    LOOP
-        PERFORM pg_notify('aiolock:' || split_part(line, ' ', 1), substr(line, strpos(line, ' ') + 1));
-    END LOOP;
-    PERFORM set_config('aiolock.out', '', false);
+    IF left_ <> '' THEN
+        done := set_config('synchronous_commit', 'off', true);
+        FOREACH line IN ARRAY string_to_array(substr(left_, 2), E'\n') LOOP
+            done := pg_notify('aiolock:' || split_part(line, ' ', 1),
+                substr(line, strpos(line, ' ') + 1));
+        END LOOP;
+        done := set_config('aiolock.out', '', false);
+    END IF;
 END $$;
 
 -- Notify clients again that may have missed a push: a session has ended before its `flush`. It
