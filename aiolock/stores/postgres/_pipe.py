@@ -260,9 +260,11 @@ class Pipe:
             if self._waiting:
                 self._go_on()  # the server works on that while our tasks go on
             self._answering = True
-            for command, answer in in_time:
-                self._resolve(command, answer)
-            self._answering = False
+            try:
+                for command, answer in in_time:
+                    self._resolve(command, answer)
+            finally:
+                self._answering = False
         if self._waiting:
             self._go_on()
         else:
