@@ -631,6 +631,9 @@ WRONG: dict[str, Story] = {
     "periods-twice_though_a_server_that_had_not_voted_has_forgotten": [
         *(*RUN_TWICE, votes(2.1, A, 2.01, 0, 1), broken(2.4, 2.5, "flush", 2)),
     ],
+    "periods-twice_though_a_server_has_forgotten_before_it_voted": [
+        *(*RUN_TWICE, votes(2.1, A, 2.01, 0, 1), broken(1.5, 1.6, "flush", 1)),
+    ],
     "periods-with_a_vote_of_the_period_before": [
         *(*RUN_TWICE, votes(2.1, A, 1.99, 0), votes(2.1, A, 2.01, 1)),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -453,21 +454,66 @@ async def test_without_a_majority() -> None:
 
 
 @virtual
-async def test_one_votes_one_is_taken_and_one_is_away() -> None:
+@pytest.mark.parametrize("goes", ["kill", "stop"])
+async def test_one_votes_one_is_taken_and_one_is_away(goes: str) -> None:
     """A majority has answered: whoever waits goes on waiting, and whoever does not is told so."""
     first, _, third = of = servers()
     async with clients(of, 2) as (ours, other):
         lease = await later(ours.lock("a"))
         first.voter.states.clear()
-        third.kill()
-        await asyncio.sleep(1)
-        assert await other.lock("a").acquire(blocking=False) is None
+        getattr(third, goes)()
+        async with asyncio.timeout(1):
+            assert await other.lock("a").acquire(blocking=False) is None
         waiting = later(other.lock("a"))
         await asyncio.sleep(20)
         assert not waiting.done()
-        await lease.release()
+        with contextlib.suppress(aiolock.LeaseLost):
+            await lease.release()
         async with asyncio.timeout(1):
             await (await waiting).release()
+
+
+@virtual
+async def test_a_vote_that_comes_during_a_renewal_is_renewed() -> None:
+    """A server that was renewed may have stopped; with the late vote, a majority confirms."""
+    late, _, stops = of = servers()
+    async with Peer(store_on(of)) as ours:
+        late.stop()
+        grant = await ours.take("a")
+        stops.stop()
+        confirming = ours.store.renew([ours.renewal("a", grant, CLAIM)])
+        await asyncio.sleep(0.1)
+        assert not confirming.done()
+        late.resume()
+        async with asyncio.timeout(0.1):
+            assert await confirming == [True]
+        stops.resume()
+
+
+@virtual
+async def test_a_vote_that_was_pushed_is_kept() -> None:
+    """Its lease is a claim, and the waiter may not be due to look at anything for a minute."""
+    back, *_ = of = servers()
+    form = Form(CLAIM)
+    async with (
+        Peer(store_on(of)) as holder,
+        Peer(store_on(of)) as ours,
+        Peer(store_on(of)) as other,
+    ):
+        back.kill()
+        await holder.take("a", holder.waiter(form))
+        await ours.queue("a", waiter := ours.waiter(form))
+        await other.queue("a", other.waiter(form))
+        back.voter.listeners.clear()
+        back.down = False
+        for member in (back._members[2], back._members[1]):  # the later waiter is there first
+            member.connects()
+            await asyncio.sleep(0.05)
+        vote = back.voter.states["a"].vote
+        assert vote is not None
+        assert vote.waiter == waiter
+        await asyncio.sleep(15)
+        assert back.voter.states["a"].vote is vote
 
 
 @virtual

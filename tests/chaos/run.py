@@ -829,12 +829,14 @@ class Run:
 
     def forgotten_by_any(self, attempt: Attempt, until: int) -> bool:
         """Whether a server that had voted for it may have lost its memory since."""
-        assert attempt.entered is not None
-        return any(
-            event["since"] <= until and attempt.asked.t <= event.t
-            for server in attempt.given
-            for event in self._several.forgot[server]
-        )
+        for server, granted in attempt.given.items():
+            since = attempt.asked.t
+            if granted and self.ahead is not None:
+                since = granted * 1000 - self.ahead
+            forgot = self._several.forgot[server]
+            if any(event["since"] <= until and since <= event.t for event in forgot):
+                return True
+        return False
 
     def periods(self, attempt: Attempt) -> set[int]:
         """All periods that a run may be of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from aiolock._prompt import Prompt
@@ -11,6 +12,7 @@ from aiolock.errors import StoreError
 from aiolock.store import Busy, Done, Full, Granted, Party, Queued
 from aiolock.stores._member import Crowded, InLine, Marked, Silent
 from aiolock.stores.quorum._council import ANSWER_TIMEOUT, Council
+from aiolock.stores.quorum._seat import Seat
 from aiolock.stores.quorum._standing import Standing, lease_until
 
 ASK_AGAIN: Final = 10_000
@@ -34,11 +36,13 @@ def queued(standing: Standing) -> Queued:
     return Queued(standing.stand.ticket, min(said, default=1), ASK_AGAIN, now)
 
 
-def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | StoreError | None:
+def denied(
+    standing: Standing, seats: Sequence[Seat]
+) -> Queued | Busy | Full | Done | StoreError | None:
     """Why the waiter cannot enter at once, if a majority says so; None if that is not known yet."""
-    votes = standing.ballot.votes
+    votes, quorum = standing.ballot.votes, standing.ballot.quorum
     minority = len(votes) - quorum
-    if len(votes) - standing.said.count(None) <= minority and any(standing.asking):
+    if len(votes) - standing.said.count(None) <= minority and is_due(standing, seats):
         return None
     said = [each for each, vote in zip(standing.said, votes, strict=True) if vote is None]
     marked = [each.left for each in said if isinstance(each, Marked)]
@@ -54,12 +58,17 @@ def denied(standing: Standing, quorum: int) -> Queued | Busy | Full | Done | Sto
         error = StoreError("; ".join(map(str, errors)))
         error.__cause__ = errors[0].__cause__ or errors[0]
         return error
-    if no > minority or _falls_short(standing, no):
+    if no > minority or _falls_short(standing, seats, no):
         return queued(standing) if standing.wait else _busy(taken)
     return None
 
 
-def _falls_short(standing: Standing, no: int) -> bool:
+def is_due(standing: Standing, seats: Sequence[Seat]) -> bool:
+    """Whether a member that can be reached has still to answer."""
+    return any(asked and seat.in_reach for asked, seat in zip(standing.asking, seats, strict=True))
+
+
+def _falls_short(standing: Standing, seats: Sequence[Seat], no: int) -> bool:
     """Whether a majority has answered, no answer is due, and its votes are not enough.
 
     Members cannot be reached, or the votes are of two periods.
@@ -67,8 +76,8 @@ def _falls_short(standing: Standing, no: int) -> bool:
     ballot = standing.ballot
     answered = no + len(ballot.votes) - ballot.votes.count(None)
     return (
-        not any(standing.asking)
-        and answered >= ballot.quorum
+        answered >= ballot.quorum
+        and not is_due(standing, seats)
         and len(ballot.together) < ballot.quorum
     )
 

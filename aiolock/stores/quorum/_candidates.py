@@ -23,7 +23,7 @@ from aiolock.store import (
     Waiter,
 )
 from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, Crowded, Stand
-from aiolock.stores.quorum._answers import Patience, denied, granted
+from aiolock.stores.quorum._answers import Patience, denied, granted, is_due
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._handing import Handing
@@ -202,6 +202,12 @@ class Candidates(Handing):
                     self._ask(standing, server, now)
                 self._answer(standing)
 
+    def out_of_reach(self) -> None:
+        """A member does not answer, and a majority does: no waiter waits for its answer."""
+        for standing in list(self.standings.values()):
+            if not standing.over:
+                self._look(standing)
+
     # What follows from the votes
 
     def _look(self, standing: Standing, reason: str = "expired") -> None:
@@ -222,6 +228,9 @@ class Candidates(Handing):
                     self._renew(standing, step.server, standing.claim, step.fence, unheard)
                 else:
                     self._give_way(standing, step)
+            if standing.ballot.has_votes and not is_due(standing, self._seats):
+                line = self._lines[standing.stand.name]
+                line.look_by(self._time() + standing.claim / 3000, self._time())
             self._answer(standing)
         elif standing.inside:
             self._look_inside(standing, reason)
@@ -252,12 +261,12 @@ class Candidates(Handing):
             return
         if not standing.is_waited_for:
             once = standing.stand.form.once
-            if once and isinstance(denied(standing, self._council.quorum), Done):
+            if once and isinstance(denied(standing, self._seats), Done):
                 self._inbox.done(standing.stand.name)  # the client asks, and gets the answer
             return
         if standing.inside:
             standing.tell(granted(standing, standing.ballot.deadline or 0.0))
-        elif (answer := denied(standing, self._council.quorum)) is not None:
+        elif (answer := denied(standing, self._seats)) is not None:
             if isinstance(answer, Queued):
                 standing.queued = standing.admitted = True
                 self._ask_the_crowded(standing)
@@ -330,6 +339,9 @@ class Candidates(Handing):
         """It was entered too late: the client asks again, with the same ticket."""
         tally = Tally(self._council.quorum, WAS_HOLDER, self._council.size)
         standing.idle = True
+        renewing = self._renewals.pop(standing.stand.waiter, None)
+        if renewing is not None:
+            renewing.give_back()
         self._line_up_behind(standing)
         leaves = [each for each in standing.ballot.give_back() if standing.asked[each.server]]
         tally.expect(len(leaves))

@@ -89,6 +89,8 @@ class Renewing:
         """The lease that is asked for, in ms; 0 if the votes are only looked for."""
         self._standing = standing
         self._asked = set(servers)
+        first = standing.ballot.votes[servers[0]] if servers else None
+        self._period = None if first is None else first.period.number
         self._pending = len(servers)
         self._renewed = 0
         self._concluded: Concluded | None = concluded
@@ -97,7 +99,7 @@ class Renewing:
         """Whether the vote that came just now is to be renewed as well: others may not answer."""
         if self._concluded is None or server in self._asked:
             return False
-        if server not in self._standing.ballot.together:
+        if not self._standing.ballot.counts_with(self._period, server):
             return False
         self._asked.add(server)
         self._pending += 1
@@ -112,6 +114,8 @@ class Renewing:
 
     def look(self) -> None:
         """Conclude once a majority has given the same answer, or no more answers are to come."""
+        if self._concluded is None:
+            return  # it may be about what was given back since
         votes, quorum = self._standing.ballot.votes, self._standing.ballot.quorum
         if self._renewed >= quorum:
             if self.ttl:
@@ -121,6 +125,10 @@ class Renewing:
             self._conclude(False)  # noqa: FBT003
         elif not self._pending:
             self._conclude(None)
+
+    def give_back(self) -> None:
+        """The votes are given back: later answers say nothing of what is entered next."""
+        self._conclude(False)  # noqa: FBT003
 
     def _conclude(self, still: bool | None) -> None:  # noqa: FBT001
         concluded, self._concluded = self._concluded, None

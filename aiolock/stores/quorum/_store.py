@@ -161,6 +161,8 @@ class QuorumStore:
             self._inbox.reconnected()
         elif seat.in_reach:
             self._candidates.ask_there(seat.number)
+        elif able:
+            self._candidates.out_of_reach()
 
     def ask_there(self, server: int) -> None:
         """See `Host`."""

@@ -232,7 +232,7 @@ class Ballot:
             [
                 (server, vote)
                 for server, vote in enumerate(votes)
-                if vote is not None and self._stands(vote, now)
+                if vote is not None and self._stands(vote, now) and vote.period.over_at > now
             ]
         )
         if len(standing) < quorum:
@@ -259,6 +259,13 @@ class Ballot:
         periods = Counter(number for number in numbers if number is not None)
         most = max(periods, key=periods.__getitem__, default=-1)
         return [each for each, number in zip(votes, numbers, strict=True) if number == most]
+
+    def counts_with(self, number: int | None, server: int) -> bool:
+        """Whether the vote of that server counts with those of the period of this number."""
+        vote = self.votes[server]
+        if vote is None:
+            return False
+        return not self._periodic or self._confirmed or vote.period.number == number
 
     @property
     def together(self) -> list[int]:
