@@ -2924,7 +2924,7 @@ SAFEGUARDS = (
     Safeguard(
         "who falls short though a majority has answered waits",
         "stores/quorum/_answers.py",
-        "no > minority or _falls_short(standing, seats, no):\n",
+        "no > minority or _falls_short(standing, seats, others_first):\n",
         "no > minority:\n",
         "test_quorum.py::test_one_votes_one_is_taken_and_one_is_away[kill]",
     ),

@@ -50,7 +50,8 @@ def denied(
         return Done(sorted(marked)[-quorum])
     full = [each.waiters for each in said if isinstance(each, Crowded)]
     taken = [each for each in said if isinstance(each, InLine)]
-    no = len(full) + len(taken) + sum(isinstance(each, Silent) for each in said)
+    others_first = len(full) + len(taken)
+    no = others_first + sum(isinstance(each, Silent) for each in said)
     errors = [each for each in said if isinstance(each, Exception)]
     if len(full) > minority:
         return Full(max(full))  # a member may not have heard of all yet
@@ -58,7 +59,7 @@ def denied(
         error = StoreError("; ".join(map(str, errors)))
         error.__cause__ = errors[0].__cause__ or errors[0]
         return error
-    if no > minority or _falls_short(standing, seats, no):
+    if no > minority or _falls_short(standing, seats, others_first):
         return queued(standing) if standing.wait else _busy(taken)
     return None
 
@@ -68,13 +69,13 @@ def is_due(standing: Standing, seats: Sequence[Seat]) -> bool:
     return any(asked and seat.in_reach for asked, seat in zip(standing.asking, seats, strict=True))
 
 
-def _falls_short(standing: Standing, seats: Sequence[Seat], no: int) -> bool:
-    """Whether a majority has answered, no answer is due, and its votes are not enough.
+def _falls_short(standing: Standing, seats: Sequence[Seat], others_first: int) -> bool:
+    """Whether a majority has voted or said that others come first, and no answer is due.
 
-    Members cannot be reached, or the votes are of two periods.
+    The other members cannot be reached; or the votes are of two periods.
     """
     ballot = standing.ballot
-    answered = no + len(ballot.votes) - ballot.votes.count(None)
+    answered = others_first + len(ballot.votes) - ballot.votes.count(None)
     return (
         answered >= ballot.quorum
         and not is_due(standing, seats)
