@@ -301,7 +301,7 @@ class Asking:
         renew_at = vote.deadline - 2 * third
         over_at = vote.period.over_at
         if vote.deadline <= now or over_at <= now:
-            self._look(standing)  # it is given back, unless it makes a majority
+            self._look(standing)  # it is given back
         elif (
             renew_at <= now
             and not standing.renewing[server]
