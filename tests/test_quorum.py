@@ -503,6 +503,7 @@ async def test_a_vote_that_was_pushed_is_kept() -> None:
         back.kill()
         await holder.take("a", holder.waiter(form))
         await ours.queue("a", waiter := ours.waiter(form))
+        await asyncio.sleep(0.1)
         await other.queue("a", other.waiter(form))
         back.voter.listeners.clear()
         back.down = False
