@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiolock
@@ -147,6 +148,15 @@ class _Breakable(MemoryMember):
 def servers(number: int = 3) -> list[Server]:
     """So many of them."""
     return [Server(f"server {n}") for n in range(number)]
+
+
+def with_clocks(*ahead: float) -> list[Server]:
+    """One for each clock, which is so many seconds ahead of the loop's time, since 2001."""
+    now = asyncio.get_running_loop().time
+    return [
+        Server(f"server {n}", partial(lambda by: 1e9 + now() + by, by))
+        for n, by in enumerate(ahead)
+    ]
 
 
 def store_on(servers: list[Server], longest_ttl: float = 60.0) -> QuorumStore:

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import logging
 import random
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._seat import OUT_AFTER
 from aiolock.testing import Peer
 from tests.cancel import KINDS, Kind, cancel_everywhere
-from tests.quorums import Server, clients, left_behind, servers, store_on
+from tests.quorums import clients, left_behind, servers, store_on, with_clocks
 from tests.virtual import run
 from tests.worlds import queued, virtual
 
@@ -690,10 +689,7 @@ async def test_the_rest_of_the_family() -> None:
 async def test_one_run_in_a_period_by_clocks_that_differ(ahead: tuple[float, ...]) -> None:
     """A waiter with a vote of the last period does not run by that vote and one of this period."""
     time = asyncio.get_running_loop().time
-    of = [
-        Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
-        for number, seconds in enumerate(ahead)
-    ]
+    of = with_clocks(*ahead)
     async with clients(of, 3) as all_of_them:
         runs = list[float]()
 
@@ -738,11 +734,7 @@ async def test_a_clock_that_is_far_off(
     ahead: tuple[float, ...], warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A log names each whose clock is more than the longest lease off that in the middle."""
-    time = asyncio.get_running_loop().time
-    of = [
-        Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
-        for number, seconds in enumerate(ahead)
-    ]
+    of = with_clocks(*ahead)
     with caplog.at_level(logging.WARNING, "aiolock"):
         async with clients(of, 1, longest_ttl=60) as (client,):
             assert [round(each.clock) for each in client.servers()] == [

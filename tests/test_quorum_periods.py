@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from aiolock import LockClient
 from aiolock.store import CLAIM, Form
 from aiolock.stores.quorum._periods import UNKNOWN, Period, period_of
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Raise
 from aiolock.testing import Peer
-from tests.quorums import Server, clients, servers, store_on
+from tests.quorums import clients, servers, store_on, with_clocks
 from tests.virtual import run
 from tests.worlds import virtual
 
@@ -166,7 +168,7 @@ async def test_a_late_confirmation() -> None:
 async def test_a_newcomer_at_the_turn_of_a_period() -> None:
     """Two servers differ about it, and the third is away: a client runs once the two agree."""
     now = asyncio.get_running_loop().time
-    of = [Server(f"server {n}", partial(lambda ahead: 1e9 + now() + ahead, n)) for n in range(3)]
+    of = with_clocks(0, 1, 2)
     async with clients(of, 1) as (client,):
         of[2].kill()
         await asyncio.sleep(60 - (1e9 + now()) % 60 - 0.5)
@@ -180,16 +182,29 @@ async def test_a_newcomer_at_the_turn_of_a_period() -> None:
         running.cancel()
 
 
+async def begun(
+    all_of_them: Sequence[LockClient],
+    every: float,
+    job: Callable[[int], Awaitable[None]],
+    *,
+    apart: float,
+) -> list[asyncio.Task[None]]:
+    """One instance of a job on each client, that many seconds one after the other."""
+    jobs = list[asyncio.Task[None]]()
+    for number, client in enumerate(all_of_them):
+        instance = client.periodic("job", every=every)
+        jobs.append(asyncio.create_task(instance.run(partial(job, number))))
+        await asyncio.sleep(apart)
+    return jobs
+
+
 @virtual
 @pytest.mark.parametrize("forgetful", [0, 1, 2])
 @pytest.mark.parametrize("ahead", [(0.0, 0.01, 0.03), (0.03, 0.0, 0.01), (2.5, 0.0, 0.2)])
 async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int) -> None:
     """Also where it has, at the turn of a period, a vote of the period before."""
     time = asyncio.get_running_loop().time
-    of = [
-        Server(f"server {number}", partial(lambda seconds: 1e9 + time() + seconds, seconds))
-        for number, seconds in enumerate(ahead)
-    ]
+    of = with_clocks(*ahead)
     async with clients(of, 3) as all_of_them:
         runs = list[tuple[int, float]]()
 
@@ -197,11 +212,7 @@ async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int)
             runs.append((instance, time()))
             await asyncio.sleep(5)  # so that all servers vote for it, and remember it
 
-        jobs = list[asyncio.Task[None]]()
-        for number, client in enumerate(all_of_them):
-            instance = client.periodic("job", every=60)
-            jobs.append(asyncio.create_task(instance.run(partial(job, number))))
-            await asyncio.sleep(0.1)
+        jobs = await begun(all_of_them, 60, job, apart=0.1)
         for _ in range(12):
             await asyncio.sleep(40)
             of[forgetful].voter.states.clear()  # it votes for the next, and knows of no run
@@ -228,22 +239,15 @@ def test_in_turn_whatever_stands_still(size: int, seed: int) -> None:
     async def scenario() -> None:
         now = asyncio.get_running_loop().time
         ahead = [chance.choice([0.0, 0.003, 0.2, 1.5]) * chance.random() for _ in range(size)]
-        of = [
-            Server(f"server {n}", partial(lambda by: 1e9 + now() + by, by))
-            for n, by in enumerate(ahead)
-        ]
+        of = with_clocks(*ahead)
         runs = list[tuple[int, float]]()
 
         async def job(instance: int) -> None:
             runs.append((instance, now()))
             await asyncio.sleep(chance.choice([0.0, 0.5, 3.0]))
 
-        async with clients(of, 3) as all_of_them, asyncio.TaskGroup() as tasks:
-            jobs = list[asyncio.Task[None]]()
-            for number, client in enumerate(all_of_them):
-                instance = client.periodic("job", every=10)
-                jobs.append(tasks.create_task(instance.run(partial(job, number))))
-                await asyncio.sleep(11)
+        async with clients(of, 3) as all_of_them:
+            jobs = await begun(all_of_them, 10, job, apart=11)
             for _ in range(20):
                 stopped = chance.sample(of, size // 2)
                 for server in stopped:
@@ -254,6 +258,7 @@ def test_in_turn_whatever_stands_still(size: int, seed: int) -> None:
                 await asyncio.sleep(chance.choice([0.0, 0.01, 1.0, 7.0]))
             for task in jobs:
                 task.cancel()
+            await asyncio.wait(jobs)
         turns = [instance for instance, _ in runs]
         settled = turns[turns.index(2) :]
         if max(ahead) - min(ahead) < 1:
