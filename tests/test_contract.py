@@ -86,6 +86,7 @@ class _Uncounted(MemoryServer):
         return True
 
 
+@pytest.mark.one_loop
 class TestMemoryUncounted(TestMemory):
     """The same, where nobody is taken for dead."""
 
@@ -96,6 +97,7 @@ class TestMemoryUncounted(TestMemory):
         self._memory = _Uncounted()
 
 
+@pytest.mark.one_loop
 @by_each_command
 class TestMemoryByUrl(StoreContract, RunsContract):
     """The same, found by a URL."""
@@ -110,6 +112,7 @@ class TestMemoryByUrl(StoreContract, RunsContract):
         return client._engine.store
 
 
+@pytest.mark.one_loop
 class TestFaulty(TestMemory):
     """A store that fails on purpose, but has not been told to."""
 
@@ -176,6 +179,7 @@ class TestMySQL(StoreContract, RunsContract):
         )
 
 
+@pytest.mark.one_loop
 class TestFakeRedis(StoreContract, RunsContract):
     """The scripts on fakeredis, by a client that reads replies as bytes."""
 
@@ -222,6 +226,7 @@ class TestRedis(StoreContract, RunsContract):
         return [key for key in keys if not key.endswith(":fence")]
 
 
+@pytest.mark.one_loop
 class TestRedisLoneNode(TestRedis):
     """A cluster of one node, by the URL of any other server: no script has keys of two slots."""
 
@@ -251,6 +256,7 @@ class TestRedisCluster(StoreContract, RunsContract):
         return [key for key in keys if not key.endswith(":fence")]
 
 
+@pytest.mark.one_loop
 @by_each_command
 class TestRedisClusterClient(TestRedisCluster):
     """The same, by a client of the caller's, which is left alone."""
@@ -261,6 +267,7 @@ class TestRedisClusterClient(TestRedisCluster):
         return from_client(redis.asyncio.RedisCluster("127.0.0.1", port), self._prefix)
 
 
+@pytest.mark.one_loop
 @pytest.mark.skipif(not SHARDS, reason="this server has no shard channels")
 class TestRedisClusterSharded(TestRedisCluster):
     """The same, with pushes that stay within their shard."""
@@ -296,6 +303,7 @@ class TestRedisClient(TestRedis):
         return from_client(self._redis_client, self._prefix)
 
 
+@pytest.mark.one_loop
 @by_each_command
 class TestRedisClientDecoding(TestRedisClient):
     """The same, by a client that decodes replies."""
@@ -303,6 +311,7 @@ class TestRedisClientDecoding(TestRedisClient):
     options: ClassVar[dict[str, Any]] = {"decode_responses": True}
 
 
+@pytest.mark.one_loop
 @by_each_command
 class TestRedisClientResp3(TestRedisClient):
     """The same, by a client that speaks the newer protocol."""
@@ -336,6 +345,7 @@ async def test_a_closed_memory_store_does_nothing() -> None:
         assert server.names() == ["a"]
 
 
+@pytest.mark.one_loop
 @pytest.mark.timeout(180)
 def test_another_lua() -> None:
     """The scripts pass on Lua 5.4 too, as some servers have it: its numbers are not of one kind."""
@@ -495,6 +505,7 @@ class _Troubled(Documents):
         await super().ring(client, name)
 
 
+@pytest.mark.one_loop
 class TestDocuments(StoreContract, RunsContract):
     """The example: documents that are swapped, in a database some milliseconds away."""
 
@@ -657,6 +668,7 @@ async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() ->
         await store.read("x")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("mode", ["strict", "auto"])
 def test_as_the_page_for_authors_says(tmp_path: Path, mode: str) -> None:
     """The suite runs as it is shown there, where nothing is configured, and beside other tests."""

@@ -285,6 +285,7 @@ async def test_busy_for_others(own_postgres: PostgresServer) -> None:
         assert not await client.lock("x").locked()
 
 
+@pytest.mark.one_loop
 async def test_ten_thousand_characters_and_nul(
     postgres_server: PostgresServer, prefix: str
 ) -> None:
@@ -320,6 +321,7 @@ async def test_a_batch_with_one_that_fails(postgres_server: PostgresServer, pref
         assert [answer.count for answer in answers if hasattr(answer, "count")] == [0] * 6
 
 
+@pytest.mark.one_loop
 async def test_opposite_orders(postgres_server: PostgresServer, prefix: str) -> None:
     """Clients that want the same names in opposite orders, at once, never wait for each other."""
     url = postgres_server.url("app")
@@ -475,6 +477,7 @@ async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServe
         await releasing
 
 
+@pytest.mark.one_loop
 async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: PostgresServer) -> None:
     """The connection is away for longer than a claim: who had it comes back to its place."""
     at_first(own_postgres, ENDS)
@@ -591,6 +594,7 @@ async def test_what_is_not_in_the_tables_needs_no_flush(own_postgres: PostgresSe
 FORM = "{3000,0,0,0,0,0,0,0,0,0,0,0}"
 
 
+@pytest.mark.one_loop
 def test_a_copy_that_comes_too_late(postgres_server: PostgresServer, prefix: str) -> None:
     """It takes, prolongs, counts and queues nothing."""
     key = prefix.encode()
@@ -616,6 +620,7 @@ def test_a_copy_that_comes_too_late(postgres_server: PostgresServer, prefix: str
         assert call("acquire", key, "me", 1, FORM, 30_000, 0, True, 0, 2**62).startswith("granted")
 
 
+@pytest.mark.one_loop
 async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -> None:
     """Nobody has had the time to come back; later, who has not is dead."""
     own_postgres.execute("INSERT INTO aiolock.clients VALUES ('gone', 5, 'h', 1)")
@@ -736,6 +741,7 @@ async def test_listening_elsewhere(
         await aiolock.connect(url).open()
 
 
+@pytest.mark.one_loop
 async def test_a_standby(own_postgres: PostgresServer) -> None:
     """A standby is no place for locks, and says so; promoted it is, and knows what it was sent."""
     with Standby(own_postgres) as standby:
@@ -753,6 +759,7 @@ async def test_a_standby(own_postgres: PostgresServer) -> None:
             await second.release()
 
 
+@pytest.mark.one_loop
 async def test_a_synchronous_standby(own_postgres: PostgresServer) -> None:
     """Nobody hears of a grant that the standby does not have: who holds goes on after a crash."""
     with Standby(own_postgres) as standby:
@@ -797,6 +804,7 @@ async def fail_over(primary: PostgresServer, standby: Standby) -> None:
 # --- What may be wrong
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("query", "what"),
     [
@@ -815,6 +823,7 @@ def test_a_url_that_says_too_much(query: str, what: str) -> None:
         aiolock.connect(f"postgresql://app@127.0.0.1/x{query}")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret", "se?cret"])
 def test_a_password_is_not_shown(password: str) -> None:
     """Also where it is written in such a way that it is none."""
@@ -823,6 +832,7 @@ def test_a_password_is_not_shown(password: str) -> None:
     assert "cret" not in str(raised.value)
 
 
+@pytest.mark.one_loop
 async def test_a_schema_of_somebody_else(own_postgres: PostgresServer) -> None:
     """The owner's rights would be lent to whatever that role has put there."""
     own_postgres.execute("CREATE DATABASE other OWNER app")
@@ -913,6 +923,7 @@ async def test_sent_again_in_their_order(postgres_server: PostgresServer) -> Non
         await asyncio.wait_for(asyncio.gather(*asked), 5)
 
 
+@pytest.mark.one_loop
 def test_a_dark_host_leaves_time_for_the_next() -> None:
     """They are tried one after the other, each for as long as it is allowed to take."""
     store = aiolock.connect("postgresql://app@a,b,c/x")._engine.store
@@ -925,6 +936,7 @@ def _never(_: object) -> Any:
     raise AssertionError
 
 
+@pytest.mark.one_loop
 def test_what_a_url_says() -> None:
     """Its options are aiolock's own, or libpq's; no password is ever shown."""
     store = aiolock.connect(
@@ -939,6 +951,7 @@ def test_what_a_url_says() -> None:
     assert "two:" in repr(store)
 
 
+@pytest.mark.one_loop
 async def test_options_with_blanks(own_postgres: PostgresServer) -> None:
     """They come to libpq as they were written: to it a plus sign is no blank."""
     query = "?options=-c%20geqo%3Doff&application_name=a%20b+c"
@@ -953,6 +966,7 @@ async def test_options_with_blanks(own_postgres: PostgresServer) -> None:
             pass
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 async def test_another_encoding(own_postgres: PostgresServer, encoding: str) -> None:
     """Whatever the database keeps texts in, names and values are what they were."""
@@ -981,6 +995,7 @@ async def test_no_server() -> None:
         await aiolock.connect(f"postgresql://app@127.0.0.1:{port}/x").open()
 
 
+@pytest.mark.one_loop
 async def test_no_schema(own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str]) -> None:
     """An error that says which command makes it; and after that command it works."""
     own_postgres.execute("CREATE DATABASE other")
@@ -1006,6 +1021,7 @@ async def test_no_schema(own_postgres: PostgresServer, capsys: pytest.CaptureFix
 CALLED = sorted({*_wire.FUNCTIONS, "hello", "protocol"})
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("function", CALLED)
 async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str) -> None:
     """It is noticed when a client opens, and not when that function is called."""
@@ -1021,11 +1037,13 @@ async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str
         own_rights.execute(f"GRANT EXECUTE ON FUNCTION {named} TO app")
 
 
+@pytest.mark.one_loop
 def test_all_that_is_called_is_granted() -> None:
     """And of what is granted, a client calls all but what is for its user."""
     assert {*CALLED, "check_fence"} == {*_schema.functions()}
 
 
+@pytest.mark.one_loop
 async def test_a_function_that_is_missing(own_postgres: PostgresServer) -> None:
     """An older schema: the error says which command makes the newer one."""
     own_postgres.execute("DROP FUNCTION aiolock.notify_again")
@@ -1045,6 +1063,7 @@ async def test_a_command_that_fails_at_the_opening(own_postgres: PostgresServer)
     assert str(raised.value) == f'{where}: column "nothing_of_the_kind" does not exist'
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("where", ["init-db", "create=1"])
 async def test_who_may_not_make_the_schema(
     own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str], where: str
@@ -1068,6 +1087,7 @@ async def test_who_may_not_make_the_schema(
     assert isinstance(made.value.__cause__, psycopg.errors.InsufficientPrivilege)
 
 
+@pytest.mark.one_loop
 async def test_a_schema_that_somebody_else_has_made(own_postgres: PostgresServer) -> None:
     """With `create=1` it is used as it is; where that is not allowed, the error says so."""
     url = own_postgres.url("app", "?create=1")
@@ -1078,6 +1098,7 @@ async def test_a_schema_that_somebody_else_has_made(own_postgres: PostgresServer
         await aiolock.connect(url).open()
 
 
+@pytest.mark.one_loop
 async def test_the_schema_on_the_way(own_postgres: PostgresServer) -> None:
     """`create=1` makes it, by as many as come at once, and again."""
     own_postgres.execute("CREATE DATABASE other")
@@ -1090,6 +1111,7 @@ async def test_the_schema_on_the_way(own_postgres: PostgresServer) -> None:
         await client.aclose()
 
 
+@pytest.mark.one_loop
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """For an owner who wants to read it first; without a server."""
     assert main(["init-db", "--role", 'we"ird']) == 0
@@ -1098,6 +1120,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert 'TO "we""ird"' in text
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("url", ["redis://localhost", "postgresql://app@127.0.0.1:1/x"])
 def test_the_schema_cannot_be_made(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code and one line say so."""
@@ -1105,6 +1128,7 @@ def test_the_schema_cannot_be_made(url: str, capsys: pytest.CaptureFixture[str])
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.one_loop
 async def test_another_protocol(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1119,6 +1143,7 @@ async def test_another_protocol(
             await aiolock.connect(own_postgres.url("app")).open()
 
 
+@pytest.mark.one_loop
 async def test_a_later_schema_stays(own_postgres: PostgresServer) -> None:
     """Neither a client of this version that may make it nor its owner brings the older back."""
     url = own_postgres.url("postgres")
@@ -1132,6 +1157,7 @@ async def test_a_later_schema_stays(own_postgres: PostgresServer) -> None:
         assert client.protocols == (1, 2)
 
 
+@pytest.mark.one_loop
 async def test_another_isolation(own_postgres: PostgresServer) -> None:
     """Ours is set for each connection; where that cannot be, behind a pooler, it is an error."""
     own_postgres.execute("ALTER ROLE app SET default_transaction_isolation = 'serializable'")
@@ -1164,6 +1190,7 @@ OURS = {
 EQUAL = ["bigint", "boolean", "bytea", "name, text", "oid", "text"]
 
 
+@pytest.mark.one_loop
 async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
     """What is called is what was meant, whatever the caller has of the same name."""
     own_rights.execute("CREATE SCHEMA mine AUTHORIZATION app")
@@ -1199,6 +1226,7 @@ async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
         own_rights.execute("DROP SCHEMA mine CASCADE")
 
 
+@pytest.mark.one_loop
 def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which extra to install."""
     program = (
@@ -1221,6 +1249,7 @@ def check(connection: psycopg.Connection[Any], lease: aiolock.Lease) -> None:
     connection.execute("SELECT aiolock.check_fence(%s, %s)", (lease.name, lease.fence))
 
 
+@pytest.mark.one_loop
 async def test_check_fence(own_postgres: PostgresServer) -> None:
     """Nobody has the lock before the transaction ends: not by a release, a break, or an expiry."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
@@ -1252,6 +1281,7 @@ async def test_check_fence(own_postgres: PostgresServer) -> None:
         await second.release()
 
 
+@pytest.mark.one_loop
 async def test_a_release_waits_for_who_has_checked(own_postgres: PostgresServer) -> None:
     """It is not done before the transaction that has checked ends; then the next one enters."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
@@ -1275,6 +1305,7 @@ async def test_a_release_waits_for_who_has_checked(own_postgres: PostgresServer)
         await second.release()
 
 
+@pytest.mark.one_loop
 async def test_an_old_snapshot_elsewhere(own_postgres: PostgresServer) -> None:
     """A transaction that sees the tables as they were keeps no lock from being handed on."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
@@ -1297,6 +1328,7 @@ async def test_an_old_snapshot_elsewhere(own_postgres: PostgresServer) -> None:
             assert other.execute(seen).fetchall() == before  # it has been open all the time
 
 
+@pytest.mark.one_loop
 async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:
     """A lease is renewed while a transaction that has checked it is open."""
     async with (
@@ -1330,6 +1362,7 @@ _SCANS = (
 )
 
 
+@pytest.mark.one_loop
 async def test_plans_stand(own_postgres: PostgresServer) -> None:
     """No table is read from end to end, whether the planner has seen all of them empty or full."""
 
@@ -1355,6 +1388,7 @@ async def test_plans_stand(own_postgres: PostgresServer) -> None:
         assert scans == [("grants", 0, True), ("names", 0, True), ("waiters", 0, True)]
 
 
+@pytest.mark.one_loop
 async def test_a_sweep(own_postgres: PostgresServer) -> None:
     """What nobody needs any more goes, some at a time; what somebody does stays."""
     await until(lambda: own_postgres.execute(_SETTLED) == [(True,)])
@@ -1373,6 +1407,7 @@ async def test_a_sweep(own_postgres: PostgresServer) -> None:
     assert own_postgres.execute("SELECT name FROM aiolock.names") == [(b"old 7",)]
 
 
+@pytest.mark.one_loop
 def test_pinned() -> None:
     """What is set for a connection is what its URL says."""
     durable = _settings.from_url("postgresql://app@h/d").session()

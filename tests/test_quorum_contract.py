@@ -63,12 +63,14 @@ class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
             await bob.take(name)
 
 
+@pytest.mark.one_loop
 class TestMemoryOfFive(TestMemory):
     """Five of them."""
 
     number = 5
 
 
+@pytest.mark.one_loop
 class TestFaulty(TestMemory):
     """Behind a store that fails on purpose, but has not been told to."""
 

@@ -82,6 +82,7 @@ def session_of(client: aiolock.LockClient) -> Session:
 # --- Where it is
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     "url",
     [
@@ -165,6 +166,7 @@ async def test_two_that_cannot_open_it(
         pass
 
 
+@pytest.mark.one_loop
 async def test_another_version(path: Path, url: str) -> None:
     """What a later version has written is not touched, also if that came to an open file."""
     refused = (
@@ -180,6 +182,7 @@ async def test_another_version(path: Path, url: str) -> None:
         await aiolock.connect(url).open()
 
 
+@pytest.mark.one_loop
 async def test_the_next_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It and this one share a file; so programs may be replaced one by one."""
     async with aiolock.connect(url) as older:
@@ -197,6 +200,7 @@ async def test_the_next_version(url: str, monkeypatch: pytest.MonkeyPatch) -> No
             await aiolock.connect(url).open()
 
 
+@pytest.mark.one_loop
 def test_network_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file on one of them is refused, and one on a disk below it is not."""
     mounts = tmp_path / "mounts"
@@ -574,6 +578,7 @@ def test_a_client_that_is_made_while_another_thread_forks(
     assert kept_out == [True]
 
 
+@pytest.mark.one_loop
 def test_two_forks_at_once(path: Path) -> None:
     """The second waits for the first."""
     ended = threading.Event()
@@ -799,6 +804,7 @@ async def test_a_child_does_not_keep_its_parent_alive(url: str, path: Path) -> N
         os.close(writes)
 
 
+@pytest.mark.one_loop
 def test_two_that_look_at_once(tmp_path: Path) -> None:
     """Neither takes the other for the process whose file it is."""
     path = tmp_path / "ada.lock"
@@ -1060,6 +1066,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.one_loop
 async def test_a_log_that_is_left_without_its_file(path: Path, url: str) -> None:
     """It is nobody's, though another process has it open."""
     async with aiolock.connect(url):
@@ -1106,6 +1113,7 @@ async def test_a_file_that_is_replaced_while_it_is_opened(
     others[0].close()
 
 
+@pytest.mark.one_loop
 def test_whatever_opens_the_file_again(path: Path) -> None:
     """What is known of it may be wrong, also where the new file has the number of the old one."""
     replaced: list[str] = []
@@ -1189,6 +1197,7 @@ async def test_another_user(path: Path, url: str, monkeypatch: pytest.MonkeyPatc
             await (await asyncio.wait_for(waiting, 2)).release()
 
 
+@pytest.mark.one_loop
 async def test_many_open_a_new_file_at_once(url: str) -> None:
     """One of them makes it, and none of them is refused."""
     processes = [Process(url, ttl=5) for _ in range(6)]
@@ -1467,6 +1476,7 @@ def seen(state: NameState) -> dict[str, Any]:
     return {"holders": holders, **others}
 
 
+@pytest.mark.one_loop
 @given(states())
 def test_a_state_is_read_as_it_was_written(state: NameState) -> None:
     """Whatever it is, numbers that count only with each other included."""
@@ -1477,6 +1487,7 @@ def test_a_state_is_read_as_it_was_written(state: NameState) -> None:
     assert seen(read) == written
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("slashes", ["///", "////"])
 def test_a_url_makes_such_a_store(slashes: str) -> None:
     """With three slashes before the path, or with four as it is written elsewhere."""

@@ -232,6 +232,7 @@ def test_a_run_that_a_store_cannot_confirm() -> None:
     run(play())
 
 
+@pytest.mark.one_loop
 def test_slots_are_few_however_long_the_leases() -> None:
     """What was held and released leaves nothing in the watchdog but a number here and there."""
 
@@ -316,6 +317,7 @@ async def test_a_clock_that_goes_on_while_the_machine_sleeps(
     await asyncio.to_thread(run, play())
 
 
+@pytest.mark.one_loop
 def test_who_is_displaced_with_many_others() -> None:
     """Of 2,000 waiters that lost their places each asks once more, and none looks at all."""
 
