@@ -14,6 +14,7 @@ import pytest
 
 from aiolock import LockClient
 from aiolock.store import CLAIM, Form
+from aiolock.stores.quorum._counts import Renewing
 from aiolock.stores.quorum._periods import UNKNOWN, Period, period_of
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Raise
 from aiolock.testing import Peer
@@ -101,6 +102,33 @@ def test_a_vote_of_an_unknown_period_is_exchanged_at_once() -> None:
     assert ballot.look(0.0) == [GiveWay(0, 7)]
 
 
+def test_votes_of_unknown_periods_are_of_none() -> None:
+    """Also not of the first period of all, which has the number 0."""
+    ballot = Ballot(3, periodic=True)
+    ballot.voted(0, 7, 99.0, UNKNOWN)
+    ballot.voted(1, 7, 99.0, UNKNOWN)
+    assert ballot.together == []
+    ballot.voted(2, 7, 99.0, Period(0, 60.0))
+    assert ballot.together == [2]
+
+
+@pytest.mark.parametrize(("ttl", "confirms"), [(0, False), (1000, True)])
+def test_only_a_renewal_confirms_a_run(ttl: int, *, confirms: bool) -> None:
+    """To ask whether the votes still stand tells no server that the client is inside."""
+    ballot = Ballot(3, periodic=True)
+    for server in (0, 1):
+        ballot.voted(server, 7, 99.0, Period(4, 5.0))
+    assert ballot.look(1.0) == [Enter(7)]
+    answers: list[bool | None] = []
+    standing: Any = SimpleNamespace(ballot=ballot, over=False)
+    renewing = Renewing(standing, [0, 1], ttl, answers.append)
+    for _ in range(2):
+        renewing.heard(still=True, error=None)
+    assert answers == [True]
+    ballot.voted(2, 8, 99.0, Period(5, 65.0))
+    assert ballot.counts_with(4, 2) is confirms
+
+
 @pytest.mark.parametrize(
     ("given", "number", "left"), [(0, 0, 60.0), (59_999_999, 0, 1e-6), (60_000_000, 1, 60.0)]
 )
@@ -136,6 +164,20 @@ async def test_pushes_that_were_lost() -> None:
         await ours.handed()
         votes = [server.voter.states["a"].vote for server in (first, second)]
         assert len({vote.granted // MINUTE for vote in votes if vote}) == 1
+
+
+@virtual
+async def test_nothing_is_kept_of_who_has_left() -> None:
+    """Its renewals included."""
+    async with Peer(store_on(servers())) as ours:
+        form = Form(CLAIM, period=MINUTE)
+        grant = await ours.take("a", ours.waiter(form))
+        renewal = ours.renewal("a", grant, 9_000)
+        assert await ours.store.renew([renewal]) == [True]
+        await ours.release("a", grant)
+        store: Any = ours.store
+        assert not store._candidates._renewals
+        assert not store._candidates.standings
 
 
 @virtual
