@@ -114,6 +114,19 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {loops.chosen(): loops.new_loop}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _started_without_opentelemetry() -> Iterator[None]:
+    """Let the programs that tests start do without OpenTelemetry's SDK, as most users do.
+
+    redis-py imports it wherever it is installed, which takes a fifth of the start of such a
+    program. A fixture: it is done where tests run, and not where xdist starts those processes.
+    """
+    folder = Path(__file__).parent / "without_opentelemetry"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One server for all tests (of this xdist worker), which no test may break."""
