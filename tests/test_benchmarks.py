@@ -477,10 +477,11 @@ async def test_replicas_run() -> None:
     assert rows[0].count(" 1.00 ") == len(replicas.MEASURES)
 
 
-async def test_quorum_run(tmp_path: Path) -> None:
+async def test_quorum_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark of several servers runs, and its table and its bars are whole."""
+    monkeypatch.setattr(quorum, "_CALM", 0.1)
     subjects = [quorum.OURS, quorum.ALONE]
-    size = quorum.Size(rounds=1, operations=20, far_operations=2, crowd=0.5, third=0.5, watch=0.5)
+    size = quorum.Size(rounds=1, operations=20, far_operations=2, crowd=0.2, third=0.2, watch=0.2)
     records = await quorum.measure(subjects, {AIOLOCK: Path(sys.executable)}, size)
     assert not [record.failures for record in records.values() if record.failures]
     figures = records[quorum.OURS].figures
