@@ -98,10 +98,11 @@ def run(folder: Path, *command: str) -> str:
     """What a command in this folder says, once it has ended well."""
     # Where aiolock is imported from here, be it this tree or an installed wheel.
     place = str(Path(aiolock.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": place, "MYPYPATH": place},
+        env=os.environ | {"PYTHONPATH": path, "MYPYPATH": place},
         capture_output=True,
         text=True,
         check=False,

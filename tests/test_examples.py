@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psycopg
@@ -526,24 +526,23 @@ def jobs_database(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Jobs:
-    """The instances of the job on a database, and what they have recorded there."""
+    """What the instances of the job on a database have recorded there; used with ``with``."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        # One for all: the tests look every 10 ms, and to connect is most of the work of a look.
+        self._connection = _connection(url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
 
     def rows(self) -> list[tuple[Any, ...]]:
         """The whole table: period, host, pid, fence, started, finished."""
-        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+        with self._connection.cursor() as cursor:
             cursor.execute("SELECT * FROM job_runs ORDER BY period")
             return list(cursor.fetchall())
-
-    def _connect(self) -> Any:
-        if self._url.startswith("postgres"):
-            return psycopg.connect(self._url)
-        where = httpx.URL(self._url)
-        return pymysql.connect(
-            host=where.host, port=where.port or 0, user=where.username, database="jobs"
-        )
 
     def finished(self, *workers: Worker) -> Callable[[], int]:
         """How often that one has finished which has done so least."""
@@ -555,19 +554,33 @@ class Jobs:
         return least
 
 
+def _connection(url: str) -> Any:
+    if url.startswith("postgres"):
+        return psycopg.connect(url, autocommit=True)
+    where = httpx.URL(url)
+    return pymysql.connect(
+        host=where.host,
+        port=where.port or 0,
+        user=where.username,
+        database="jobs",
+        autocommit=True,
+    )
+
+
 def instance(command: str = "run") -> Worker:
     """Start the job on a database in a process of its own."""
     return Worker(str(EXAMPLES / "job_on_a_database.py"), command)
 
 
 @pytest.fixture
-async def jobs(jobs_database: str, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+async def jobs(jobs_database: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Jobs]:
     """The table, without any run."""
     monkeypatch.setenv("AIOLOCK_URL", jobs_database)
     monkeypatch.setenv("WORK_SECONDS", "0.02")
     async with instance("init") as init:
         assert await init.wait() == 0
-    return Jobs(jobs_database)
+    with Jobs(jobs_database) as jobs:
+        yield jobs
 
 
 def begun(*workers: Worker) -> list[int]:
