@@ -639,9 +639,21 @@ async def test_no_store() -> None:
         (("run", "job"), "COMMAND"),
     ],
 )
-async def test_wrong_use(cli: Cli, args: tuple[str, ...], says: str) -> None:
-    """Exit code 2, and what is wrong."""
-    code, output, errors = await cli(*args)
+def test_wrong_use(
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: tuple[str, ...],
+    says: str,
+) -> None:
+    """Exit code 2, and what is wrong. In this process, where a traceback would end the test."""
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    try:
+        code: object = main(args)
+    except SystemExit as end:
+        code = end.code
+    output, errors = capsys.readouterr()
     assert (code, output) == (2, "")
     assert says in errors
     assert "Traceback" not in errors
