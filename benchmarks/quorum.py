@@ -338,6 +338,10 @@ MEASURES: Final[Mapping[str, Measure]] = {
 }
 
 
+ONE_PROCESS: Final = {"free", "outages"}
+"""What takes one process of the subject; the others take two."""
+
+
 def applies(what: str, subject: Subject) -> bool:
     """Whether this is measured for this subject."""
     if what == "waiting":
@@ -357,7 +361,8 @@ async def measure(
             try:
                 with running(subject.servers) as servers:
                     python = pythons[subject.contestant]
-                    async with workers(subject.contestant, python, 2, patience=90) as crew:
+                    count = 1 if what in ONE_PROCESS else 2
+                    async with workers(subject.contestant, python, count, patience=90) as crew:
                         await measured(subject, crew, servers, records[subject], size)
             except PeerFailed as failure:
                 records[subject].failures[what] = str(failure)
