@@ -127,10 +127,16 @@ def _started_without_opentelemetry() -> Iterator[None]:
         yield
 
 
+# The servers of a whole session have nothing to do most of the time, and yet their timers took more
+# of the processor than the tests on them. Redis looks after itself ten times a second if not told
+# otherwise; nothing that the tests see depends on how often.
+_RARELY = ("--hz", "4")
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One server for all tests (of this xdist worker), which no test may break."""
-    with RedisServer() as server:
+    with RedisServer(*_RARELY) as server:
         yield server
 
 
@@ -138,14 +144,14 @@ def redis_server() -> Iterator[RedisServer]:
 def lone_node() -> Iterator[RedisServer]:
     """A cluster of one node for all tests (of this xdist worker), which no test may break."""
     with ExitStack() as stack:
-        yield Cluster(stack, masters=1).masters[0]
+        yield Cluster(stack, 1, 0, *_RARELY).masters[0]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three masters for all tests (of this xdist worker), which no test may break."""
     with ExitStack() as stack:
-        yield Cluster(stack, masters=3)
+        yield Cluster(stack, 3, 0, *_RARELY)
 
 
 @pytest.fixture
@@ -159,9 +165,9 @@ def own_server() -> Iterator[RedisServer]:
 def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL server for all tests (of this xdist worker), which no test may break."""
     databases.need_postgres()
-    # It lives for as long as all tests: to start a vacuum each second, as others do, takes more of
-    # the processor than most tests on it.
-    with PostgresServer(["autovacuum_naptime=5s"]) as server:
+    # As rarely as by default. Other servers look for work each second, for the tests of the vacuum:
+    # that starts a process each time.
+    with PostgresServer(["autovacuum_naptime=1min"]) as server:
         yield server
 
 
