@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import itertools
 import logging
 import re
@@ -11,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -21,7 +23,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 import aiolock
-from aiolock.stores.redis import RedisStore, _replies, _scripts
+from aiolock.stores.redis import RedisStore, _replies, _scripts, _wire
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.testing import Peer
 from tests.clusters import Cluster
@@ -385,6 +387,23 @@ async def test_clients_options(server: RedisServer, prefix: str, options: Option
             async with client.lock("lock"):
                 await caller.ping()
         assert await caller.ping()
+
+
+async def test_redis_py_is_looked_up_once(
+    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection reads no files to tell the server which redis-py it is."""
+    one, other = (aiolock.connect(server.url, prefix=prefix) for _ in range(2))
+    async with one:
+        await check_works(one)
+    monkeypatch.setattr(importlib.metadata, "version", Mock(side_effect=AssertionError))
+    async with other:
+        await check_works(other)
+
+
+def test_what_the_caller_says_of_itself() -> None:
+    """A caller that tells a server which library it is has its way."""
+    assert not _wire._driver({"lib_name": "caller"})
 
 
 async def test_client_with_blocking_pool(server: RedisServer, prefix: str) -> None:

