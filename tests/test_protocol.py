@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from tests import virtual
+from tests import garbage, virtual
 from tests.protocol.acted import RUNS, Play
 from tests.protocol.model import Safeguards
 from tests.protocol.search import Search, Searched, main
@@ -56,6 +56,7 @@ def runs(within: Setting, *queue: int, ahead: int = 2, first: int = 0) -> Settin
 
 
 @cache
+@garbage.not_looked_for()
 def searched(
     within: Setting, *without: str, wrong: frozenset[Wrong] = frozenset(Wrong)
 ) -> Searched:
@@ -250,8 +251,8 @@ WITHOUT: dict[str, tuple[Wrong, Setting]] = {
         runs(setting(TWO_AND_ONE, "flush", "stop", faults=2, ttl=1), ahead=1),
     ),
     # Without these the others only wait longer.
-    "silent_are_skipped": (Wrong.IDLE_TOO_LONG, setting(THREE, "die", patience=0)),
-    "claims_are_short": (Wrong.IDLE_TOO_LONG, setting(THREE, "doze", patience=1)),
+    "silent_are_skipped": (Wrong.IDLE_TOO_LONG, setting(THREE, "die", begun=True, patience=0)),
+    "claims_are_short": (Wrong.IDLE_TOO_LONG, setting(THREE, "doze", begun=True, patience=1)),
     "stuck_are_purged": (
         Wrong.IDLE_TOO_LONG,
         setting(TWO_AND_ONE, "stop", ttl=1, begun=True, patience=1),

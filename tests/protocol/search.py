@@ -29,7 +29,10 @@ class System(Protocol[State, Label]):
         ...
 
     def canonical(self, state: State) -> State:
-        """Of all states that are the same but for names, the one that stands for them."""
+        """Of all states that are the same but for names, the one that stands for them.
+
+        That one stands for itself.
+        """
         ...
 
     def wrong(self, state: State) -> str | None:
@@ -127,14 +130,16 @@ class Search(Generic[State, Label]):
                 level_ends = len(states)
             for raw, by_itself, _ in system.steps(states[at]):
                 self._steps += 1
-                after = system.canonical(raw)
-                number = numbers.setdefault(after, len(states))
-                if number == len(states):
-                    states.append(after)
-                    self._parents.append(at)
-                    wrong = system.wrong(after)
-                    if wrong is not None:
-                        return wrong, number
+                number = numbers.get(raw, -1)
+                if number < 0:  # else it is canonical: most steps lead to a known state
+                    after = system.canonical(raw)
+                    number = numbers.setdefault(after, len(states))
+                    if number == len(states):
+                        states.append(after)
+                        self._parents.append(at)
+                        wrong = system.wrong(after)
+                        if wrong is not None:
+                            return wrong, number
                 if by_itself:
                     self._targets.append(number)
             self._starts.append(len(self._targets))
@@ -149,9 +154,10 @@ class Search(Generic[State, Label]):
             # Backwards, since most steps lead to later states: a few rounds are enough.
             for number in range(len(self._states) - 1, -1, -1):
                 if not content[number]:
-                    targets = self._targets[self._starts[number] : self._starts[number + 1]]
-                    if any(content[target] for target in targets):
-                        content[number] = changed = True
+                    for target in self._targets[self._starts[number] : self._starts[number + 1]]:
+                        if content[target]:
+                            content[number] = changed = True
+                            break
         stuck = content.find(0)
         return None if stuck < 0 else stuck
 

@@ -116,15 +116,22 @@ Step = tuple[State, bool, Label]
 
 
 class _Move(NamedTuple):
-    """What one client may do, or suffer, whatever the others do."""
+    """What one client may do, whatever the others do."""
 
     after: int
     label: str
-    fault: Fault | None = None
-    urgent: bool = False
-    by_itself: bool = True
-    handed: tuple[int, int] | None = None
+    urgent: bool
+    by_itself: bool
+    handed: tuple[int, int] | None
     """The lock is handed on by it: to this task, under this fence."""
+
+
+class _Break(NamedTuple):
+    """What one client may suffer."""
+
+    fault: Fault
+    label: str
+    after: int
 
 
 class _OfClient(NamedTuple):
@@ -175,6 +182,8 @@ class World:
         self.canonical = self.parts.canonical
         # What happens to a part is worked out once, however many states it is part of.
         self._moves = cache(self._work_out_moves)
+        self._settled_moves = cache(self._settle_moves)
+        self._breaks = cache(self._work_out_breaks)
         self._carried_out = cache(self._carry_out)
         self._pushed = cache(self._push)
         self._handed_on = cache(self._hand_on)
@@ -182,6 +191,7 @@ class World:
         self._settled = cache(self._read_what_nobody_awaits)
         self._of_client = cache(self._look_at_client)
         self._of_server = cache(self._look_at_server)
+        self._compared = cache(self._compare)
 
     def initial(self) -> State:
         """Nobody has asked yet, unless it is to have begun."""
@@ -218,34 +228,37 @@ class World:
         steps: list[Step] = []
         for at, what in enumerate(of):
             steps += self._steps_of_client(state, at)
+            served: list[Step] = []
             if what.due:
-                steps.append(self._served(state, at, listening, ""))
+                served.append(self._served(state, at, listening, ""))
                 if faults and "flush" in self.setting.kinds:
-                    steps.append(self._served(state, at, listening, "flush"))
-            for link in range(what.strays):
-                steps.append(self._served(state, at, listening, link))
+                    served.append(self._served(state, at, listening, "flush"))
+            served += [self._served(state, at, listening, link) for link in range(what.strays)]
+            steps += [(self._settle(after), itself, label) for after, itself, label in served]
         if faults:
             steps += self._server_faults(state, listening)
         if delays or not urgent:
             steps += self._tick(state, of, urgent=urgent)
-        if faults > 1:
-            return steps
-        return [(self._settle(after), by_itself, label) for after, by_itself, label in steps]
+        return steps
 
     def _steps_of_client(self, state: State, at: int) -> list[Step]:
         """What this client does, or suffers, by itself."""
         steps: list[Step] = []
-        before, behind = state[: at + 1], state[at + 2 :]
+        before, client, behind = state[: at + 1], state[at + 1], state[at + 2 :]
         faults = state[-BUDGETS]
-        for after, label, fault, _, by_itself, handed in self._moves(state[at + 1]):
-            if handed is not None:
-                server = self._handed_on(state[0], state[at + 1], at, handed)
-                steps.append(((server, *before[1:], after, *behind), by_itself, (label, at)))
-            elif fault is None:
+        moves = self._moves(client) if faults else self._settled_moves(client)
+        for after, label, _, by_itself, handed in moves:
+            if handed is None:
                 steps.append(((*before, after, *behind), by_itself, (label, at)))
-            elif faults and not (fault in {"doze", "die"} and self._holds(state[0], at)):
-                fewer = (*behind[:-BUDGETS], faults - 1, *behind[1 - BUDGETS :])
-                steps.append(((*before, after, *fewer), False, (label, at)))
+            else:
+                server = self._handed_on(state[0], client, at, handed)
+                steps.append(((server, *before[1:], after, *behind), by_itself, (label, at)))
+        if faults:
+            fewer = (*behind[:-BUDGETS], faults - 1, *behind[1 - BUDGETS :])
+            for fault, label, after in self._breaks(client):
+                if not (fault in {"doze", "die"} and self._holds(state[0], at)):
+                    broken = self._settle((*before, after, *fewer))
+                    steps.append((broken, False, (label, at)))
         return steps
 
     def _holds(self, server: int, client: int) -> bool:
@@ -354,7 +367,6 @@ class World:
         def move(
             label: str,
             after: Client,
-            fault: Fault | None = None,
             *,
             urgent: bool = False,
             by_itself: bool = True,
@@ -364,7 +376,7 @@ class World:
                 task = after.run.present
                 handed = task, after.tasks[task].fence
                 label += f", and hands on #{handed[1]} to {{me}}{task + 1}"
-            return _Move(self.parts.number(after), label, fault, urgent, by_itself, handed)
+            return _Move(self.parts.number(after), label, urgent, by_itself, handed)
 
         moves: list[_Move] = []
         if client.alive and not client.stopped:
@@ -383,17 +395,27 @@ class World:
             moves.append(move("the server notices that {me} does not listen", gone))
         for link in range(len(client.strays)):
             moves.append(move("what {me} had sent is lost", _less(client, link, ())))
-        begun = any(task.phase not in {Phase.IDLE, Phase.DONE} for task in client.tasks)
-        if client.alive and (begun or client.pipe):
-            for kind, label, after in self._faults(client):
-                if kind in self.setting.kinds:
-                    moves.append(move(label, after, kind, by_itself=False))
         return moves
+
+    def _settle_moves(self, number: int) -> list[_Move]:
+        """The same when nothing breaks any more."""
+        return [move._replace(after=self._settled(move.after)) for move in self._moves(number)]
 
     def _taken(self, client: Client, act: Act) -> Client:
         return take(client, act, self.guards, self.terms)
 
     # What may break
+
+    def _work_out_breaks(self, number: int) -> list[_Break]:
+        client = self.parts.client(number)
+        begun = any(task.phase not in {Phase.IDLE, Phase.DONE} for task in client.tasks)
+        if not client.alive or not (begun or client.pipe):
+            return []
+        return [
+            _Break(kind, label, self.parts.number(after))
+            for kind, label, after in (*self._faults(client), *self._failures(client))
+            if kind in self.setting.kinds
+        ]
 
     def _faults(self, client: Client) -> Iterator[tuple[Fault, str, Client]]:
         """What may befall a client."""
@@ -437,22 +459,26 @@ class World:
             yield "stop", "{me} is stopped", stopped
             if quiet:
                 yield "doze", "{me} is stopped", stopped
-            yield from self._failures(client)
 
     def _failures(self, client: Client) -> Iterator[tuple[Fault, str, Client]]:
-        """What may befall the tasks of a running client."""
-        for act in failures(client):
-            after = self._taken(client, act)
-            if act.task is None:
-                command = client.pipe[0]
-                back = client.tasks[command.task].phase is Phase.BACK
-                of_waiter = command.what == "release" and (back or not command.awaited)
-                kind: Fault = "unheard" if of_waiter else "mute"
-                yield "despair" if command.what == "ask" else kind, act.label, after
-            else:
-                yield "cancel", act.label, after
-                if client.tasks[act.task].phase is Phase.QUEUED and not client.pipe:
-                    yield "leave", act.label, after
+        """What may befall the tasks of a running client, of what is looked for."""
+        for act in () if client.stopped else failures(client):
+            for kind in self._kinds_of(client, act):
+                if kind in self.setting.kinds:  # else the client is not to be worked out
+                    yield kind, act.label, self._taken(client, act)
+
+    @staticmethod
+    def _kinds_of(client: Client, act: Act) -> list[Fault]:
+        """The kinds of faults of which this failure is one."""
+        if act.task is not None:
+            leaves = client.tasks[act.task].phase is Phase.QUEUED and not client.pipe
+            return ["cancel", "leave"] if leaves else ["cancel"]
+        command = client.pipe[0]
+        if command.what == "ask":
+            return ["despair"]
+        back = client.tasks[command.task].phase is Phase.BACK
+        of_waiter = command.what == "release" and (back or not command.awaited)
+        return ["unheard" if of_waiter else "mute"]
 
     def _server_faults(self, state: State, listening: tuple[bool, ...]) -> Iterator[Step]:
         server, kinds = self.parts.server(state[0]), self.setting.kinds
@@ -473,9 +499,11 @@ class World:
             for client, push in broken.pushes:
                 clients[client] = self._pushed(clients[client], push)
             number = self.parts.number(broken.after())
-            yield (number, *clients, *fewer), False, ("somebody breaks the lock", 0)
+            broken_state = self._settle((number, *clients, *fewer))
+            yield broken_state, False, ("somebody breaks the lock", 0)
         for after, label in suffered:
-            yield (self.parts.number(after), *state[1:-BUDGETS], *fewer), False, (label, 0)
+            suffering = self._settle((self.parts.number(after), *state[1:-BUDGETS], *fewer))
+            yield suffering, False, (label, 0)
 
     # Time
 
@@ -488,7 +516,8 @@ class World:
         older = tuple(map(self._older, parts))
         if older != parts or idle != state[-1]:
             label = "time passes, and somebody is slow" if urgent else "time passes"
-            yield (*older, faults, delays - urgent, idle), not urgent, (label, 0)
+            after = self._settle((*older, faults, delays - urgent, idle))
+            yield after, not urgent, (label, 0)
 
     def _age(self, number: int) -> int:
         """The same part, one tick later."""
@@ -562,27 +591,35 @@ class World:
 
     def wrong(self, state: State) -> Wrong | None:
         """What is wrong with this state, of what is looked for."""
-        of_server = self._of_server(state[0])
-        found = [] if of_server.wrong is None else [of_server.wrong]
+        server = state[0]
+        at_server = self._of_server(server).wrong
+        found = [] if at_server is None else [at_server]
         bodies = 0
         for at, client in enumerate(state[1:-BUDGETS]):
-            of = self._of_client(client)
-            unheard = bool(of.bodies) and self._has_not_heard(client)
-            for task, fence, left in () if unheard else of.bodies:
-                bodies += 1
-                grant = (Who(at, task), fence)
-                grants = {grant, *((Who(at, giver), given) for giver, given in of.passed)}
-                if not any(h[:2] in grants and left <= h.left for h in of_server.holders):
-                    found.append(Wrong.NOT_THE_HOLDER)
-            if any((at, task) in of_server.in_the_way for task in of.ended):
-                found.append(Wrong.LEFT_BEHIND)
-            if of.late:
-                found.append(Wrong.ENTERED_LATE)
+            its_bodies, its_wrongs = self._compared(server, client, at)
+            bodies += its_bodies
+            found += its_wrongs
         if bodies > 1:
             found.append(Wrong.TWO_BODIES)
         if self.setting.patience is not None and state[-1] > self.setting.patience:
             found.append(Wrong.IDLE_TOO_LONG)
-        return next((wrong for wrong in found if wrong in self.looked_for), None)
+        return next((wrong for wrong in found if wrong in self.looked_for), None) if found else None
+
+    def _compare(self, server: int, client: int, at: int) -> tuple[int, list[Wrong]]:
+        """How many bodies a client has, and what is wrong between it and the server."""
+        of_server, of = self._of_server(server), self._of_client(client)
+        found: list[Wrong] = []
+        bodies = () if of.bodies and self._has_not_heard(client) else of.bodies
+        for task, fence, left in bodies:
+            grant = (Who(at, task), fence)
+            grants = {grant, *((Who(at, giver), given) for giver, given in of.passed)}
+            if not any(h[:2] in grants and left <= h.left for h in of_server.holders):
+                found.append(Wrong.NOT_THE_HOLDER)
+        if any((at, task) in of_server.in_the_way for task in of.ended):
+            found.append(Wrong.LEFT_BEHIND)
+        if of.late:
+            found.append(Wrong.ENTERED_LATE)
+        return len(bodies), found
 
     def content(self, state: State) -> bool:
         """Whether nobody waits. Who is stopped or dead does not."""
