@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -269,6 +269,16 @@ class Model(MemoryServer):
         return self.state.permits_taken, self.state.limit or 0, self.state.count
 
 
+class Kept(NamedTuple):
+    """What Redis keeps of the name."""
+
+    scores: dict[str, float]
+    """Its members of the first key."""
+    queue: list[str]
+    expiries: list[int]
+    """In how many ms each key ends; -1: never."""
+
+
 class Scripts:
     """The same operations by the Lua scripts, on a real server."""
 
@@ -280,9 +290,11 @@ class Scripts:
         self.value = self.names.value(NAME)
         self.pubsubs: dict[str, Any] = {}
         self.log: list[tuple[Any, ...]] = []
+        self._kept: Kept | None = None
 
     def _call(self, script: scripts.Script, keys: list[str], *values: object) -> Any:
         """The decoded reply, after the pushes have come."""
+        self._kept = None
         try:
             reply = self.raw.eval(script.source, len(keys), *keys, *map(str, values))
             answer = reply if script is scripts.RELEASE else script.decode(reply)
@@ -291,8 +303,11 @@ class Scripts:
             if code != "LATE":
                 raise
             answer = Late(int(now))
+        with self.redis.pipeline(transaction=False) as pipeline:
+            for client in self.pubsubs:
+                pipeline.publish(self.names.channels + client, "that is all")
+            pipeline.execute()
         for client, pubsub in self.pubsubs.items():
-            self.redis.publish(self.names.channels + client, "that is all")
             while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
                 self._heard(push, client)
         return answer
@@ -410,26 +425,46 @@ class Scripts:
         values = (self.names.channels, int(waiters))
         return replies.status(NAME, self._call(scripts.STATUS, self.keys[:2], *values))
 
+    # What stands there
+
+    def put(self, key: str, member: str, score: float) -> None:
+        """Write this there, beside the scripts."""
+        self._kept = None
+        self.redis.zadd(key, {member: score})
+
+    @property
+    def kept(self) -> Kept:
+        """All of it, read once after each change: many look at it."""
+        if self._kept is None:
+            with self.redis.pipeline(transaction=False) as pipeline:
+                pipeline.zrange(self.keys[0], 0, -1, withscores=True)
+                pipeline.zrange(self.keys[1], 0, -1)
+                for key in (*self.keys, self.value):
+                    pipeline.pttl(key)
+                scores, queue, *expiries = pipeline.execute()
+            self._kept = Kept(dict(scores), queue, expiries)
+        return self._kept
+
     def claims(self) -> list[str]:
         """The grants whose lease is a claim that nobody has confirmed."""
-        held = self.redis.zrangebyscore(self.keys[0], "-inf", 10**15 - 1, withscores=True)
-        return sorted(grant for grant, end in held if end % 1)
+        held = self.kept.scores.items()
+        return sorted(grant for grant, end in held if end < 10**15 and end % 1)
 
     def tombstones(self) -> set[str]:
         """What was given up, of which copies may still come."""
         after = 10**15 + int(time.time() * 1000)
-        found = self.redis.zrangebyscore(self.keys[0], after, 10**15 + 10**13)
-        return {member.removeprefix("!") for member in found}
+        found = self.kept.scores.items()
+        return {m.removeprefix("!") for m, end in found if after <= end <= 10**15 + 10**13}
 
     def numbers(self) -> tuple[int, int, int]:
         """Permits taken, the limit, the count."""
-        known = self.redis.zmscore(self.keys[0], ["used", "limit", "count"])
+        known = map(self.kept.scores.get, ["used", "limit", "count"])
         used, limit, count = (0 if n is None else int(n) - 10**15 for n in known)
         return used, limit, count
 
     def holders(self) -> list[tuple[str, int]]:
         """The grants, sorted, as they stand there."""
-        grants = self.redis.zrangebyscore(self.keys[0], "-inf", 10**15 - 1)
+        grants = [grant for grant, end in self.kept.scores.items() if end < 10**15]
         parts = (grant.rpartition(":") for grant in grants)
         return sorted((waiter, int(fence)) for waiter, _, fence in parts)
 
@@ -678,7 +713,7 @@ class Differential(RuleBasedStateMachine):
             ticket = state.queue[-1][0] + 1 if state.queue else 1
             state.enqueue(ticket, waiter, form)
             real = self.real.redis.zrange(self.real.keys[1], -1, -1, withscores=True)
-            self.real.redis.zadd(self.real.keys[1], {text: real[0][1] + 1 if real else 1})
+            self.real.put(self.real.keys[1], text, real[0][1] + 1 if real else 1)
             self.real.redis.pexpire(self.real.keys[1], 300_000)
 
     @precondition(lambda self: self.downgrades)
@@ -805,7 +840,7 @@ class Differential(RuleBasedStateMachine):
         for waiter, fence in sorted(self.real.holders(), key=lambda grant: grant[1])[:first]:
             member = f"{waiter}:{fence}"
             ended = LONG_AGO + 0.5 if member in claims else LONG_AGO
-            self.real.redis.zadd(self.real.keys[0], {member: ended})
+            self.real.put(self.real.keys[0], member, ended)
         held = self.model.state.holders.values()
         for holder in sorted(held, key=lambda holder: holder.grant.fence)[:first]:
             holder.end = LONG_AGO
@@ -828,7 +863,7 @@ class Differential(RuleBasedStateMachine):
             self.model.claims(), self.model_fences
         )
         assert self.real.tombstones() == self.model.tombstones()
-        assert self.real.redis.zrange(self.real.keys[1], 0, -1) == self.model.queue()
+        assert self.real.kept.queue == self.model.queue()
         if self.counts:
             used, limit, count = self.real.numbers()
             assert (used, max(0, limit), count) == self.model.numbers()
@@ -853,8 +888,10 @@ class Differential(RuleBasedStateMachine):
 
     @invariant()
     def every_key_expires(self) -> None:
-        for key in (*self.real.keys, self.real.value):
-            assert self.real.redis.pttl(key) != -1, f"{key} has no expiry"
+        for key, left in zip(
+            (*self.real.keys, self.real.value), self.real.kept.expiries, strict=True
+        ):
+            assert left != -1, f"{key} has no expiry"
 
     def teardown(self) -> None:
         self.real.close()

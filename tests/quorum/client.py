@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise
@@ -38,7 +39,9 @@ def lasts(lease: float) -> float:
 class Network(Protocol):
     """The surroundings of a client."""
 
-    def now(self) -> float: ...
+    time: float
+    """Real time."""
+
     def later(self, after: float, call: Callable[[], None], of: Client) -> None: ...
     def send(self, client: Client, server: int, number: int, command: Command) -> None: ...
     def entered(self, waiter: Waiter) -> None: ...
@@ -59,7 +62,7 @@ class Waiter:
         """For how long it stays inside, in ms."""
         self.task = 0
         self.born = client.clock()
-        self.started = client.network.now()
+        self.started = client.network.time
         self.queued_at: float | None = None
         """When a majority had it in the queue, in real time."""
         self.asked = [0.0] * servers
@@ -128,7 +131,7 @@ class Client:
 
     def clock(self) -> float:
         """Its own clock."""
-        return self._offset + self._rate * self.network.now()
+        return self._offset + self._rate * self.network.time
 
     @property
     def waits_for_answers(self) -> bool:
@@ -250,7 +253,7 @@ class Client:
     def _note_queued(self, waiter: Waiter) -> None:
         stands = zip(waiter.answered, waiter.ballot.votes, strict=True)
         if waiter.queued_at is None and sum(bool(a or v) for a, v in stands) >= self.quorum:
-            waiter.queued_at = self.network.now()
+            waiter.queued_at = self.network.time
 
     def told(self, server: int, who: Who, push: Push) -> None:
         """A server has pushed something."""
@@ -364,7 +367,7 @@ class Client:
     def is_alone(self) -> bool:
         """Whether a majority has said lately that no other client waits."""
         since = self.clock() - FRESH
-        return sum(asked >= since for asked in self._alone) >= self.quorum
+        return sum([asked >= since for asked in self._alone]) >= self.quorum
 
     def _ask_ahead(self, waiter: Waiter) -> None:
         """Make the next fences known, and ask whether other clients wait."""
@@ -456,16 +459,18 @@ class Client:
         if in_reach:
             for server in range(self.servers):
                 self._look_after(waiter, server, now)
-        self.network.later(CLAIM / 8, lambda: self.tick(waiter), self)
+        self.network.later(CLAIM / 8, partial(self.tick, waiter), self)
 
     def _step_aside(self, waiter: Waiter, leave: Leave) -> None:
         self._release(waiter, leave.server, 0, leave.upto)
 
     def in_reach(self, now: float) -> bool:
         """Whether a majority of the servers was heard of lately."""
-        return sum(now - heard < 2 * CLAIM for heard in self.heard) >= self.quorum
+        return sum([now - heard < 2 * CLAIM for heard in self.heard]) >= self.quorum
 
     def _ping(self, now: float) -> None:
+        if now - min(self.heard) <= CLAIM / 2:
+            return  # nearly always
         for server in range(self.servers):
             silent = now - self.heard[server] > CLAIM / 2
             if silent and now - self._pinged[server] > CLAIM / 2:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from tests.quorum.client import FRESH, Client, Waiter
@@ -124,6 +125,7 @@ class Simulation:
         self.rng = rng = random.Random(seed)
         self.world = world
         self.time = 0.0
+        """Real time."""
         self.counts: Counter[str] = Counter()
         self.stranded: Client | None = None
         """The clients that reach no majority, and need not be served."""
@@ -176,10 +178,6 @@ class Simulation:
 
     # Time
 
-    def now(self) -> float:
-        """Real time."""
-        return self.time
-
     def clock_of(self, place: Place) -> float:
         """A server's clock."""
         return place.offset + place.rate * self.time
@@ -191,7 +189,7 @@ class Simulation:
 
     def later(self, after: float, call: Callable[[], None], of: Client) -> None:
         """Let a client do this when it runs, if it lives."""
-        self.after(after, lambda: self._by(of, call))
+        self.after(after, partial(self._by, of, call))
 
     def _by(self, client: Client, call: Callable[[], None]) -> None:
         if not client.alive:
@@ -252,9 +250,7 @@ class Simulation:
         """A command is on its way; or two of it."""
         self.counts["commands"] += 1
 
-        def arrive() -> None:
-            self._arrive(client, server, number, command)
-
+        arrive = partial(self._arrive, client, server, number, command)
         if self.world.faults:
             if self.rng.random() < 0.01:
                 return
@@ -269,19 +265,19 @@ class Simulation:
         if not place.up or (client, server) in self.cut:
             return
         if place.stopped:
-            place.backlog.append(lambda: self._arrive(client, server, number, command))
+            place.backlog.append(partial(self._arrive, client, server, number, command))
             return
         answer = place.server.execute(command, self.clock_of(place))
         if self.world.faults and self.rng.random() < 0.01:
             return
         self._carry(
             (client, server, "answer"),
-            lambda: self._answered(client, server, number, answer),
+            partial(self._answered, client, server, number, answer),
         )
 
     def _answered(self, client: Client, server: int, number: int, answer: Answer) -> None:
         if (client, server) not in self.cut:
-            self._by(client, lambda: client.answered(server, number, answer))
+            self._by(client, partial(client.answered, server, number, answer))
 
     def _push(self, server: int, who: Who, push: Push) -> None:
         self.counts[type(push).__name__] += 1
@@ -360,10 +356,10 @@ class Simulation:
         return client.alive and client is not self.stranded
 
     def _goes_on(self) -> bool:
-        return any(
-            (client.waiters or client.waits_for_answers) and self._is_served(client)
-            for client in self.clients
-        ) or any(count and self._is_served(client) for (client, _), count in self._left.items())
+        for client in self.clients:  # after each event: so without a generator
+            if (client.waiters or client.waits_for_answers) and self._is_served(client):
+                return True
+        return any(count and self._is_served(client) for (client, _), count in self._left.items())
 
     def _check_order(self) -> None:
         """A waiter that asked a round trip after another stood in line does not overtake it.
