@@ -15,14 +15,14 @@ Two servers decide together: that is a quorum, too, and a smaller world.
 from __future__ import annotations
 
 import argparse
-import gc
 import math
 import time
 from collections.abc import Collection, Iterator
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise, Vote
+from tests import garbage
 
 _FOR_EVER: Final = 1.0
 _NOW: Final = 0.0
@@ -76,10 +76,10 @@ class Client(NamedTuple):
 
 
 class State(NamedTuple):
-    """The whole state."""
+    """The whole state. Equal servers have one number, and so have equal clients."""
 
-    servers: tuple[Server, ...]
-    clients: tuple[Client, ...]
+    servers: tuple[int, ...]
+    clients: tuple[int, ...]
     fence: int
     """The highest fence of all that have entered."""
     writers_fence: int
@@ -87,6 +87,29 @@ class State(NamedTuple):
 
 
 Links = tuple[tuple[Message, ...], ...]
+
+Move = tuple[int, int]
+"""What a client is next, and the fence under which it has entered by that, or 0."""
+
+Part = TypeVar("Part", Server, Client)
+
+
+class Numbers(Generic[Part]):
+    """Equal parts are one and have a number: so a state is a few numbers."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._numbers: dict[Part, int] = {}
+
+    def __getitem__(self, number: int) -> Part:
+        return self._parts[number]
+
+    def of(self, part: Part) -> int:
+        """The number of this part."""
+        number = self._numbers.setdefault(part, len(self._parts))
+        if number == len(self._parts):
+            self._parts.append(part)
+        return number
 
 
 def _more(links: Links, server: int, *messages: Message) -> Links:
@@ -146,11 +169,19 @@ class Search:
         self._ballot = ballot
         self._inquires = inquires
         self._tells = tells
-        # Most states have their servers from others: what a command does there is worked out once.
+        self._at = Numbers[Server]()
+        self._of = Numbers[Client]()
+        # Most states have their servers and clients from others: what happens there is worked out
+        # once.
         self._executed_at = cache(self._execute)
+        self._moves = cache(self._work_out_moves)
+        self._heard = cache(self._hear)
+        self._sent = cache(self._send)
+        self._pushed = cache(self._push)
         self.states = self.depth = 0
         self.complete = False
 
+    @garbage.not_looked_for()
     def run(self, seconds: float = math.inf) -> int:
         """Search; returns how many states there were. Raises `Wrong`.
 
@@ -158,12 +189,13 @@ class Search:
         steps from the first: then it is not ``complete``.
         """
         end = time.process_time() + seconds
+        clients = [
+            Client(who, self._times_of(who), None, self._none, self._none, self._none)
+            for who in range(self._clients)
+        ]
         first = State(
-            tuple(Server((), (), 2 * server) for server in range(self._servers)),
-            tuple(
-                Client(who, self._times_of(who), None, self._none, self._none, self._none)
-                for who in range(self._clients)
-            ),
+            tuple(self._at.of(Server((), (), 2 * server)) for server in range(self._servers)),
+            tuple(map(self._of.of, clients)),
             *(0, 0),
         )
         seen, front = {first}, [first]
@@ -171,8 +203,8 @@ class Search:
             reached: list[State] = []
             for state in front:
                 nexts = list(self._steps(state))
-                if not nexts and any(client.left for client in state.clients):
-                    raise Wrong(f"for ever: {state.servers}")
+                if not nexts and any(self._of[client].left for client in state.clients):
+                    raise Wrong(f"for ever: {[self._at[server] for server in state.servers]}")
                 for following in nexts:
                     if following not in seen:
                         seen.add(following)
@@ -199,35 +231,46 @@ class Search:
 
     def _steps(self, state: State) -> Iterator[State]:
         for index, client in enumerate(state.clients):
-            if client.votes is None and client.left:
-                yield self._asks(state, index, client)
-            if client.votes is not None and client.votes.entered:
-                yield self._leaves(state, index, client)
-                if self._hands_on and client.left > 1:
-                    yield from self._goes_on(state, index, client)
-            for server in range(self._servers):
-                if client.commands[server]:
-                    yield self._executed(state, index, client, server)
-                if client.answers[server]:
-                    heard = client._replace(answers=_less(client.answers, server))
-                    yield self._heard(state, index, heard, server, client.answers[server][0])
-                if client.pushes[server]:
-                    heard = client._replace(pushes=_less(client.pushes, server))
-                    yield self._heard(state, index, heard, server, client.pushes[server][0])
+            for move in self._moves(client):
+                yield self._with(state, index, move)
+            for server, commands in enumerate(self._of[client].commands):
+                if commands:
+                    yield self._executed(state, index, server, commands[0])
 
-    @staticmethod
-    def _with(state: State, index: int, client: Client) -> State:
-        clients = (*state.clients[:index], client, *state.clients[index + 1 :])
-        return state._replace(clients=clients)
+    def _with(self, state: State, index: int, move: Move) -> State:
+        after, entered = move
+        clients = (*state.clients[:index], after, *state.clients[index + 1 :])
+        if entered:
+            return self._entered(state, index, entered, clients)
+        return State(state.servers, clients, state.fence, state.writers_fence)
 
-    def _asks(self, state: State, index: int, client: Client) -> State:
+    # What a client does by itself
+
+    def _work_out_moves(self, number: int) -> list[Move]:
+        client, moves = self._of[number], list[Move]()
+        if client.votes is None and client.left:
+            moves.append(self._asks(client))
+        if client.votes is not None and client.votes.entered:
+            moves.append(self._leaves(client))
+            if self._hands_on and client.left > 1:
+                moves += self._goes_on(client)
+        for server in range(self._servers):
+            if client.answers[server]:
+                heard = client._replace(answers=_less(client.answers, server))
+                moves.append(self._hear(self._of.of(heard), server, client.answers[server][0]))
+            if client.pushes[server]:
+                heard = client._replace(pushes=_less(client.pushes, server))
+                moves.append(self._hear(self._of.of(heard), server, client.pushes[server][0]))
+        return moves
+
+    def _asks(self, client: Client) -> Move:
         commands = client.commands
         for server in range(self._servers):
             commands = _more(commands, server, Message("vote", client.who))
         votes = frozen(self._ballot(self._servers))
-        return self._with(state, index, client._replace(votes=votes, commands=commands))
+        return self._of.of(client._replace(votes=votes, commands=commands)), 0
 
-    def _leaves(self, state: State, index: int, client: Client) -> State:
+    def _leaves(self, client: Client) -> Move:
         assert client.votes is not None
         commands = client.commands
         for server in range(self._servers):
@@ -238,9 +281,9 @@ class Search:
         gone = Client(
             client.who + self._clients, client.left - 1, None, commands, self._none, self._none
         )
-        return self._with(state, index, gone)
+        return self._of.of(gone), 0
 
-    def _goes_on(self, state: State, index: int, client: Client) -> Iterator[State]:
+    def _goes_on(self, client: Client) -> Iterator[Move]:
         """The next fence is made known, and then the lock is handed on."""
         assert client.votes is not None
         ballot = self._thawed(client.votes)
@@ -254,37 +297,52 @@ class Search:
                 commands = _more(commands, told.server, raised)
         if commands != client.commands:
             votes = frozen(ballot, hands_on=True)
-            yield self._with(state, index, client._replace(votes=votes, commands=commands))
+            yield self._of.of(client._replace(votes=votes, commands=commands)), 0
         ballot = self._thawed(client.votes)
         if ballot.hand_on(_NOW):
-            left = client._replace(votes=None)  # it is inside no more when the next enters
-            entered = self._enters(self._with(state, index, left), client.who, ballot.fence)
             votes = frozen(ballot, hands_on=True)
             after = client._replace(votes=votes, left=client.left - 1)
-            yield self._with(entered, index, after)
+            yield self._of.of(after), ballot.fence
 
-    def _executed(self, state: State, index: int, client: Client, server: int) -> State:
-        command = client.commands[server][0]
+    # What a server does
+
+    def _executed(self, state: State, index: int, server: int, command: Message) -> State:
         after, answer, pushes = self._executed_at(state.servers[server], command)
-        mine = client.votes is not None and command.who == client.who
-        client = client._replace(commands=_less(client.commands, server))
-        heard = answer if mine else None
-        if heard is not None and not self._at_once:
-            client = client._replace(answers=_more(client.answers, server, heard))
-        state = self._with(state, index, client)
-        servers = (*state.servers[:server], after, *state.servers[server + 1 :])
-        state = state._replace(servers=servers)
+        clients = list(state.clients)
+        clients[index] = self._sent(clients[index], server, answer)
         for push in pushes:
             to = push.who % self._clients
-            other = state.clients[to]
-            if other.votes is not None and other.who == push.who:
-                other = other._replace(pushes=_more(other.pushes, server, push))
-                state = self._with(state, to, other)
-        if heard is not None and self._at_once:
-            state = self._heard(state, index, state.clients[index], server, heard)
+            clients[to] = self._pushed(clients[to], server, push)
+        servers = (*state.servers[:server], after, *state.servers[server + 1 :])
+        state = State(servers, tuple(clients), state.fence, state.writers_fence)
+        if answer is not None and self._at_once and self._is_for(clients[index], answer):
+            return self._with(state, index, self._heard(clients[index], server, answer))
         return state
 
-    def _execute(
+    def _is_for(self, number: int, message: Message) -> bool:
+        """Whether it is for the present acquisition of this client."""
+        client = self._of[number]
+        return client.votes is not None and message.who == client.who
+
+    def _send(self, number: int, server: int, answer: Message | None) -> int:
+        """The client whose first command to that server was carried out."""
+        client = self._of[number]
+        client = client._replace(commands=_less(client.commands, server))
+        if answer is not None and not self._at_once and self._is_for(number, answer):
+            client = client._replace(answers=_more(client.answers, server, answer))
+        return self._of.of(client)
+
+    def _push(self, number: int, server: int, push: Message) -> int:
+        if not self._is_for(number, push):
+            return number
+        client = self._of[number]
+        return self._of.of(client._replace(pushes=_more(client.pushes, server, push)))
+
+    def _execute(self, number: int, command: Message) -> tuple[int, Message | None, list[Message]]:
+        after, answer, pushes = self._carry_out(self._at[number], command)
+        return self._at.of(after), answer, pushes
+
+    def _carry_out(
         self, server: Server, command: Message
     ) -> tuple[Server, Message | None, list[Message]]:
         match command.kind:
@@ -359,9 +417,8 @@ class Search:
             pushes.append(Message("granted", who, server.last))
         return server, pushes
 
-    def _heard(
-        self, state: State, index: int, client: Client, server: int, message: Message
-    ) -> State:
+    def _hear(self, number: int, server: int, message: Message) -> Move:
+        client = self._of[number]
         assert client.votes is not None
         ballot = self._thawed(client.votes)
         match message.kind:
@@ -371,23 +428,25 @@ class Search:
                 ballot.inquired(server, message.number)
             case _:  # raised
                 ballot.renewed(server, message.number, _FOR_EVER, message.fence)
-        commands = client.commands
+        commands, entered = client.commands, 0
         for step in ballot.look(_NOW):
             match step:
-                case Enter(entered):
-                    state = self._enters(state, client.who, entered)
-                case Raise(at, number, least):
-                    told = Message("raise", client.who, number, least)
+                case Enter(fence):
+                    entered = fence
+                case Raise(at, vote, least):
+                    told = Message("raise", client.who, vote, least)
                     commands = _more(commands, at, told)
-                case GiveWay(at, number):
-                    commands = _more(commands, at, Message("give way", client.who, number))
+                case GiveWay(at, vote):
+                    commands = _more(commands, at, Message("give way", client.who, vote))
         votes = frozen(ballot, hands_on=self._hands_on)
-        client = client._replace(votes=votes, commands=commands)
-        return self._with(state, index, client)
+        return self._of.of(client._replace(votes=votes, commands=commands)), entered
 
-    def _enters(self, state: State, who: int, fence: int) -> State:
-        for client in state.clients:
-            inside = client.votes is not None and client.votes.entered
+    def _entered(self, state: State, index: int, fence: int, clients: tuple[int, ...]) -> State:
+        """This client has entered: alone, or beside others if all are readers."""
+        who = self._of[state.clients[index]].who
+        for at, number in enumerate(state.clients):
+            client = self._of[number]
+            inside = at != index and client.votes is not None and client.votes.entered
             if inside and not self._go_together(who, client.who):
                 raise Wrong("two: they are inside at once")
         reads = self._reads(who)
@@ -395,7 +454,7 @@ class Search:
         if fence <= before:
             raise Wrong(f"fence: {fence} after {before}")
         writers = state.writers_fence if reads else fence
-        return state._replace(fence=max(state.fence, fence), writers_fence=writers)
+        return State(state.servers, clients, max(state.fence, fence), writers)
 
 
 def main() -> None:
@@ -409,7 +468,6 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true", help="answers are read when given")
     parser.add_argument("--seconds", type=float, default=math.inf, help="of the processor, at most")
     options = parser.parse_args()
-    gc.disable()  # states are in no cycle, and to look at millions of them takes time
     search = Search(
         *(options.clients, options.times),
         servers=options.servers,
