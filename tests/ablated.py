@@ -19,6 +19,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
+import pytest_asyncio.plugin
+import pytest_timeout  # type: ignore[import-untyped]
 from _pytest.config import default_plugins
 
 ROOT = Path(__file__).parent.parent
@@ -29,15 +31,22 @@ IMPORTED = [
     *("anyio", "anyio.lowlevel", "anyio.abc", "anyio._backends._asyncio"),
     *("redis.asyncio", "fakeredis", "psycopg", "pymysql", "sqlite3", "unittest.mock"),
 ]
+# Plugins of pytest that do nothing for such a test: each has options, hooks and fixtures to set up.
+WITHOUT = [
+    *("cacheprovider", "debugging", "doctest", "faulthandler", "junitxml", "legacypath"),
+    *("pastebin", "setuponly", "setupplan", "stepwise", "subtests", "unittest"),
+    # At the end it would collect garbage ten times, to report things that are no failure here.
+    "unraisableexception",
+]
 # With no plugin but those it needs, and with assertions as Python has them: rewriting takes longer
 # than most of the tests.
 OPTIONS = [
     *("-q", "-x", "--tb=native", "--assert=plain", "-W", "default"),
-    *("-p", "no:cacheprovider"),
-    # At the end it would collect garbage ten times, to report things that are no failure here.
-    *("-p", "no:unraisableexception"),
+    *(f"-pno:{name}" for name in WITHOUT),
     # An exception of a signal's handler may be swallowed by any code, and then the test hangs on.
     "--timeout-method=thread",
+    # A server starts before the time of the test begins.
+    *("-o", "timeout_func_only=true"),
 ]
 
 PATIENCE = 2.0
@@ -117,8 +126,8 @@ def _run(arguments: Sequence[str], folder: str, printed: str, temporary: str) ->
     os.environ["AIOLOCK_TEST_PATIENCE"] = str(PATIENCE)  # it waits in vain
     gc.freeze()  # objects that the fork inherits are no garbage
     assert "aiolock" not in sys.modules
-    # With `-p`, pytest would look through all that is installed for plugins of these names.
-    plugins: list[object] = [_Only(arguments[0]), "pytest_asyncio.plugin", "pytest_timeout"]
+    # By their names, pytest would look through all that is installed for plugins called so.
+    plugins: list[object] = [_Only(arguments[0]), pytest_asyncio.plugin, pytest_timeout]
     code = pytest.main([*arguments, "-o", f"pythonpath={folder} {ROOT}"], plugins=plugins)
     sys.stdout.flush()
     # Not through objects that the fork has inherited.
