@@ -11,17 +11,20 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from tests import databases, loops, selection
-from tests.clusters import Cluster
 from tests.databases import MariaDBServer, PostgresServer
 from tests.failures import Locker, Lockers, Peek, check_nothing_left
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.worlds import KINDS, World
+
+if TYPE_CHECKING:
+    from tests.clusters import Cluster
 
 pytest.register_assert_rewrite("aiolock.testing")  # what a test of the contract saw is printed
 
@@ -143,6 +146,8 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def lone_node() -> Iterator[RedisServer]:
     """A cluster of one node for all tests (of this xdist worker), which no test may break."""
+    from tests.clusters import Cluster  # here, because it starts a server to see its version
+
     with ExitStack() as stack:
         yield Cluster(stack, 1, 0, *_RARELY).masters[0]
 
@@ -150,6 +155,8 @@ def lone_node() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three masters for all tests (of this xdist worker), which no test may break."""
+    from tests.clusters import Cluster
+
     with ExitStack() as stack:
         yield Cluster(stack, 3, 0, *_RARELY)
 
