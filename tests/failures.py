@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pytest
 
@@ -20,19 +20,37 @@ from tests.procs import Message, Worker
 from tests.proxy import Link, Proxy
 from tests.servers import RedisServer
 
+T = TypeVar("T")
+
 _PATIENCE = float(os.environ.get("AIOLOCK_TEST_PATIENCE", "inf"))
 """Seconds at most: where it is expected to be in vain, see `tests.ablated`."""
 
 
-async def until(condition: Callable[[], object], *, within: float = 10.0) -> None:
-    """Wait until a condition holds that nothing announces."""
-    within = min(within, _PATIENCE)
+_LONGEST_PAUSE = 0.005 if math.isinf(_PATIENCE) else 0.05
+"""Seconds between two looks: many conditions ask a server, which costs more than to wait."""
+
+
+async def until(
+    condition: Callable[[], object], *, within: float = 10.0, after: float = 0.0
+) -> None:
+    """Wait until a condition holds that nothing announces.
+
+    On a machine at rest it holds in a moment, or right ``after`` so many seconds.
+    """
+    within = after + min(within, _PATIENCE)
+    pause = 0.005
     try:
         async with asyncio.timeout(within):
-            while not condition():  # noqa: ASYNC110 # nothing announces it
-                await asyncio.sleep(0.005)
+            while not condition():
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.2, _LONGEST_PAUSE)
     except TimeoutError:
         raise TimeoutError(f"a condition did not come true within {within} s") from None
+
+
+async def soon(awaitable: Awaitable[T], *, within: float = 10.0, after: float = 0.0) -> T:
+    """Wait for what comes at once, or right after so many seconds, on a machine at rest."""
+    return await asyncio.wait_for(awaitable, after + min(within, _PATIENCE))
 
 
 async def take(lock: aiolock.Lock | aiolock.Semaphore) -> aiolock.Lease:

@@ -32,7 +32,7 @@ from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._store import MySQLStore
 from tests import databases
 from tests.databases import MariaDBServer
-from tests.failures import pair, parent_that_died, queued, start_waiter, take, until
+from tests.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,9 @@ def number(server: MariaDBServer, client: aiolock.LockClient, *, bell: bool = Fa
 async def settled(server: MariaDBServer) -> None:
     """Others have had the time to come back since this server was started."""
     await until(
-        lambda: int(server.execute("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1]) > 5, within=20
+        lambda: int(server.execute("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1]) > 5,
+        within=14,
+        after=6,
     )
 
 
@@ -390,7 +392,7 @@ async def test_mysql_ends_idle_transactions_in_another_way(
         await asyncio.sleep(2.2)  # between transactions, it may be idle for longer
         assert number(own_mariadb, ours) == before
         await lease.release()
-        await (await asyncio.wait_for(waiting, 5)).release()
+        await (await soon(waiting, within=5)).release()
     database = alone(own_mariadb)
     database.open()
     guard, _ = database._guard
@@ -561,7 +563,7 @@ async def test_by_looking(own_mariadb: MariaDBServer, monkeypatch: pytest.Monkey
             waiting = asyncio.create_task(take(theirs.lock("x")))
             await queued(ours.lock("x"), 1)
             await lease.release()
-            await (await asyncio.wait_for(waiting, 20)).release()
+            await (await soon(waiting, within=20)).release()
 
 
 @pytest.mark.parametrize(("rings", "polls"), [(True, False), (False, True)])
@@ -600,7 +602,7 @@ async def test_a_bell_as_mysql_has_it(
             await queued(ours.lock("x"), 1)
             began = time.monotonic()
             await lease.release()
-            await (await asyncio.wait_for(waiting, 5)).release()
+            await (await soon(waiting, within=5)).release()
             assert time.monotonic() - began < 5
 
 
@@ -938,7 +940,7 @@ async def test_by_a_socket(own_mariadb: MariaDBServer) -> None:
         waiting = asyncio.create_task(take(theirs.lock("x")))
         await queued(ours.lock("x"), 1)
         await lease.release()
-        await (await asyncio.wait_for(waiting, 5)).release()
+        await (await soon(waiting, within=5)).release()
 
 
 async def test_no_server() -> None:

@@ -26,7 +26,7 @@ from aiolock.stores.postgres import _link, _notices, _pipe, _schema, _settings, 
 from aiolock.stores.postgres._store import PostgresStore
 from tests import databases
 from tests.databases import PgBouncer, PostgresServer, Standby
-from tests.failures import pair, parent_that_died, queued, start_waiter, take, until
+from tests.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_the_commands_connection_is_ended(own_postgres: PostgresServer) ->
         await queued(ours.lock("x"), 1)
         terminate(own_postgres, commands(own_postgres))
         await lease.release()
-        second = await asyncio.wait_for(waiting, 5)
+        second = await soon(waiting, within=5)
         assert second.fence > lease.fence
         await second.release()
 
@@ -191,19 +191,19 @@ async def test_the_listening_connection_is_ended(own_postgres: PostgresServer) -
         await queued(ours.lock("x"), 1)
         terminate(own_postgres, ears(own_postgres))
         await lease.release()
-        await (await asyncio.wait_for(waiting, 5)).release()
+        await (await soon(waiting, within=5)).release()
         lease = await take(ours.lock("x"))
         waiting = asyncio.create_task(take(theirs.lock("x")))
         await queued(ours.lock("x"), 1)
         await lease.release()
-        await (await asyncio.wait_for(waiting, 5)).release()
+        await (await soon(waiting, within=5)).release()
 
 
 async def test_a_waiter_that_was_killed_costs_nothing(own_postgres: PostgresServer) -> None:
     """Its session's lock is gone with it, so it is passed over in the step that hands on."""
     url = own_postgres.url("app")
     # Others have had the time to come back since this server was started.
-    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)])
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
     async with pair(url) as (ours, theirs):
         lease = await take(ours.lock("x", ttl=60))
         process = start_waiter(url)
@@ -368,13 +368,15 @@ def at_first(
     server.execute(f"GRANT EXECUTE ON FUNCTION aiolock.{function}({given}) TO app")
 
 
-async def hand_on(ours: aiolock.LockClient, theirs: aiolock.LockClient) -> None:
+async def hand_on(
+    ours: aiolock.LockClient, theirs: aiolock.LockClient, *, after: float = 0.0
+) -> None:
     """Theirs waits for ours, and has it long before a lease ends."""
     lease = await take(ours.lock("x", ttl=60))
     waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
     await queued(theirs.lock("x"), 1)
     await lease.release()
-    second = await asyncio.wait_for(waiting, 10)
+    second = await soon(waiting, after=after)
     assert second.fence > lease.fence
     await second.release()
 
@@ -473,7 +475,7 @@ async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServe
         granted = "SELECT count(*) FROM aiolock.grants WHERE claimed"
         await until(lambda: own_postgres.execute(granted) == [(1,)])
         pipe._link.drop(ConnectionError("the test ends it"))
-        await (await asyncio.wait_for(waiting, 10)).release()
+        await (await soon(waiting)).release()
         await releasing
 
 
@@ -490,7 +492,7 @@ async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: Postgr
             await asyncio.sleep(3.3)  # a claim is 3 s
 
         link._greet = greets
-        await hand_on(ours, theirs)
+        await hand_on(ours, theirs, after=3.3)
 
 
 async def test_notifying_again_fails(own_postgres: PostgresServer) -> None:
@@ -515,7 +517,7 @@ async def test_a_flush_without_an_answer(
         wire = pipe._wire
         await lease.release()
         await until(lambda: pipe._wire is not wire)
-        await (await asyncio.wait_for(waiting, 10)).release()
+        await (await soon(waiting)).release()
 
 
 async def test_a_heartbeat_is_one_statement(
@@ -531,7 +533,7 @@ async def test_a_heartbeat_is_one_statement(
         ear = store_of(client)._ear
         for _ in range(3):
             ear.word.clear()
-            await asyncio.wait_for(ear.word.wait(), 10)
+            await soon(ear.word.wait())
         assert not store_of(client)._pipe._notices.failed
 
 
@@ -555,7 +557,7 @@ async def test_closed_behind_a_flush_that_fails(own_postgres: PostgresServer) ->
             waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
             await queued(theirs.lock("x"), 1)
             await lease.release()
-        await (await asyncio.wait_for(waiting, 10)).release()
+        await (await soon(waiting)).release()
 
 
 async def test_what_is_not_in_the_tables_needs_no_flush(own_postgres: PostgresServer) -> None:
@@ -580,14 +582,14 @@ async def test_what_is_not_in_the_tables_needs_no_flush(own_postgres: PostgresSe
         await until(lambda: own_postgres.execute(own) == [(1,)])
         run.set()
         await running
-        assert not await asyncio.wait_for(waiting, 10)
+        assert not await soon(waiting)
         await other.__aexit__(None, None, None)
 
         lease = await take(theirs.lock("x", ttl=60, on_lost="signal"))
         await ours.request_release("x")
-        await asyncio.wait_for(lease.requested.wait(), 10)
+        await soon(lease.requested.wait())
         await ours.lock("x").break_()
-        await asyncio.wait_for(lease.lost.wait(), 10)
+        await soon(lease.lost.wait())
         store_of(ours)._pipe._notices.close()
 
 
@@ -631,7 +633,7 @@ async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -
         if early[0][1] is False:  # else the machine was too busy for that
             assert early == [(True, False)]
             break
-    await until(lambda: own_postgres.execute(listens) == [(False,)])
+    await until(lambda: own_postgres.execute(listens) == [(False,)], after=5)
 
 
 STOPS = """
@@ -979,7 +981,7 @@ async def test_another_encoding(own_postgres: PostgresServer, encoding: str) -> 
         await queued(theirs.lock("ü🙂"), 1)
         assert [status.name for status in await ours.snapshot()] == ["ü🙂"]
         await lease.release()
-        await (await asyncio.wait_for(waiting, 10)).release()
+        await (await soon(waiting)).release()
         async with ours.election("e").campaign("ü🙂"):
             leader = await theirs.election("e").leader()
             assert leader is not None
@@ -1271,7 +1273,7 @@ async def test_check_fence(own_postgres: PostgresServer) -> None:
                 check(connection, lease)  # the lease has ended: nothing more may begin
             connection.rollback()
         await breaking
-        second = await asyncio.wait_for(waiting, 5)
+        second = await soon(waiting, within=5)
         with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
             with pytest.raises(psycopg.Error, match="'x' is not held"):
                 check(connection, lease)
@@ -1299,8 +1301,8 @@ async def test_a_release_waits_for_who_has_checked(own_postgres: PostgresServer)
             holders = (await theirs.lock("x").status()).holders
             assert [each.fence for each in holders] == [lease.fence]
             connection.commit()
-        assert await asyncio.wait_for(releasing, 10)
-        second = await asyncio.wait_for(waiting, 10)
+        assert await soon(releasing)
+        second = await soon(waiting)
         assert second.fence > lease.fence
         await second.release()
 
@@ -1391,7 +1393,7 @@ async def test_plans_stand(own_postgres: PostgresServer) -> None:
 @pytest.mark.one_loop
 async def test_a_sweep(own_postgres: PostgresServer) -> None:
     """What nobody needs any more goes, some at a time; what somebody does stays."""
-    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)])
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
     own_postgres.execute(
         "INSERT INTO aiolock.names (name, fence)"
         " SELECT convert_to('old ' || n, 'UTF8'), 1000 * n FROM generate_series(1, 250) n"

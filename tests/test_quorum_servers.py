@@ -17,6 +17,7 @@ from aiolock.stores._member import OUTSIDE, UNBOUNDED
 from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.redis._member import RedisMember
 from aiolock.stores.redis._voting import VoteNames
+from tests.failures import soon
 from tests.majorities import vouch
 from tests.servers import RedisServer
 from tests.worlds import queued
@@ -188,7 +189,7 @@ async def test_restarted_with_what_it_had_saved(of: list[RedisServer], prefix: s
         await until_all_vote(client)
         of[0].call("SAVE")
         of[0].restart()
-        await until(lambda: client.servers()[0].state == "silent")
+        await soon(until(lambda: client.servers()[0].state == "silent"))
         await _enter(client.lock("a"))
         of[0].dump.unlink()
 

@@ -33,7 +33,7 @@ from aiolock.stores.redis._topology import Topology
 from aiolock.stores.redis._urls import seeds_at
 from aiolock.testing import Peer
 from tests.clusters import PUSHES, SLOTS, Cluster, Node, add_slots
-from tests.failures import until
+from tests.failures import soon, until
 from tests.servers import RedisServer
 from tests.worlds import asking, queued
 
@@ -554,7 +554,7 @@ async def test_handed_on_while_the_slot_is_moving(
         target = next(node for node in own_cluster.masters if node is not source)
         own_cluster.begin_move(slot, source, target)
         await lease.release()
-        got = await asyncio.wait_for(second, 10)
+        got = await soon(second)
         own_cluster.move_keys(slot, source, target)
         own_cluster.end_move(slot, source, target)
         assert await got.verify()

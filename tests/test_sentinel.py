@@ -281,7 +281,7 @@ async def test_sentinel_that_answers_is_kept(
     """It says nothing for months, where there is nothing to say."""
     monkeypatch.setattr("aiolock.stores.redis._switches._SILENCE", 0.5)
     async with aiolock.connect(url_of(sentinels), prefix=prefix):
-        await until(lambda: sentinels[0].pinged >= 2)
+        await until(lambda: sentinels[0].pinged >= 2, after=2)
         assert sentinels[0].subscriptions == 1
 
 

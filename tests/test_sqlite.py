@@ -1170,7 +1170,7 @@ async def test_what_was_left_for_the_dead_is_removed(
         assert orphan.exists(), "somebody may be about to enter"
         os.utime(orphan, (1, 1))
         async with aiolock.connect(url):
-            await until(lambda: not orphan.exists())
+            await until(lambda: not orphan.exists(), after=5)
         with contextlib.closing(sqlite3.connect(path)) as database:
             assert database.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
