@@ -238,6 +238,7 @@ async def test_who_was_taken_for_dead(
 
         monkeypatch.setattr(link, "connect", connect_later)
         own_mariadb.execute(f"KILL {number(own_mariadb, theirs)}")
+        await until(lambda: number(own_mariadb, theirs) is None)  # else it is not passed over
         await lease.release()
         released.set()
         await (await asyncio.wait_for(waiting, 5)).release()
