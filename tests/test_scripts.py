@@ -144,6 +144,18 @@ def test_a_lua_file_includes_at_its_top_what_it_uses(name: str) -> None:
     assert "--@include" not in FILES[name][top.end() :]
 
 
+def test_a_script_that_is_called_first_reads_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package may have been replaced by then: its scripts are those that were imported."""
+
+    def replaced(*_: object, **__: object) -> str:
+        return "-- another version's"
+
+    source = scripts.OPEN.source
+    scripts._read.cache_clear()
+    monkeypatch.setattr(Path, "read_text", replaced)
+    assert scripts.Script("open", str).source == source
+
+
 def test_the_protocol_page_shows_every_lua_file() -> None:
     """As it is, for the page includes it."""
     page = (ROOT / "docs" / "protocol.md").read_text("utf-8")

@@ -23,7 +23,7 @@ from aiolock.stores.redis._replies import (
     was_before,
 )
 
-_FOLDER: Final = resources.files("aiolock.stores.redis") / "lua"
+_FOLDERS: Final = ("", "quorum/")
 _INCLUDE: Final = re.compile(r"^--@include ([\w/]+)\n", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^local function .*\n", re.MULTILINE)
 _CONSTANT: Final = re.compile(
@@ -31,6 +31,24 @@ _CONSTANT: Final = re.compile(
 )
 _NAMED: Final = re.compile(r"\b[A-Z_]+\b")
 _COMMENT: Final = re.compile(r"^ *--(?!@include ).*\n|^ *\n", re.MULTILINE)
+
+
+def _files() -> dict[str, str]:
+    """The texts of all files, by their names without suffix.
+
+    All at once, and at the import: the package may be replaced while the program runs, and its
+    scripts must be those of this version.
+    """
+    folder = resources.files("aiolock.stores.redis") / "lua"
+    return {
+        f"{within}{file.name.removesuffix('.lua')}": file.read_text("utf-8")
+        for within in _FOLDERS
+        for file in folder.joinpath(within).iterdir()
+        if file.name.endswith(".lua")
+    }
+
+
+_FILES: Final = _files()
 
 
 def _source(name: str) -> str:
@@ -75,9 +93,9 @@ def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
 def _read(name: str) -> tuple[str, dict[str, str]]:
     """A file without its comments and constants, and the constants.
 
-    Once for each file: some stand in all scripts, and every start of a program waits for this.
+    Once for each file: some stand in all scripts.
     """
-    text = _FOLDER.joinpath(f"{name}.lua").read_text("utf-8")
+    text = _FILES[name]
     return _COMMENT.sub("", _CONSTANT.sub("", text)), dict(_CONSTANT.findall(text))
 
 
