@@ -8,7 +8,7 @@ import gc
 import importlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,16 +50,16 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("suite")
 
 
-def _import_in_turn(args: Sequence[str]) -> None:
+def _import_in_turn(config: pytest.Config) -> None:
     """Import the files of tests, each process of xdist from another one on.
 
     To compile them takes longer than to collect them, and whoever comes to one first does it for
     all. In the same order, they would all do all of it, at the same time.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if not worker:
-        return
-    asked = {Path(each.partition("::")[0]).stem for each in args}
+    if not hasattr(config, "workerinput"):
+        return  # a run of its own; also of a test, which has the variables of its process of xdist
+    worker = os.environ["PYTEST_XDIST_WORKER"]
+    asked = {Path(each.partition("::")[0]).stem for each in config.args}
     files = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
     files = [file for file in files if file in asked] or files
     start = len(files) * int(worker[2:]) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -78,7 +78,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """
     gc.disable()
     try:
-        _import_in_turn(session.config.args)
+        _import_in_turn(session.config)
         return (yield)
     finally:
         gc.freeze()
