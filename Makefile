@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # Processes that share the tests, and the Pythons that the built wheel is tested on.
-JOBS ?= 5
+JOBS ?= 6
 WHEEL_PYTHONS ?= 3.12 3.13 3.14 3.14t
 # The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
 STORES ?=
