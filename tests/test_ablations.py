@@ -1831,6 +1831,22 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… a row that is not there once it was made is given up",
+        "stores/mysql/_transaction.py",
+        "        for _ in range(_TRIES):\n            *_, rows",
+        "        while True:\n            *_, rows",
+        "test_mysql.py::test_a_row_that_cannot_be_made[it_shortens_the_name]",
+        seconds=20,
+    ),
+    Safeguard(
+        "… a row that is refused fails the operations on that name alone",
+        "stores/mysql/_transaction.py",
+        "        raise NotMade from failure\n",
+        "        raise failure\n",
+        "test_mysql.py::test_a_row_that_cannot_be_made[it_refuses]",
+        seconds=20,
+    ),
+    Safeguard(
         "… what was delivered is not read again",
         "stores/mysql/_ear.py",
         ' if read else ""\n',

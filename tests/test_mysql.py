@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -857,6 +858,28 @@ async def test_ten_thousand_characters_and_nul(mariadb_server: MariaDBServer, pr
             await lease.release()
         async with client.election("e").campaign("x" * 10_000):
             assert await client.election("e").leader() is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("ADD CONSTRAINT brief CHECK (LENGTH(name) < 50)", "brief"),
+        # The server shortens the name and keeps that, which is the name of another row.
+        ("MODIFY id VARBINARY(50) NOT NULL", "no row of this name in aiolock_names: .*'id'"),
+    ],
+    ids=["it_refuses", "it_shortens_the_name"],
+)
+async def test_a_row_that_cannot_be_made(own_mariadb: MariaDBServer, change: str, why: str) -> None:
+    """Who asks for that name is told at once, and why; others at that time get their locks."""
+    own_mariadb.execute(f"ALTER TABLE aiolock_names {change}")
+    async with aiolock.connect(own_mariadb.url("app")) as client:
+        asked = [client.lock(name, timeout=5).acquire() for name in ("a", "long" * 20, "b")]
+        first, refused, last = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(refused, aiolock.StoreError)
+        assert re.search(why, str(refused))
+        for lease in (first, last):
+            assert isinstance(lease, aiolock.Lease)
+            await lease.release()
 
 
 async def test_a_sweep(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
-from aiolock.stores.mysql._transaction import CLOCK, Guard, Transaction
+from aiolock.stores.mysql._transaction import CLOCK, Guard, NotMade, Transaction
 
 log = logging.getLogger("aiolock")
 
@@ -289,9 +289,12 @@ class Database:
             says=self._says,
             again=again,
         )
-        transaction.load([name for each in operations for name in each.names], self._guard)
         try:
+            transaction.load([name for each in operations for name in each.names], self._guard)
             answers = [_carried_out(operation, transaction) for operation in operations]
+        except NotMade as error:
+            self._roll_back()
+            raise _Failed(error.__cause__ or error) from error
         except _Failed:
             self._roll_back()
             raise

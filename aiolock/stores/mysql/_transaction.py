@@ -14,6 +14,7 @@ from aiolock.store import Page
 from aiolock.stores._codec import UNREADABLE, decode, encode, encode_push
 from aiolock.stores._operations import Told
 from aiolock.stores.machine import NOBODY, NameState, Step
+from aiolock.stores.mysql._errors import is_in_the_way, is_lost
 from aiolock.stores.mysql._link import Link
 
 Value = TypeVar("Value")
@@ -27,6 +28,12 @@ _PAGE: Final = 200
 """Names on one page of a snapshot."""
 _ASKED_AT_ONCE: Final = 100
 """Clients that are checked in one statement for being alive."""
+_TRIES: Final = 10
+"""How often rows are made that are not there: somebody may remove them at that very moment."""
+
+
+class NotMade(Exception):
+    """The server makes no row for one of the names; the cause is its error, if it gave one."""
 
 
 class Guard(NamedTuple):
@@ -89,13 +96,13 @@ class Transaction:
     # Loading
 
     def load(self, names: Iterable[str], guard: Guard) -> None:
-        """Load and lock the states of these names."""
+        """Load and lock the states of these names; raises `NotMade`."""
         ids = {key(self._prefix, name): name for name in names}
         if not ids:
             self.now = int(self._link.run(CLOCK)[0][0][0])
             return
         wanted = ", ".join(f"x'{each.hex()}'" for each in sorted(ids))
-        while True:
+        for _ in range(_TRIES):
             *_, rows, ((now,),) = self._link.run(
                 *guard.before,
                 "START TRANSACTION",
@@ -115,15 +122,28 @@ class Transaction:
                 f"(x'{each.hex()}', {blob(full(self._prefix, ids[each]))}, '')"
                 for each in sorted(ids.keys() - found)
             ]
-            self._link.run(
-                "ROLLBACK",
-                *guard.after,
-                f"INSERT IGNORE INTO aiolock_names (id, name, state) VALUES {', '.join(new)}",
-            )
+            self._make(new, guard)
+        else:
+            warnings = self._link.run("SHOW WARNINGS")[0]  # of the statement that made them
+            said = "; ".join(dict.fromkeys(text for _, _, text in warnings))
+            raise NotMade(f"it makes no row of this name in aiolock_names: {said or 'silently'}")
         self.now = int(now)
         for each, fence, state, head, alive, bell in rows:
             self._names[ids[each]] = Loaded(state, fence)
             self._presence[head] = Presence(alive is not None, bell)
+
+    def _make(self, rows: Sequence[str], guard: Guard) -> None:
+        """Make these rows, unless they are there."""
+        _, failure = self._link.run_until(
+            "ROLLBACK",
+            *guard.after,
+            f"INSERT IGNORE INTO aiolock_names (id, name, state) VALUES {', '.join(rows)}",
+        )
+        if failure is None:
+            return
+        if is_lost(failure) or is_in_the_way(failure):
+            raise failure
+        raise NotMade from failure
 
     # Changing
 
