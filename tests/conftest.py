@@ -45,8 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if loops.chosen() == "uvloop" and not config.option.timeout_method:
         # A signal handler's exception does not end a run of uvloop: a test would hang for ever.
         config.option.timeout_method = "thread"
-    # The same examples in each run of the suite; others by hand, with more of them.
-    hypothesis.settings.register_profile("suite", derandomize="MODEL_EXAMPLES" not in os.environ)
+    hypothesis.settings.register_profile(
+        "suite",
+        # The same examples in each run of the suite; others by hand, with more of them.
+        derandomize="MODEL_EXAMPLES" not in os.environ,
+        # How long an example takes says how busy the machine is. The time for making one goes by
+        # this as well.
+        deadline=None,
+    )
     hypothesis.settings.load_profile("suite")
 
 

@@ -349,6 +349,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=150, stateful_step_count=40, derandomize=True, deadline=None
-)
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, derandomize=True)

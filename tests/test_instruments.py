@@ -18,8 +18,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
+import hypothesis
 import pytest
 import redis.asyncio
+from hypothesis import strategies as st
 
 from tests import ablated, loops, selection
 from tests.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled, steps
@@ -537,6 +539,26 @@ def test_servers_of_a_test_whose_time_is_up(tmp_path: Path) -> None:
         finally:
             server.kill()
             it.kill()
+
+
+# --- Hypothesis
+
+
+@pytest.mark.parametrize(("making", "trying"), [(0.2, 0.0), (0.0, 0.3)])
+def test_examples_take_as_long_as_they_take(making: float, trying: float) -> None:
+    """On a busy machine it takes a while to make one, or to try it, and that is no failure."""
+
+    def made(number: int) -> int:
+        time.sleep(making)
+        return number
+
+    @hypothesis.settings(max_examples=8)
+    @hypothesis.given(st.integers().map(made))
+    def tried(number: int) -> None:
+        assert isinstance(number, int)
+        time.sleep(trying)
+
+    tried()
 
 
 # --- VirtualLoop

@@ -920,7 +920,6 @@ def test_the_scripts_and_the_model_agree(redis_server: RedisServer, those: list[
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=30,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

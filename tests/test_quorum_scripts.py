@@ -628,7 +628,6 @@ def test_scripts_agree_with_the_machine(redis_server: RedisServer) -> None:
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=30,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
