@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests import databases, loops, selection
+from tests import databases, garbage, loops, selection
 from tests.databases import MariaDBServer, PostgresServer
 from tests.failures import Locker, Lockers, Peek, check_nothing_left
 from tests.proxy import Proxy
@@ -82,13 +82,12 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     To look at them took a third of the time that it takes to collect them, and then it took a
     tenth of a second whenever a test had made enough garbage of its own.
     """
-    gc.disable()
-    try:
+    with garbage.not_looked_for():
         _import_in_turn(session.config)
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
+        try:
+            return (yield)
+        finally:
+            gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Searches make millions of objects that all stay: to look for garbage among them is in vain."""
+"""For work whose objects all stay: to look for garbage among millions of them is in vain."""
 
 from __future__ import annotations
 

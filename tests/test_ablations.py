@@ -1841,7 +1841,7 @@ SAFEGUARDS = (
     Safeguard(
         "… a row that is refused fails the operations on that name alone",
         "stores/mysql/_transaction.py",
-        "        raise NotMade from failure\n",
+        "        raise Failed(failure) from failure\n",
         "        raise failure\n",
         "test_mysql.py::test_a_row_that_cannot_be_made[it_refuses]",
         seconds=20,

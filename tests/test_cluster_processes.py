@@ -30,7 +30,6 @@ def of(cluster: Cluster, name: str) -> tuple[Node, Node]:
     return master, cluster.replicas[cluster.masters.index(master)]
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize("push", PUSHES)
 async def test_slots_that_move(replicated: Cluster, prefix: str, push: str) -> None:
     """As they are moved by hand, under contention: nothing is lost, and nobody meets."""
@@ -53,7 +52,6 @@ async def test_slots_that_move(replicated: Cluster, prefix: str, push: str) -> N
         going.check(since=began, until=began)
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize("push", PUSHES)
 async def test_failed_over_by_hand(replicated: Cluster, prefix: str, push: str) -> None:
     """A master hands all that it has over to its replica: nothing is forgotten."""

@@ -179,7 +179,6 @@ class TestMySQL(StoreContract, RunsContract):
         )
 
 
-@pytest.mark.one_loop
 class TestFakeRedis(StoreContract, RunsContract):
     """The scripts on fakeredis, by a client that reads replies as bytes."""
 
@@ -197,6 +196,7 @@ class TestFakeRedis(StoreContract, RunsContract):
         return from_client(self._client, self._prefix)
 
 
+@pytest.mark.one_loop
 @by_each_command
 class TestFakeRedisDecoding(TestFakeRedis):
     """The same, by a client that decodes replies."""

@@ -479,7 +479,6 @@ async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServe
         await releasing
 
 
-@pytest.mark.one_loop
 async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: PostgresServer) -> None:
     """The connection is away for longer than a claim: who had it comes back to its place."""
     at_first(own_postgres, ENDS)
@@ -622,7 +621,6 @@ def test_a_copy_that_comes_too_late(postgres_server: PostgresServer, prefix: str
         assert call("acquire", key, "me", 1, FORM, 30_000, 0, True, 0, 2**62).startswith("granted")
 
 
-@pytest.mark.one_loop
 async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -> None:
     """Nobody has had the time to come back; later, who has not is dead."""
     own_postgres.execute("INSERT INTO aiolock.clients VALUES ('gone', 5, 'h', 1)")
@@ -743,7 +741,6 @@ async def test_listening_elsewhere(
         await aiolock.connect(url).open()
 
 
-@pytest.mark.one_loop
 async def test_a_standby(own_postgres: PostgresServer) -> None:
     """A standby is no place for locks, and says so; promoted it is, and knows what it was sent."""
     with Standby(own_postgres) as standby:
@@ -761,7 +758,6 @@ async def test_a_standby(own_postgres: PostgresServer) -> None:
             await second.release()
 
 
-@pytest.mark.one_loop
 async def test_a_synchronous_standby(own_postgres: PostgresServer) -> None:
     """Nobody hears of a grant that the standby does not have: who holds goes on after a crash."""
     with Standby(own_postgres) as standby:

@@ -26,7 +26,7 @@ from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
-from aiolock.stores.mysql._transaction import CLOCK, Guard, NotMade, Transaction
+from aiolock.stores.mysql._transaction import CLOCK, Failed, Guard, Transaction
 
 log = logging.getLogger("aiolock")
 
@@ -51,14 +51,6 @@ _RESTARTED: Final = 2_000_000
 """Microseconds by which a server's start may seem to move, because it counts in seconds."""
 _MOST: Final = 1000
 """Clients whose host and process are kept in memory."""
-
-
-class _Failed(Exception):
-    """An operation cannot be carried out, though the server can be used."""
-
-    def __init__(self, why: BaseException) -> None:
-        super().__init__()
-        self.why = why
 
 
 class _Unsure(Exception):
@@ -224,7 +216,7 @@ class Database:
                 if not self.link.is_up:
                     self._connect()
                 answers, told = self._together(operations, again=again)
-            except _Failed as fault:
+            except Failed as fault:
                 if len(operations) == 1:
                     failure = self._failure(fault.why, refused=not again)
                     return CarriedOut([Outcome(None, failure)], ())
@@ -292,10 +284,7 @@ class Database:
         try:
             transaction.load([name for each in operations for name in each.names], self._guard)
             answers = [_carried_out(operation, transaction) for operation in operations]
-        except NotMade as error:
-            self._roll_back()
-            raise _Failed(error.__cause__ or error) from error
-        except _Failed:
+        except Failed:
             self._roll_back()
             raise
         mine: list[Told] = []
@@ -477,4 +466,4 @@ def _carried_out(operation: Operation, transaction: Transaction) -> Any:
     except (pymysql.Error, OSError):
         raise
     except Exception as error:
-        raise _Failed(error) from error
+        raise Failed(error) from error

@@ -32,8 +32,12 @@ _TRIES: Final = 10
 """How often rows are made that are not there: somebody may remove them at that very moment."""
 
 
-class NotMade(Exception):
-    """The server makes no row for one of the names; the cause is its error, if it gave one."""
+class Failed(Exception):
+    """An operation cannot be carried out, though the server can be used."""
+
+    def __init__(self, why: BaseException) -> None:
+        super().__init__()
+        self.why = why
 
 
 class Guard(NamedTuple):
@@ -96,7 +100,7 @@ class Transaction:
     # Loading
 
     def load(self, names: Iterable[str], guard: Guard) -> None:
-        """Load and lock the states of these names; raises `NotMade`."""
+        """Load and lock the states of these names; raises `Failed` if a row cannot be made."""
         ids = {key(self._prefix, name): name for name in names}
         if not ids:
             self.now = int(self._link.run(CLOCK)[0][0][0])
@@ -126,7 +130,8 @@ class Transaction:
         else:
             warnings = self._link.run("SHOW WARNINGS")[0]  # of the statement that made them
             said = "; ".join(dict.fromkeys(text for _, _, text in warnings))
-            raise NotMade(f"it makes no row of this name in aiolock_names: {said or 'silently'}")
+            why = f"it makes no row of this name in aiolock_names: {said or 'it does not say why'}"
+            raise Failed(LookupError(why))
         self.now = int(now)
         for each, fence, state, head, alive, bell in rows:
             self._names[ids[each]] = Loaded(state, fence)
@@ -143,7 +148,7 @@ class Transaction:
             return
         if is_lost(failure) or is_in_the_way(failure):
             raise failure
-        raise NotMade from failure
+        raise Failed(failure) from failure
 
     # Changing
 
