@@ -119,6 +119,7 @@ def test_programs(page: Path, redis_server: RedisServer, tmp_path: Path) -> None
         assert said or name == "shop.py", f"{name} does not show that it worked"
 
 
+@pytest.mark.timeout(400)  # mypy reads much that no cache has: 10 s of a core, for the tutorial
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
 def test_types_of_programs(page: Path, tmp_path: Path) -> None:
     """The programs of a page pass mypy --strict as they stand there."""

@@ -588,20 +588,22 @@ class LockContract(Contract):
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             for end in (ann.release, ann.expire, ann.release):
+                period = 50
                 while True:
-                    grant = await self._opened(name, ann, Form(CLAIM, period=100))
+                    period *= 2
+                    grant = await self._opened(name, ann, Form(CLAIM, period=period))
                     before = await _granted_at(ann, name)
                     await end(name, grant)
                     busy = await bob.ask(name, waiter := bob.waiter(), wait=False)
                     if isinstance(busy, Busy):
                         break
-                    # The test was slow, so that period was over; it was closed until then.
+                    # That took longer than the period, which closed it until then: a longer one.
                     assert isinstance(busy, Granted), busy
-                    assert await _granted_at(bob, name) // 100_000 > before // 100_000
+                    assert await _granted_at(bob, name) // 1000 // period > before // 1000 // period
                     await bob.release(name, Grant(waiter, busy.fence))
-                assert 0 < busy.until <= 100
+                assert 0 < busy.until <= period
                 after = await self._opened(name, bob)
-                assert await _granted_at(bob, name) // 100_000 > before // 100_000
+                assert await _granted_at(bob, name) // 1000 // period > before // 1000 // period
                 await bob.release(name, after)
 
     # request, break_ and status
