@@ -596,6 +596,29 @@ FORM = "{3000,0,0,0,0,0,0,0,0,0,0,0}"
 
 
 @pytest.mark.one_loop
+def test_operations_in_one_transaction(postgres_server: PostgresServer, prefix: str) -> None:
+    """Each tells what is its own, in its answer or for the flush, and nothing of the one before."""
+    one, two = f"{prefix} one".encode(), f"{prefix} two".encode()
+    acquire = "SELECT aiolock.acquire(%s, 'me', %s, %s, 9000, 0, true, 0, 0)"
+    release = "SELECT aiolock.release(%s, 'me', 1, 0, true, 0)"
+    tells = "SELECT current_setting('aiolock.tells')"
+
+    with contextlib.closing(postgres_server.connect("app")) as app, app.transaction():
+
+        def said(sql: str, *arguments: object) -> str:
+            row = app.execute(sql.encode(), arguments).fetchone()
+            assert row is not None
+            return str(row[0])
+
+        said(acquire, one, 1, FORM)
+        assert said(acquire, one, 2, FORM).startswith("queued")
+        assert said(release, one).startswith("1\ngranted 2 ")
+        assert said(tells) == "true"
+        assert "\n" not in said(acquire, two, 3, FORM)
+        assert said(tells) == "false"
+
+
+@pytest.mark.one_loop
 def test_a_copy_that_comes_too_late(postgres_server: PostgresServer, prefix: str) -> None:
     """It takes, prolongs, counts and queues nothing."""
     key = prefix.encode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 import aiolock
-from aiolock.store import Busy, Form, Party, Queued, Rule, Status, Waiter
+from aiolock.store import Answer, Busy, Form, Granted, Party, Queued, Rule, Status, Waiter
 from aiolock.stores.machine import NameState, Push, Step
 from aiolock.stores.postgres import _codec as codec
 from tests.databases import PostgresServer
@@ -135,7 +135,18 @@ class Both:
         ticket = self.tickets.get(waiter, 0) if self.dice.random() < 0.7 else 0
         wait = self.dice.random() < 0.8
         most = self.dice.choice([0, 0, 2])
-        ttl = self.dice.choice([2000, 30_000])
+        self.acquire_as(waiter, form, self.dice.choice([2000, 30_000]), ticket, most, wait=wait)
+
+    def acquire_as(
+        self,
+        waiter: Waiter,
+        form: Form,
+        ttl: int,
+        ticket: int = 0,
+        most: int = 0,
+        *,
+        wait: bool = True,
+    ) -> Answer:
         step = self.step()
         ours = step.acquire(waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=most)
         text, told = self.ask(
@@ -146,6 +157,7 @@ class Both:
         self.check(f"acquire {waiter} {form} {ticket} {wait} {most}", theirs, ours, step, told)
         if isinstance(ours, Queued):
             self.tickets[waiter] = ours.ticket
+        return ours
 
     def holder(self) -> tuple[Waiter, int]:
         """Whoever holds, most often."""
@@ -159,6 +171,11 @@ class Both:
         fence = fence if self.dice.random() < 0.6 else 0
         entered = self.dice.random() < 0.8
         bury = self.now + 3_000_500 if self.dice.random() < 0.2 else 0
+        self.release_as(waiter, fence, bury, entered=entered)
+
+    def release_as(
+        self, waiter: Waiter, fence: int, bury: int = 0, *, entered: bool = True
+    ) -> None:
         step = self.step()
         ours = step.release(waiter, fence, entered=entered, bury=bury)
         text, told = self.ask("release", self.key, waiter.client, waiter.seq, fence, entered, bury)
@@ -206,7 +223,9 @@ class Both:
 
     def resize(self) -> None:
         declared, limit = self.dice.choice([(3, 2), (3, 4), (2, 3), (3, 3)])
-        token = self.dice.choice(["a", "b", f"t{self.seqs}"])
+        self.resize_to(declared, limit, self.dice.choice(["a", "b", f"t{self.seqs}"]))
+
+    def resize_to(self, declared: int, limit: int, token: str) -> None:
         step = self.step()
         ours = step.resize(declared, limit, 60_000, token=token)
         text, told = self.ask("resize", self.key, "nobody", declared, limit, 60_000, token, 0)
@@ -281,6 +300,52 @@ def test_the_functions_and_the_machine_agree(stage: psycopg.Connection[Any], for
         both = Both(stage, FORMS[forms], seed + 1000 * [*FORMS].index(forms))
         for _ in range(40):
             getattr(both, both.dice.choice(often + seldom))()
+
+
+LONG = 200_000_000
+"""Microseconds after which nobody remembers how many permits there were."""
+TWO_OF_THREE = Form(claim=3000, shared=True, rule=Rule.PERMITS, number=2, declared=3)
+ADA, BOB, EVE = (Waiter(client, 1) for client in CLIENTS)
+
+
+def gives_up_what_is_not_there(both: Both) -> None:
+    """It is remembered that she gave up, and nothing beside that."""
+    both.now += LONG
+    both.release_as(ADA, 0, both.now + 3_000_500)
+
+
+def gives_up_behind_another(both: Both) -> None:
+    """The first in the queue may enter, now that it has room."""
+    both.acquire_as(EVE, TWO_OF_THREE, 2000)
+    both.acquire_as(ADA, TWO_OF_THREE, 2000)
+    both.now += LONG
+    both.release_as(ADA, 0)
+
+
+def releases(both: Both) -> None:
+    """Who waits for a semaphore of that name comes after a lock of that name."""
+    granted = both.acquire_as(BOB, PLAIN, 2 * LONG // 1000)
+    assert isinstance(granted, Granted)
+    both.acquire_as(EVE, TWO_OF_THREE, 2000)
+    both.now += LONG
+    both.release_as(BOB, granted.fence)
+
+
+WAYS = (gives_up_what_is_not_there, gives_up_behind_another, releases)
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.parametrize("does", WAYS, ids=lambda does: does.__name__)
+def test_what_is_forgotten_is_not_read_again(
+    stage: psycopg.Connection[Any], does: Callable[[Both], None]
+) -> None:
+    """A semaphore had one permit; nobody remembers that, so it has three, whoever comes first."""
+    both = Both(stage, [], 90_000 + WAYS.index(does))
+    both.resize_to(3, 1, "a")
+    does(both)
+    both.status()
+    granted = both.acquire_as(EVE, TWO_OF_THREE, 2000)
+    assert isinstance(granted, Granted)
 
 
 ROUNDS = int(os.environ.get("ROUNDS", "60"))

@@ -129,11 +129,11 @@ $$;
 
 -- Lock this name, and return the time after that. `tells`: the operation usually has pushes for
 -- others, so a `flush` follows it. Such a push must be one that `notify_again` finds in the tables:
--- the session may end between the two.
-CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
+-- the session may end between the two. The two settings are written only where they differ: they
+-- last as long as the transaction, and writing one takes longer than reading it.
+CREATE OR REPLACE FUNCTION aiolock._lock(n bytea, tells boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    us bigint;
     done text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -142,12 +142,30 @@ BEGIN
             current_setting('transaction_isolation') USING ERRCODE = 'AL001';
     END IF;
     done := pg_advisory_xact_lock(hashtextextended(encode(n, 'hex'), 20));
-    done := set_config('aiolock.own', '', true);
-    done := set_config('aiolock.tells', tells::text, true);
-    us := aiolock._clock();
+    IF current_setting('aiolock.own', true) <> '' THEN
+        done := set_config('aiolock.own', '', true);
+    END IF;
+    IF (coalesce(current_setting('aiolock.tells', true), '') = 'true') <> tells THEN
+        done := set_config('aiolock.tells', tells::text, true);
+    END IF;
+    RETURN aiolock._clock();
+END $$;
+
+-- Forget what was kept of this name, if the time for that is over: before any of it is read, or
+-- kept for longer.
+CREATE OR REPLACE FUNCTION aiolock._forget(n bytea, us bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     UPDATE aiolock.names SET permits = NULL, declared = 0, count = 0, tokens = '{}', value = '',
             given_up = NULL, resized = NULL, keep_until = 0
         WHERE name = n AND keep_until BETWEEN 1 AND us / 1000;
+END $$;
+
+CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    us bigint := aiolock._lock(n, tells);
+    done text := aiolock._forget(n, us);
+BEGIN
     RETURN us;
 END $$;
 
@@ -448,20 +466,6 @@ BEGIN
                 WHERE value::bigint > us / 1000), '{}') || excluded.given_up;
 END $$;
 
--- Remove a grant of this waiter from the holders. If an open transaction has checked that grant,
--- this fails, and must be tried again.
-CREATE OR REPLACE FUNCTION aiolock._take(n bytea, c text, s bigint, f bigint)
-RETURNS aiolock.grants LANGUAGE plpgsql AS $$
-DECLARE
-    g aiolock.grants;
-BEGIN
-    PERFORM FROM aiolock.grants WHERE name = n AND fence = f AND client = c AND seq = s
-        FOR UPDATE NOWAIT;
-    DELETE FROM aiolock.grants WHERE name = n AND fence = f AND client = c AND seq = s
-        RETURNING * INTO g;
-    RETURN g;
-END $$;
-
 
 -- The operations. `late`: until when, in microseconds, a copy may be carried out; 0: no limit. An
 -- answer begins with a word; the lines after that are pushes for the asking client.
@@ -471,10 +475,11 @@ CREATE OR REPLACE FUNCTION aiolock.acquire(
     max_waiters bigint, late bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, false);
+    us bigint := aiolock._lock(n, false);
     ms bigint := us / 1000;
     w aiolock.waiters := aiolock._waiter(n, asked, me, s, form);
-    m aiolock.names;
+    kept bigint;
+    gone jsonb;
     g aiolock.grants;
     behind aiolock.waiters;
     held boolean;
@@ -491,9 +496,13 @@ BEGIN
     IF late > 0 AND us > late THEN
         RETURN 'late ' || us;
     END IF;
-    SELECT * INTO m FROM aiolock.names WHERE name = n;
-    IF (m.given_up ->> concat(me, ':', s))::bigint > ms THEN
-        RETURN 'busy 0';
+    SELECT keep_until, given_up INTO kept, gone FROM aiolock.names WHERE name = n;
+    IF kept > 0 THEN
+        IF kept <= ms THEN
+            PERFORM aiolock._forget(n, us);
+        ELSIF (gone ->> concat(me, ':', s))::bigint > ms THEN
+            RETURN 'busy 0';
+        END IF;
     END IF;
     IF w.declared > 0 AND aiolock._differs(n, w.declared, us) THEN
         RETURN 'differs ' || (SELECT permits FROM aiolock.names WHERE name = n);
@@ -628,16 +637,19 @@ CREATE OR REPLACE FUNCTION aiolock.release(
     n bytea, me text, s bigint, f bigint, entered boolean, bury bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._lock(n, true);
     g aiolock.grants;
+    line boolean; -- whether anybody waits
 BEGIN
     IF bury > 0 THEN
+        PERFORM aiolock._forget(n, us);
         PERFORM aiolock._give_up(n, me, s, us, bury);
     END IF;
     IF f = 0 THEN
         DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
         IF FOUND THEN
             IF NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n AND NOT shared) THEN
+                PERFORM aiolock._forget(n, us);
                 PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
             END IF;
             RETURN '2' || aiolock._own();
@@ -645,12 +657,17 @@ BEGIN
         SELECT fence INTO f FROM aiolock.grants WHERE name = n AND client = me AND seq = s
             ORDER BY name, fence LIMIT 1;
     END IF;
-    g := aiolock._take(n, me, s, f);
-    IF g.name IS NULL THEN
+    -- If an open transaction has checked this grant, this fails, and must be tried again.
+    SELECT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) INTO line FROM aiolock.grants
+        WHERE name = n AND fence = f AND client = me AND seq = s FOR UPDATE NOWAIT;
+    DELETE FROM aiolock.grants WHERE name = n AND fence = f AND client = me AND seq = s
+        RETURNING * INTO g;
+    IF NOT FOUND THEN
         RETURN '0';
     END IF;
-    IF NOT (entered AND aiolock._close(n, g, us, NULL, me) AND NOT g.shared) THEN
-        IF EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
+    IF line OR g.after_loss + g.after_grant + g.period > 0 THEN
+        PERFORM aiolock._forget(n, us);
+        IF NOT (entered AND aiolock._close(n, g, us, NULL, me) AND NOT g.shared) THEN
             PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
         END IF;
     END IF;
@@ -701,11 +718,13 @@ CREATE OR REPLACE FUNCTION aiolock.finish(
     n bytea, me text, s bigint, f bigint, keep bigint, bury bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, false);
-    g aiolock.grants := aiolock._take(n, me, s, f);
+    us bigint := aiolock._lock(n, false);
     w record;
 BEGIN
-    IF g.name IS NULL THEN
+    PERFORM FROM aiolock.grants WHERE name = n AND fence = f AND client = me AND seq = s
+        FOR UPDATE NOWAIT; -- as in release
+    DELETE FROM aiolock.grants WHERE name = n AND fence = f AND client = me AND seq = s;
+    IF NOT FOUND THEN
         RETURN (SELECT count(*) FROM aiolock.grants
             WHERE name = n AND fence = f AND client = '-' AND seq = 1);
     END IF;
@@ -772,7 +791,7 @@ BEGIN
         RETURN '0';
     END IF;
     IF NOT g.shared THEN
-        PERFORM FROM aiolock.grants WHERE name = n AND fence = f FOR UPDATE NOWAIT; -- see _take
+        PERFORM FROM aiolock.grants WHERE name = n AND fence = f FOR UPDATE NOWAIT; -- as in release
         UPDATE aiolock.grants SET shared = true WHERE name = n AND fence = f;
         PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
     END IF;
