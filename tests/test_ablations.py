@@ -1129,6 +1129,28 @@ SAFEGUARDS = (
         "test_sqlite.py::test_what_is_left_is_fetched_as_soon_as_that_can_be",
     ),
     Safeguard(
+        "who was rung reads, and does not wait until it may write",
+        "stores/sqlite/_database.py",
+        "            if all(each is FETCH for each in operations):\n",
+        "            if False:\n",
+        "test_sqlite.py::test_who_is_rung_does_not_wait_for_the_transactions_of_others",
+        seconds=20,
+    ),
+    Safeguard(
+        "what was read is not told again",
+        "stores/sqlite/_database.py",
+        "            told, self._read = self._connection",
+        "            told, _ = self._connection",
+        "test_sqlite.py::test_a_push_is_delivered_once",
+    ),
+    Safeguard(
+        "what was read is removed",
+        "stores/sqlite/_database.py",
+        "            if last > self._removed:\n",
+        "            if last > self._read:\n",
+        "test_sqlite.py::test_a_push_is_delivered_once",
+    ),
+    Safeguard(
         "what cannot be fetched is tried less and less often",
         "stores/sqlite/_session.py",
         "            self._pause = min(2 * self._pause, HEARTBEAT)\n",

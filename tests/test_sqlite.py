@@ -1293,31 +1293,75 @@ async def test_an_operation_that_cannot_be_carried_out(
 
 
 async def test_what_is_left_is_fetched_as_soon_as_that_can_be(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file cannot be read when the bell rings."""
+    async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        lease = await take(theirs.lock("x", ttl=30))
+        waiting = await waits(ours, "x")
+        connection = session_of(ours)._database._connection
+        left_for = connection.left_for
+        rings = 0
+
+        def unreadable(client: str, after: int) -> Any:
+            nonlocal rings
+            rings += 1
+            if rings < 3:
+                raise sqlite3.OperationalError("disk I/O error")
+            return left_for(client, after)
+
+        monkeypatch.setattr(connection, "left_for", unreadable)
+        await lease.release()
+        await (await asyncio.wait_for(waiting, 5)).release()
+        assert rings == 3
+
+
+async def test_who_is_rung_does_not_wait_for_the_transactions_of_others(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the file is locked by somebody else when the bell rings, and for too long."""
-    async with aiolock.connect(url) as ours:
-        monkeypatch.setattr("aiolock.stores.sqlite._connection.BUSY", 0.05)
-        async with aiolock.connect(url) as theirs:
-            lease = await take(theirs.lock("x", ttl=30))
-            waiting = await waits(ours, "x")
-            presence = session_of(theirs)._presence
-            ring = presence.ring
-            with contextlib.closing(
-                sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            ) as database:
+    """They keep out those who write; what was left for a client is there to be read."""
+    async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        lease = await take(theirs.lock("x", ttl=30))
+        waiting = await waits(ours, "x")
+        presence = session_of(theirs)._presence
+        ring = presence.ring
+        with contextlib.closing(
+            sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        ) as database:
 
-                def lock_and_ring(client: str) -> None:
-                    database.execute("BEGIN IMMEDIATE")
-                    ring(client)
+            def lock_and_ring(client: str) -> None:
+                database.execute("BEGIN IMMEDIATE")
+                ring(client)
 
-                monkeypatch.setattr(presence, "ring", lock_and_ring)
-                await lease.release()
-                await asyncio.sleep(0.3)
-                assert not waiting.done()
-                # Without the GIL, `close()` leaves it to the thread that began this to end it.
-                database.execute("ROLLBACK")
-            await (await asyncio.wait_for(waiting, 2)).release()
+            monkeypatch.setattr(presence, "ring", lock_and_ring)
+            await lease.release()
+            second = await asyncio.wait_for(waiting, 3)
+            assert database.in_transaction
+            # Without the GIL, `close()` leaves it to the thread that began this to end it.
+            database.execute("ROLLBACK")
+        await second.release()
+
+
+async def test_a_push_is_delivered_once(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read when the bell rang is not told again by the transaction that removes it."""
+    heard: list[str] = []
+    async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        await swept(ours)
+        lease = await take(ours.lock("x", ttl=30))
+        waiters = type(session_of(ours)._inbox)
+        monkeypatch.setattr(waiters, "requested", lambda _, name, *__: heard.append(name))
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            count = "SELECT count(*) FROM inbox"
+            for times in (1, 2):
+                assert await theirs.lock("x").request_release()
+                await until(lambda: len(heard) == times)  # noqa: B023  # it has ended by then
+                assert database.execute(count).fetchone() == (times,)
+            await ours.lock("y").status()
+            assert database.execute(count).fetchone() == (0,)
+        await lease.release()
+    assert heard == ["lock:x"] * 2
 
 
 async def test_what_cannot_be_fetched_is_tried_less_and_less_often(

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiolock.errors import StoreError
+from aiolock.stores._operations import Told
 from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._failures import name
 from aiolock.stores.sqlite._files import Files, Identity
 from aiolock.stores.sqlite._places import check_place
 from aiolock.stores.sqlite._presence import Presence
-from aiolock.stores.sqlite._transaction import Transaction
+from aiolock.stores.sqlite._transaction import Transaction, left_for
 
 VERSION: Final = 1
 """The protocol of this version: of the schema, and of what is written in it."""
@@ -193,6 +194,11 @@ class Connection:
         """Carry out a statement."""
         assert self._database is not None
         return self._database.execute(statement, parameters)
+
+    def left_for(self, client: str, after: int) -> tuple[list[Told], int]:
+        """As `left_for`: reads what is committed, and waits for no transaction of others."""
+        assert self._database is not None
+        return left_for(self._database, client, after)
 
     def begin(self) -> Transaction:
         """Keep out all other processes, until `commit` or `roll_back`."""

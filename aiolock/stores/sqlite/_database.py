@@ -1,7 +1,8 @@
 """A client's operations on the file: all that have gathered are carried out in one transaction.
 
 `BEGIN IMMEDIATE` keeps out all other processes meanwhile. After the commit, the clients that have
-pushes to fetch are rung.
+pushes to fetch are rung. A client that was rung reads its pushes without a transaction of its own,
+so it does not wait for those of others; the next one that it makes removes them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from aiolock.stores.sqlite._failures import failure
 from aiolock.stores.sqlite._presence import Presence
 from aiolock.stores.sqlite._transaction import Transaction
 
+FETCH: Final = Operation((), lambda _: None)
+"""Fetches the client's pushes, as all others do besides."""
 _IN_PASSING: Final = 0.1
 """Seconds to wait for other processes, for work that can be done later as well."""
 
@@ -48,6 +51,8 @@ class Database:
         self._presence = presence
         self._replaced = replaced
         self._connection = Connection(path, prefix, presence)
+        self._read = self._removed = 0
+        """Of the client's pushes, the last that was read, and the last that was removed."""
         self._mutex = threading.Lock()
         """Held while the thread works here, so that a fork finds nothing half-done."""
         with _one_fork:  # a fork goes through all of them, in whatever thread it is made
@@ -78,6 +83,8 @@ class Database:
     def carry_out(self, operations: Sequence[Operation]) -> CarriedOut:
         """Carry out these operations, in order: all in one transaction."""
         with self._mutex:
+            if all(each is FETCH for each in operations):
+                return self._only_fetch(len(operations))
             return self._carry_out(operations, _connection.BUSY)
 
     def sweep(self) -> Sequence[Told]:
@@ -85,12 +92,24 @@ class Database:
         with self._mutex:
             return self._carry_out((), _IN_PASSING, sweep=True).told
 
+    def _only_fetch(self, times: int) -> CarriedOut:
+        try:
+            self._follow()
+            told, self._read = self._connection.left_for(self._client, self._read)
+        except Exception as error:  # noqa: BLE001  # no error may end the thread
+            return CarriedOut(failed(failure(self._path, error), times), [], served=False)
+        return CarriedOut([Outcome(None)] * times, told)
+
+    def _follow(self) -> None:
+        if self._connection.follow():
+            self._read = self._removed = 0
+            self._replaced()
+
     def _carry_out(
         self, operations: Sequence[Operation], patience: float, *, sweep: bool = False
     ) -> CarriedOut:
         try:
-            if self._connection.follow():
-                self._replaced()
+            self._follow()
             self._connection.wait_for(patience)
             answers, told, theirs = self._together(operations, sweep=sweep)
         except _Failed as fault:
@@ -126,7 +145,9 @@ class Database:
         """Their answers, the pushes for this client, and the other clients to ring."""
         transaction = self._connection.begin()
         try:
-            told = transaction.fetch(self._client)
+            told, last = transaction.fetch(self._client, self._read)
+            if last > self._removed:
+                transaction.remove(self._client, last)
             answers = [_carried_out(operation, transaction) for operation in operations]
             if sweep:
                 transaction.sweep()
@@ -143,6 +164,7 @@ class Database:
         except BaseException:
             self._connection.roll_back()
             raise
+        self._read = self._removed = last
         return answers, told, theirs
 
     # Forks: SQLite tracks file locks per process, and a child would count on its parent's

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from aiolock.errors import StoreError
 from aiolock.store import Inbox
-from aiolock.stores._operations import Operation, Steps
+from aiolock.stores._operations import Operation
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker, retrieve
 from aiolock.stores.sqlite._bell import Bell
-from aiolock.stores.sqlite._database import Database
+from aiolock.stores.sqlite._database import FETCH, Database
 from aiolock.stores.sqlite._failures import failure
 from aiolock.stores.sqlite._presence import Presence
 
@@ -105,10 +105,10 @@ class Session:
         await bell.listen(self._rung)
 
     def _rung(self) -> None:
-        """There are pushes for us, which every transaction fetches."""
+        """There are pushes for us."""
         if self._is_open and not self._fetching:
             self._fetching = True
-            self.call(_NOTHING).add_done_callback(self._fetched)
+            self.call(FETCH).add_done_callback(self._fetched)
 
     def _fetched(self, done: asyncio.Future[Any]) -> None:
         self._fetching = False
@@ -169,10 +169,3 @@ class Session:
     def failure(self, error: BaseException) -> StoreError:
         """The error that the caller gets."""
         return failure(self._path, error)
-
-
-def _nothing(_: Steps) -> None:
-    """Does nothing: every transaction fetches the client's pushes."""
-
-
-_NOTHING: Final = Operation((), _nothing)

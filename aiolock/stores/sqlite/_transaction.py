@@ -107,21 +107,13 @@ class Transaction:
             (client, f"{self._prefix}\0{told.name}", encode_push(told.push)),
         )
 
-    def fetch(self, client: str) -> list[Told]:
-        """Take the pushes that others have left for this client."""
-        rows = self._database.execute(
-            "SELECT id, name, push FROM inbox WHERE client = ? ORDER BY id", (client,)
-        ).fetchall()
-        if rows:
-            self._database.execute(
-                "DELETE FROM inbox WHERE client = ? AND id <= ?", (client, rows[-1][0])
-            )
-        found: list[Told] = []
-        for _, name, text in rows:
-            # An unreadable push of a later version must not stop the others.
-            with contextlib.suppress(*UNREADABLE):
-                found.append(Told(name.partition("\0")[2], decode_push(text)))
-        return found
+    def fetch(self, client: str, after: int) -> tuple[list[Told], int]:
+        """The pushes left for this client, as `left_for`."""
+        return left_for(self._database, client, after)
+
+    def remove(self, client: str, last: int) -> None:
+        """Remove the pushes left for this client, up to this one."""
+        self._database.execute("DELETE FROM inbox WHERE client = ? AND id <= ?", (client, last))
 
     def sweep(self) -> None:
         """Forget the pushes for dead clients, and some names that nobody uses.
@@ -160,3 +152,19 @@ class Transaction:
 
     def _says(self, client: str) -> tuple[str, int]:
         return self._presence.says(client)[:2]
+
+
+def left_for(database: sqlite3.Connection, client: str, after: int) -> tuple[list[Told], int]:
+    """The pushes that others have left for this client behind that one, and the last one's number.
+
+    Numbers are never used again in one file.
+    """
+    rows = database.execute(
+        "SELECT id, name, push FROM inbox WHERE client = ? AND id > ? ORDER BY id", (client, after)
+    ).fetchall()
+    found: list[Told] = []
+    for _, name, text in rows:
+        # An unreadable push of a later version must not stop the others.
+        with contextlib.suppress(*UNREADABLE):
+            found.append(Told(name.partition("\0")[2], decode_push(text)))
+    return found, rows[-1][0] if rows else after
