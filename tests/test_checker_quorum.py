@@ -64,14 +64,17 @@ def waits(t: float, attempt: str) -> list[Event]:
     ]
 
 
-def stands(t: float, attempt: str, ticket: int, *servers: int) -> list[Event]:
-    """These servers, asked just before, have answered that it has a place there."""
-    return waits(t - 0.001, attempt) + [
+def stands(
+    t: float, attempt: str, ticket: int, *servers: int, since: float | None = None
+) -> list[Event]:
+    """These servers, asked just before or then, have answered that it has a place there."""
+    since = t - 0.001 if since is None else since
+    return waits(since, attempt) + [
         at(
             *(t, who_of(attempt), "stands"),
             w=waiter(attempt),
             server=server,
-            since=ns(t - 0.001),
+            since=ns(since),
             ticket=ticket,
         )
         for server in servers
@@ -437,6 +440,14 @@ RIGHT: dict[str, Story] = {
         *(ends(1.6, A, "ClientClosed"), ends(1.6, B, "ClientClosed")),
         *(at(1.55, "0.0", "closing"), at(1.55, "1.0", "closing")),
     ],
+    "a_lower_ticket_by_clocks_that_answer_late": [
+        *(asks(1.0, A), stands(1.01, A, 1020, 0, 1, 2), queued(1.01, A)),
+        *(asks(1.06, B), queued(1.15, B)),
+        stands(1.07, B, 1010, 0),
+        stands(1.15, B, 1010, 1, 2, since=1.06),
+        *(ends(1.6, A, "ClientClosed"), ends(1.6, B, "ClientClosed")),
+        *(at(1.55, "0.0", "closing"), at(1.55, "1.0", "closing")),
+    ],
     "a_ticket_before_whoever_asked_but_had_none_yet": [
         *(stall(1.0, 1.3, "0.0"), asks(1.0, A), stands(1.3, A, 2000, 0, 1), queued(1.3, A)),
         *(asks(1.2, B), stands(1.21, B, 1900, 0, 1), queued(1.21, B)),
@@ -544,6 +555,14 @@ WRONG: dict[str, Story] = {
         *(asks(1.2, B), stands(1.21, B, 1000, 0, 1), queued(1.21, B)),
         *(at(1.55, "0.0", "closing"), at(1.55, "1.0", "closing")),
         *(ends(1.6, A, "ClientClosed"), ends(1.6, B, "ClientClosed")),
+    ],
+    "tickets-where_one_answers_late": [
+        *(asks(1.0, A), stands(1.01, A, 1020, 0, 1, 2), queued(1.01, A)),
+        *(asks(1.07, B), queued(1.15, B)),
+        stands(1.08, B, 1010, 0, 1),
+        stands(1.15, B, 1010, 2, since=1.07),
+        *(ends(1.6, A, "ClientClosed"), ends(1.6, B, "ClientClosed")),
+        *(at(1.55, "0.0", "closing"), at(1.55, "1.0", "closing")),
     ],
     "everywhere-not_at_one": [
         *(asks(1.0, A), stands(1.1, A, 1000, 0, 2), queued(1.1, A)),

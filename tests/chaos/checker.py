@@ -40,8 +40,9 @@ its lock was broken by `break_` (then the broken grant may have been its own, on
 
 With several servers that vote, the waiter has to stand at a majority of them, the same servers
 throughout, each of which had answered so; and the other has to have the higher ticket. All lines go
-by tickets, which are times as well as a client can tell. So a waiter that asks more than
-`ROUND_TRIP` after another has the higher ticket, if nothing disturbed it.
+by tickets, which are times as well as a client can tell: by how long the servers take to answer.
+So a waiter that asks more than `ROUND_TRIP` after another, and than the servers took to answer it,
+has the higher ticket, if nothing disturbed it.
 
 **Liveness.** Every attempt in a process that was not killed comes to an end. A timeout is kept, a
 cancellation takes effect at once, an exit does not outlast the lease. A loss is told at the

@@ -220,6 +220,12 @@ class Attempt:
         return min(asked for those in self.stands.values() for asked, _ in those)
 
     @property
+    def round_trip(self) -> int:
+        """How long the servers took to answer its first questions: the median."""
+        took = sorted(said - asked for (asked, said), *_ in self.stands.values())
+        return took[len(took) // 2]
+
+    @property
     def waited_until(self) -> int | None:
         """When the waiting was over."""
         end = self.entered or self.ended
