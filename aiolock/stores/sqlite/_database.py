@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aiolock.stores._operations import Operation, Told
+from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
 from aiolock.stores.sqlite import _connection
 from aiolock.stores.sqlite._connection import Connection
@@ -24,10 +24,15 @@ from aiolock.stores.sqlite._failures import failure
 from aiolock.stores.sqlite._presence import Presence
 from aiolock.stores.sqlite._transaction import Transaction
 
-FETCH: Final = Operation((), lambda _: None)
-"""Fetches the client's pushes, as all others do besides."""
 _IN_PASSING: Final = 0.1
 """Seconds to wait for other processes, for work that can be done later as well."""
+
+
+def _nothing(_: Steps) -> None:
+    """It fetches the client's pushes, as all operations do besides."""
+
+
+FETCH: Final = Operation((), _nothing)
 
 
 class _Failed(Exception):
