@@ -34,8 +34,10 @@ LATE_AFTER: Final = 5.0
 """Seconds after which the server refuses a copy."""
 LATE_WITHIN: Final = 9.0
 """Seconds within which data on a dropped link reaches the server."""
-RARE: Final = ("break_", "pass_on", "resize")
-"""Commands that are seldom sent: a link is dropped more often while one is on it."""
+SELDOM: Final = 0.03
+RARE: Final = {"break_": 0.6, "downgrade": 0.6, "request": 0.6, "pass_on": 0.2, "resize": 0.2}
+"""How often a link is dropped while such a command is on it: more often for those that are seldom
+sent, else `SELDOM`."""
 NEVER_MIND: Final = 0.2
 """Seconds for which a copy may act that is undone by the copy of a release behind it."""
 
@@ -232,7 +234,7 @@ class Store(MemoryStore):
             command.future.set_exception(_refusal("the store is closed"))
             return command.future
         if self._on_the_way is None and not self._down:
-            often = 0.2 if command.name in RARE else 0.03
+            often = RARE.get(command.name, SELDOM)
             if self.server.lossy and self.dice.random() < often:
                 self._on_the_way = []
                 self._loop.call_later(self.dice.choice([0.0, 0.1, 0.5]), self._drop)
