@@ -20,6 +20,9 @@ PACKAGE = Path(aiolock.__file__).parent
 ROOT = ablated.ROOT
 LUA = "stores/redis/lua"
 POSTGRES = "stores/postgres"
+TRIES = 3
+"""How often a test may pass: where it is slow, on a busy machine, what the safeguard is for may not
+come up."""
 CONTROL = "ABLATE_NOTHING" in os.environ
 """By hand, after changes to tests that wait: nothing is taken out, and then each test must pass.
 
@@ -1030,8 +1033,8 @@ SAFEGUARDS = (
     Safeguard(
         "a push that cannot be read is no reason to hear no more",
         "stores/sqlite/_transaction.py",
-        "            with contextlib.suppress(*UNREADABLE):\n                found.append(Told",
-        "            with contextlib.suppress():\n                found.append(Told",
+        "        with contextlib.suppress(*UNREADABLE):\n            found.append(Told",
+        "        with contextlib.suppress():\n            found.append(Told",
         "test_sqlite.py::test_what_a_later_version_has_left",
     ),
     Safeguard(
@@ -1219,8 +1222,8 @@ SAFEGUARDS = (
     Safeguard(
         "a file that was replaced is noticed",
         "stores/sqlite/_database.py",
-        "            if self._connection.follow():\n                self._replaced()\n",
-        "",
+        "        if self._connection.follow():\n",
+        "        if False:\n",
         "test_sqlite.py::test_a_file_that_is_removed",
     ),
     Safeguard(
@@ -1346,8 +1349,8 @@ SAFEGUARDS = (
     Safeguard(
         "what fails is rolled back",
         "stores/sqlite/_database.py",
-        "            self._connection.roll_back()\n            raise\n        return answers",
-        "            raise\n        return answers",
+        "            self._connection.roll_back()\n            raise\n        self._read =",
+        "            raise\n        self._read =",
         "test_sqlite.py::test_an_operation_that_cannot_be_carried_out",
     ),
     Safeguard(
@@ -3339,7 +3342,10 @@ def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
     assert source.count(safeguard.lines) == 1, "the safeguard has moved: bring the table up to date"
     changed = source if CONTROL else source.replace(safeguard.lines, safeguard.without)
     ablated.package_with(PACKAGE, tmp_path / "aiolock", safeguard.file, changed)
-    code, printed = ablated.run(safeguard.test, tmp_path, seconds=safeguard.seconds, limit=55)
+    code, printed, tries = 0, "", 1 if CONTROL else TRIES
+    while code == 0 and tries > 0:
+        code, printed = ablated.run(safeguard.test, tmp_path, seconds=safeguard.seconds, limit=55)
+        tries -= 1
     if CONTROL:
         assert code == 0, f"it fails whatever the source: {code}\n{printed[-4000:]}"
     else:
