@@ -49,6 +49,8 @@ PREFIX: Final = "chaos"
 STALL: Final = 0.06
 """Seconds without a turn of the event loop that count as a stall."""
 _PULSE: Final = 0.02
+_UP_WITHIN: Final = 5.0
+"""Seconds after which all servers must be up, once nothing is broken."""
 _SAY_EVERY: Final = 1.0
 _OBSERVERS: Final = 3
 """Tasks that watch the election; every other one is slow."""
@@ -195,8 +197,16 @@ class Process:
         self._over.set_result(None)
         await asyncio.gather(*self._observers)
         if isinstance(self._store, Several):
-            states = [server.state for server in self._store.servers()]
-            self.history.note("servers", states=states)
+            self.history.note("servers", states=await self._states(self._store))
+
+    async def _states(self, store: Several) -> list[str]:
+        """Those of the servers, once all are up: one whose answer is late is out for a moment."""
+        until = self._loop.time() + _UP_WITHIN
+        while True:
+            states = [server.state for server in store.servers()]
+            if {*states} == {"up"} or self._loop.time() >= until:
+                return states
+            await asyncio.sleep(0.05)
 
     async def _observe(self, number: int) -> None:
         """Observe the election, to the very end."""
