@@ -1358,6 +1358,9 @@ async def test_a_push_is_delivered_once(
                 assert await theirs.lock("x").request_release()
                 await until(lambda: len(heard) == times)  # noqa: B023  # it has ended by then
                 assert database.execute(count).fetchone() == (times,)
+            # As at a fork: the file is opened again, and is the same.
+            session_of(ours)._database.before_fork()
+            session_of(ours)._database.after_fork()
             await ours.lock("y").status()
             assert database.execute(count).fetchone() == (0,)
         await lease.release()

@@ -59,6 +59,8 @@ class Connection:
         self._identity: Identity | None = None
         """The identity of the open files; None if they must be opened again."""
         self._patience = BUSY
+        self.last_number = 0
+        """The number of the last push that was left for anybody, when the file was opened."""
         self.protocol = VERSION
         """The newest protocol of those that have used the file."""
 
@@ -113,6 +115,8 @@ class Connection:
             if found < VERSION:
                 database.execute(f"PRAGMA user_version = {VERSION}")
             self.protocol = max(found, VERSION)
+            numbers = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'inbox'"
+            (self.last_number,) = database.execute(numbers).fetchone()
             self._set_clock(database)
             database.execute("COMMIT")
         except BaseException:

@@ -107,7 +107,10 @@ class Database:
 
     def _follow(self) -> None:
         if self._connection.follow():
-            self._read = self._removed = 0
+            # It may be the same file, as after a fork. Another one has no pushes for us before we
+            # have asked for anything there, so they have higher numbers than any that it has given.
+            last = self._connection.last_number
+            self._read, self._removed = min(self._read, last), min(self._removed, last)
             self._replaced()
 
     def _carry_out(
