@@ -29,6 +29,9 @@ _PATIENCE = float(os.environ.get("AIOLOCK_TEST_PATIENCE", "inf"))
 _LONGEST_PAUSE = 0.005 if math.isinf(_PATIENCE) else 0.05
 """Seconds between two looks: many conditions ask a server, which costs more than to wait."""
 
+_TURNS = 10
+"""Turns of the event loop in which what lies in the sockets is read, passed on and looked at."""
+
 
 async def until(
     condition: Callable[[], object], *, within: float = 10.0, after: float = 0.0
@@ -187,8 +190,14 @@ class Peek:
         return list(self.server.call("ZRANGE", f"{self._keys}:queue", 0, -1))
 
     async def queued(self, count: int) -> None:
-        """Wait until so many stand in the queue."""
+        """Wait until so many stand in the queue, and the answers that say so have come through.
+
+        A test that goes on sooner breaks the link of a client whose question is still open.
+        """
         await until(lambda: len(self.queue()) == count)
+        self.queue()  # by its answer to this, the server has written those to all before it
+        for _ in range(_TURNS):  # clients and proxies of this process read and pass them on
+            await asyncio.sleep(0)
 
     def clients(self) -> list[str]:
         """The clients of the waiters, in order."""

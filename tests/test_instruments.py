@@ -23,8 +23,11 @@ import pytest
 import redis.asyncio
 from hypothesis import strategies as st
 
+import aiolock
+from aiolock._engine.acquisition import Phase
 from tests import ablated, loops, selection
 from tests.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled, steps
+from tests.failures import Peek, take
 from tests.procs import Worker
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -378,6 +381,25 @@ async def test_proxy_knows_a_subscription(proxy: Proxy) -> None:
         await two.line()
         await three.ask("PSUBSCRIBE", "x*")
         assert [link.is_subscription for link in proxy.links] == [False, True, True]
+
+
+async def test_peek_waits_for_the_answers(
+    proxy: Proxy, redis_server: RedisServer, prefix: str
+) -> None:
+    """Once `Peek.queued` returns, a client behind a proxy has read that it is queued."""
+    peek = Peek(redis_server, prefix)
+    async with aiolock.connect(proxy.url, prefix=prefix) as client, client.lock("lock"):
+        before = proxy.bytes_to_server
+        waiting = asyncio.create_task(take(client.lock("lock")))
+        while proxy.bytes_to_server == before:  # noqa: ASYNC110  # a proxy sets no Event
+            await asyncio.sleep(0)
+        while not peek.queue():
+            pass  # so that the answer is there, and nothing of this process has read it
+        await peek.queued(1)
+        (attempt,) = client._engine.waiters.attempts["lock:lock"].values()
+        assert attempt.phase is Phase.QUEUED
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 def test_proxy_on_uvloop(redis_server: RedisServer) -> None:
