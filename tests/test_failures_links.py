@@ -47,9 +47,18 @@ async def victim(
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dead links are noticed twenty times as fast."""
+def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients look after their links twenty times as often."""
     monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 0.5)
+
+
+@pytest.fixture
+def impatient(
+    frequent: None,  # before the client opens
+    victim: aiolock.LockClient,  # on a busy machine, that may take a while
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dead links are noticed twenty times as fast, once the client is open."""
     monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.2)
     monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.2)
     monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)

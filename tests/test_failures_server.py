@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -44,15 +44,25 @@ async def other(server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockC
         yield client
 
 
+Impatient = Callable[[], None]
+
+
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not answer is given up ten times as fast."""
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Impatient:
+    """Call it, and a server that does not answer is given up ten times as fast.
+
+    Clients are open by then: on a busy machine, a connection may take a second.
+    """
     monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 1.0)
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.4)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.4)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
-    monkeypatch.setattr("aiolock.stores.redis._wire.CONNECT_TIMEOUT", 0.5)
+
+    def call() -> None:
+        monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.4)
+        monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.4)
+        monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
+        monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
+        monkeypatch.setattr("aiolock.stores.redis._wire.CONNECT_TIMEOUT", 0.5)
+
+    return call
 
 
 async def enter(lock: aiolock.Lock) -> None:
@@ -140,13 +150,13 @@ async def test_waiters_of_many_clients_after_a_restart(
             await client.aclose()
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_server_gone_for_good(
-    server: RedisServer, client: aiolock.LockClient, peek: Peek
+    impatient: Impatient, server: RedisServer, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """Whoever asks a server that is gone gets StoreError in the end; closing does not hang."""
     lease = await take(client.lock("lock", ttl=1.5))
     lasting = await take(client.lock("lasting", ttl=30))
+    impatient()
     server.kill()
     attempts = (lasting.verify, client.lock("other").acquire, client.lock("lock").status)
     for error in await asyncio.gather(*(use() for use in attempts), return_exceptions=True):
@@ -238,9 +248,8 @@ async def test_timeouts_while_the_server_hangs(
     await until(lambda: not peek.queue() and not peek.holders())
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_close_while_the_server_hangs(
-    server: RedisServer, prefix: str, client: aiolock.LockClient, peek: Peek
+    impatient: Impatient, server: RedisServer, prefix: str, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """A client can be closed while the server hangs; its lease ends and its waiter is skipped."""
     leaving = aiolock.connect(server.url, prefix=prefix, ttl=1.5)
@@ -248,6 +257,7 @@ async def test_close_while_the_server_hangs(
     await take(leaving.lock("lock"))
     waiter = asyncio.create_task(take(leaving.lock("lock")))
     await peek.queued(1)
+    impatient()
     server.pause()
     start = time.monotonic()
     await leaving.aclose()
@@ -259,9 +269,8 @@ async def test_close_while_the_server_hangs(
     await lease.release()
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_server_hangs_for_longer_than_any_time_limit(
-    server: RedisServer,
+    impatient: Impatient,
     client: aiolock.LockClient,
     other: aiolock.LockClient,
     peek: Peek,
@@ -271,15 +280,16 @@ async def test_server_hangs_for_longer_than_any_time_limit(
     first = await take(client.lock("lock", ttl=1.5))
     waiting = asyncio.create_task(take(other.lock("lock", ttl=1.5)))
     await peek.queued(1)
-    server.pause()
+    impatient()
+    peek.server.pause()
     with pytest.raises(aiolock.StoreError):
         await other.lock("other").acquire()
     with pytest.raises(aiolock.StoreError):
         await waiting
     await first.lost
     monkeypatch.undo()  # patient again: connecting may take a second
-    server.resume()
-    abandoned = Peek(server, peek.prefix, "other")
+    peek.server.resume()
+    abandoned = Peek(peek.server, peek.prefix, "other")
     await until(lambda: not peek.queue() and not abandoned.queue() and not abandoned.holders())
     for each in (client, other):
         async with each.lock("lock", ttl=30) as lease:

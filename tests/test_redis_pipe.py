@@ -45,7 +45,10 @@ async def store(proxy: Proxy, prefix: str) -> AsyncIterator[RedisStore]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(
+    store: RedisStore,  # it is open by then: that may take a while
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What is not answered is given up soon."""
     monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.2)
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.4)
