@@ -1313,7 +1313,7 @@ async def test_what_is_left_is_fetched_as_soon_as_that_can_be(
         monkeypatch.setattr(connection, "left_for", unreadable)
         await lease.release()
         await (await asyncio.wait_for(waiting, 5)).release()
-        assert rings == 3
+        assert rings >= 3
 
 
 async def test_who_is_rung_does_not_wait_for_the_transactions_of_others(

@@ -200,7 +200,7 @@ class Connection:
         return self._database.execute(statement, parameters)
 
     def left_for(self, client: str, after: int) -> tuple[list[Told], int]:
-        """As `left_for`: reads what is committed, and waits for no transaction of others."""
+        """As `left_for`. It waits for no transaction of others, and sees what is committed."""
         assert self._database is not None
         return left_for(self._database, client, after)
 

@@ -153,7 +153,7 @@ class Database:
         """Their answers, the pushes for this client, and the other clients to ring."""
         transaction = self._connection.begin()
         try:
-            told, last = transaction.fetch(self._client, self._read)
+            told, last = self._connection.left_for(self._client, self._read)
             if last > self._removed:
                 transaction.remove(self._client, last)
             answers = [_carried_out(operation, transaction) for operation in operations]

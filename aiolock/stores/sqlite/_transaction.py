@@ -107,10 +107,6 @@ class Transaction:
             (client, f"{self._prefix}\0{told.name}", encode_push(told.push)),
         )
 
-    def fetch(self, client: str, after: int) -> tuple[list[Told], int]:
-        """The pushes left for this client, as `left_for`."""
-        return left_for(self._database, client, after)
-
     def remove(self, client: str, last: int) -> None:
         """Remove the pushes left for this client, up to this one."""
         self._database.execute("DELETE FROM inbox WHERE client = ? AND id <= ?", (client, last))
