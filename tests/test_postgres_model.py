@@ -348,5 +348,33 @@ def test_what_is_forgotten_is_not_read_again(
     assert isinstance(granted, Granted)
 
 
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_a_place_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
+    """A queue is full of the dead: a newcomer is the first, and comes behind none of them."""
+    both = Both(stage, [], 91_000)
+    both.acquire_as(ADA, PLAIN, 30_000)
+    both.acquire_as(BOB, PLAIN, 2000)
+    both.acquire_as(EVE, PLAIN, 2000)
+    both.alive = {ADA.client}
+    queued = both.acquire_as(Waiter(ADA.client, 2), PLAIN, 2000, most=2)
+    assert isinstance(queued, Queued)
+    assert queued.place == 1
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_a_place_that_is_asked_for_again(stage: psycopg.Connection[Any]) -> None:
+    """Whoever has a place keeps it, whatever ticket it asks with."""
+    both = Both(stage, [], 91_001)
+    both.acquire_as(ADA, PLAIN, 30_000)
+    for waiter in (BOB, EVE):
+        queued = both.acquire_as(waiter, PLAIN, 2000)
+        assert isinstance(queued, Queued)
+        both.now += 1000
+        for ticket in (0, queued.ticket - 1, queued.ticket, both.now):
+            again = both.acquire_as(waiter, PLAIN, 2000, ticket)
+            assert isinstance(again, Queued)
+            assert again.ticket == queued.ticket
+
+
 ROUNDS = int(os.environ.get("ROUNDS", "60"))
 """Sequences for each kind of lock; by hand 500."""

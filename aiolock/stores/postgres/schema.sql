@@ -299,6 +299,9 @@ DECLARE
     behind bigint;
     fits boolean;
 BEGIN
+    IF NOT w.shares AND w.rule = '' THEN -- a plain lock, as most are
+        RETURN CASE WHEN NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n) THEN passing END;
+    END IF;
     SELECT count(*), coalesce(bool_or(NOT shared), false),
             coalesce(sum(number) FILTER (WHERE rule = '*'), 0)
         INTO holders, alone, taken FROM aiolock.grants WHERE name = n;
@@ -483,8 +486,12 @@ DECLARE
     g aiolock.grants;
     behind aiolock.waiters;
     held boolean;
+    alone boolean; -- whether a holder does not share
+    ends_next bigint; -- when the first of the leases ends, in ms
+    holds boolean; -- whether this one is a holder
     reaped boolean := false;
     line boolean; -- whether anybody waits
+    last bigint; -- the ticket of the last waiter
     queued boolean;
     displaced int;
     opened boolean;
@@ -509,12 +516,16 @@ BEGIN
     END IF;
     held := EXISTS (SELECT FROM aiolock.grants WHERE name = n);
     IF held THEN
-        IF EXISTS (SELECT FROM aiolock.grants WHERE name = n AND ends <= ms) THEN
+        LOOP
+            SELECT bool_or(NOT shared), min(ends), bool_or(client = me AND seq = s)
+                INTO alone, ends_next, holds FROM aiolock.grants WHERE name = n;
+            EXIT WHEN reaped OR ends_next > ms;
             reaped := aiolock._reap(n, us, me);
-        END IF;
-        SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
-            ORDER BY name, fence LIMIT 1;
-        IF FOUND THEN -- it is a holder already
+            EXIT WHEN NOT reaped; -- a transaction has checked it
+        END LOOP;
+        IF holds THEN -- already
+            SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
+                ORDER BY name, fence LIMIT 1;
             IF reaped THEN -- who ended may have held back others
                 PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
             END IF;
@@ -530,7 +541,7 @@ BEGIN
     END IF;
 
     -- Its end, for there may be the remains of many waiters before its head.
-    PERFORM FROM aiolock.waiters WHERE name = n
+    SELECT ticket INTO last FROM aiolock.waiters WHERE name = n
         ORDER BY name DESC, ticket DESC, client DESC, seq DESC LIMIT 1;
     line := FOUND;
     queued := false;
@@ -558,13 +569,14 @@ BEGIN
         END IF;
     END IF;
 
-    opened := NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n AND NOT shared);
+    opened := NOT coalesce(alone, false);
     IF wait AND NOT queued THEN
         IF asked = 0 AND max_waiters > 0 THEN
             SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
             IF waiting >= max_waiters THEN
                 PERFORM aiolock._remove_dead(n, me);
-                SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
+                SELECT count(*), max(ticket) INTO waiting, last FROM aiolock.waiters
+                    WHERE name = n;
             END IF;
             IF waiting >= max_waiters THEN
                 IF opened AND w.rule <> '^' THEN -- the dead are removed: those behind may fit
@@ -576,17 +588,22 @@ BEGIN
         w.ticket := asked;
         IF asked = 0 THEN -- behind the last of its priority, even if the clock was set back
             w.ticket := us + w.priority * 100000000000000;
-            SELECT ticket INTO t FROM aiolock.waiters
-                WHERE name = n AND ticket < w.ticket + 50000000000000
-                ORDER BY name DESC, ticket DESC LIMIT 1;
+            t := last;
+            IF t >= w.ticket + 50000000000000 THEN
+                SELECT ticket INTO t FROM aiolock.waiters
+                    WHERE name = n AND ticket < w.ticket + 50000000000000
+                    ORDER BY name DESC, ticket DESC LIMIT 1;
+            END IF;
             w.ticket := greatest(w.ticket, t + 1);
         END IF;
         INSERT INTO aiolock.waiters VALUES (w.*);
-        SELECT * INTO behind FROM aiolock.waiters
-            WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
-            ORDER BY name, ticket, client, seq LIMIT 1;
-        IF behind.client <> me THEN
-            PERFORM aiolock._push(n, behind.client, me, concat_ws(' ', 'void', behind.seq));
+        IF last >= w.ticket THEN
+            SELECT * INTO behind FROM aiolock.waiters
+                WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
+                ORDER BY name, ticket, client, seq LIMIT 1;
+            IF behind.client <> me THEN
+                PERFORM aiolock._push(n, behind.client, me, concat_ws(' ', 'void', behind.seq));
+            END IF;
         END IF;
     END IF;
     IF opened AND w.rule <> '^' THEN
@@ -603,19 +620,28 @@ BEGIN
     END IF;
 
     -- The lock is taken.
-    SELECT * INTO g FROM aiolock.grants WHERE name = n ORDER BY ends, fence LIMIT 1;
+    IF opened OR NOT wait THEN
+        SELECT * INTO g FROM aiolock.grants WHERE name = n ORDER BY ends, fence LIMIT 1;
+        ends_next := g.ends;
+    END IF;
     -- A lease that is over, but prolonged by a transaction, ends with that transaction, so soon.
-    t := CASE WHEN g.name IS NULL THEN 60000 WHEN g.ends > ms THEN g.ends - ms ELSE 100 END;
+    t := CASE WHEN ends_next IS NULL THEN 60000 WHEN ends_next > ms THEN ends_next - ms
+        ELSE 100 END;
     IF NOT wait THEN
         IF g.name IS NULL OR g.client = '-' THEN
             RETURN concat_ws(' ', 'busy', t) || aiolock._own();
         END IF;
         RETURN concat_ws(' ', 'busy', t, aiolock._party(g, us)) || aiolock._own();
     END IF;
-    SELECT * INTO w FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
-    SELECT count(*) INTO waiting FROM (
-        SELECT FROM aiolock.waiters
-        WHERE name = n AND (ticket, client, seq) < (w.ticket, w.client, w.seq) LIMIT 1) before_it;
+    IF queued OR opened OR last >= w.ticket THEN
+        SELECT * INTO w FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
+        SELECT count(*) INTO waiting FROM (
+            SELECT FROM aiolock.waiters
+            WHERE name = n AND (ticket, client, seq) < (w.ticket, w.client, w.seq) LIMIT 1
+        ) before_it;
+    ELSE -- it has come behind the last
+        waiting := (last IS NOT NULL)::int;
+    END IF;
     -- The answer does not tell which waiter is before it. Otherwise a client would hand the lock on
     -- by itself, and `check_fence` would neither know of that at once, nor could prevent it.
     RETURN concat_ws(' ', 'queued', w.ticket, waiting + 1, t, us, displaced) || aiolock._own();
