@@ -323,7 +323,7 @@ async def test_viewer_that_fails(client: aiolock.LockClient, page: Page) -> None
 
 async def test_stream_ends(client: aiolock.LockClient) -> None:
     """After a while, and the browser comes again: so whoever may not see it any more, does not."""
-    page = Page(client, limits=replace(SOON, stream=0.1))
+    page = Page(client, limits=replace(SOON, stream=1.0))
     async with Viewer(page) as viewer:
         assert await viewer.block() == "retry: 500"
         await viewer.end()
