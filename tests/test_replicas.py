@@ -440,6 +440,19 @@ async def test_closed_meanwhile(one: Cluster, prefix: str, patient: None) -> Non
 
 async def test_all_and_some(prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two is enough for 1, and not for all; one that has left is not waited for."""
+
+    async def lacks_one(client: aiolock.LockClient) -> None:
+        """On a busy machine, the other replica may be late, too, but not always."""
+        said = ""
+        for within in (HASTE, 3 * HASTE, 9 * HASTE):
+            monkeypatch.setattr(_replicated, "_within", lambda _, within=within: within)
+            with pytest.raises(aiolock.StoreError) as caught:
+                await take(client.lock("lock"))
+            said = str(caught.value)
+            if "1 of 2 replicas confirmed" in said:
+                return
+        raise AssertionError(said)
+
     async with cluster(2) as two, AsyncExitStack() as stack:
         some, both, every = [
             await stack.enter_async_context(
@@ -448,19 +461,15 @@ async def test_all_and_some(prefix: str, hasty: None, monkeypatch: pytest.Monkey
             for replicas in (1, 2, "all")
         ]
         two.replica.link.deaf()
-        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
-            await take(every.lock("lock"))
-        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
-            await take(both.lock("lock"))
+        await lacks_one(every)
+        await lacks_one(both)
         monkeypatch.setattr(_replicated, "_within", lambda _: LONG)
         assert await (await take(some.lock("lock"))).release()
         two.replica.link.refuse()  # first: it would be there again at once
         two.replica.link.cut()
         await until(lambda: following(two.master) == 1, within=30)
         assert await (await take(every.lock("lock"))).release()
-        monkeypatch.setattr(_replicated, "_within", lambda _: HASTE)
-        with pytest.raises(aiolock.StoreError, match="1 of 2 replicas confirmed"):
-            await take(both.lock("lock"))
+        await lacks_one(both)
 
 
 # The connection of the barrier
