@@ -442,14 +442,14 @@ async def test_all_and_some(prefix: str, hasty: None, monkeypatch: pytest.Monkey
     """One of two is enough for 1, and not for all; one that has left is not waited for."""
 
     async def lacks_one(client: aiolock.LockClient) -> None:
-        """On a busy machine, the other replica may be late, too, but not always."""
-        said = ""
-        for within in (HASTE, 3 * HASTE, 9 * HASTE):
-            monkeypatch.setattr(_replicated, "_within", lambda _, within=within: within)
+        """On a busy machine the server's count may come when its time is over, but not always."""
+        said = set[str]()
+        monkeypatch.setattr(_replicated, "_within", lambda _: HASTE)
+        for _ in range(10):
             with pytest.raises(aiolock.StoreError) as caught:
                 await take(client.lock("lock"))
-            said = str(caught.value)
-            if "1 of 2 replicas confirmed" in said:
+            said.add(str(caught.value))
+            if "1 of 2 replicas confirmed" in str(caught.value):
                 return
         raise AssertionError(said)
 
