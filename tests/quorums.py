@@ -92,6 +92,7 @@ class _Breakable(MemoryMember):
         super().__init__(lambda: server.memory, server.name)
         self._server = server
         self._since: list[float] = []
+        self._unanswered: list[Heard] = []
         self._joined = self._dead = False
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
@@ -103,6 +104,8 @@ class _Breakable(MemoryMember):
     async def leave(self, patience: float) -> None:
         self._joined = False
         await super().leave(patience)
+        for heard in tuple(self._unanswered):
+            heard(None, StoreError("the client was closed"))
 
     def breaks(self) -> None:
         if self._joined:
@@ -134,13 +137,19 @@ class _Breakable(MemoryMember):
             error = StoreError("it refuses for a while")
             self._loop.call_soon(heard, None, error)
             return
+        if self._client is None:
+            heard(None, StoreError("the client was closed"))
+            return
         since = self._loop.time()
         self._since.append(since)
 
         def answered(answer: Any, error: Exception | None) -> None:
-            self._since.remove(since)
-            heard(answer, error)
+            if answered in self._unanswered:
+                self._unanswered.remove(answered)
+                self._since.remove(since)
+                heard(answer, error)
 
+        self._unanswered.append(answered)
         start = super()._start
         self._server.do(lambda: start(operation, answered))
 

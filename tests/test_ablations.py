@@ -3244,6 +3244,20 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "a client that is closed asks its servers nothing more",
+        "stores/quorum/_candidates.py",
+        "                standing.ballot.leave()\n                standing.tell(",
+        "                standing.tell(",
+        "test_quorum.py::test_closed_while_no_server_answers",
+    ),
+    Safeguard(
+        "whoever has asked a client that is closed is told",
+        "stores/quorum/_candidates.py",
+        '                standing.tell(StoreError("the client was closed"))\n',
+        "",
+        "test_quorum.py::test_closed_while_no_server_answers",
+    ),
+    Safeguard(
         "a release after the deadline has found what a majority says that it has",
         "stores/quorum/_counts.py",
         "self._present if self._lost else self._held",

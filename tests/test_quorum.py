@@ -7,6 +7,8 @@ import contextlib
 import itertools
 import logging
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._seat import OUT_AFTER
 from aiolock.testing import Peer
 from tests.cancel import KINDS, Kind, cancel_everywhere
-from tests.quorums import clients, left_behind, servers, store_on, with_clocks
+from tests.quorums import Server, clients, left_behind, servers, store_on, with_clocks
 from tests.virtual import run
 from tests.worlds import queued, virtual
 
@@ -514,6 +516,39 @@ async def test_a_vote_that_was_pushed_is_kept() -> None:
         assert vote.waiter == waiter
         await asyncio.sleep(15)
         assert back.voter.states["a"].vote is vote
+
+
+@virtual
+async def test_closed_while_no_server_answers() -> None:
+    """Whoever was about to enter asks nothing more, and who asked is told."""
+    of = servers()
+    async with Peer(store_on(of)) as holder, Peer(store_on(of)) as ours:
+        grant = await holder.take("a")
+        await ours.queue("a")
+        council = ours.store._council  # type: ignore[attr-defined]
+        renewals = 0
+
+        def stops(renew: Callable[..., None], server: Server, *question: Any, **more: Any) -> None:
+            nonlocal renewals
+            renewals += 1
+            server.stop()
+            renew(*question, **more)
+
+        of[0].voter.states["a"].last += 1  # so the next has to hear of that before somebody enters
+        of[2].stop()
+        for seat, server in zip(council.seats, of, strict=True):
+            seat.member.renew = partial(stops, seat.member.renew, server)
+        await holder.release("a", grant)
+        await asyncio.sleep(0.1)
+        asked, asking = renewals, ours.ask("b")
+        assert asked > 0
+        await ours.store.aclose()
+        await asyncio.sleep(0.1)
+        assert renewals == asked
+        with pytest.raises(aiolock.StoreError, match="the client was closed"):
+            await asking
+        for server in of:
+            server.resume()
 
 
 @virtual

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from aiolock._prompt import Prompt
+from aiolock.errors import StoreError
 from aiolock.store import (
     PRIORITY,
     WAS_ABSENT,
@@ -419,9 +420,16 @@ class Candidates(Handing):
         return future
 
     def close(self) -> None:
-        """End all that is undecided, and stop all timers."""
-        for standing in [each for each in self.standings.values() if each.undecided is not None]:
-            self._abandon(standing, entered=True)
+        """End all, and stop all timers: what members still answer has no consequences.
+
+        What is undecided is released. Of all else the members hear that this client has gone.
+        """
+        for standing in list(self.standings.values()):
+            if standing.undecided is not None:
+                self._abandon(standing, entered=True)
+            else:
+                standing.ballot.leave()
+                standing.tell(StoreError("the client was closed"))
         for line in self._lines.values():
             line.close()
         self._patience.close()
