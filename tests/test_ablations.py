@@ -3258,6 +3258,20 @@ SAFEGUARDS = (
         "test_quorum.py::test_closed_while_no_server_answers",
     ),
     Safeguard(
+        "a server that refuses a renewal is asked again after a while",
+        "stores/quorum/_asking.py",
+        "                self._loop.call_later(_RETRY, self._look_again, standing)\n",
+        "                self._look_again(standing)\n",
+        "test_quorum.py::test_a_server_that_refuses_is_not_asked_at_once",
+    ),
+    Safeguard(
+        "whoever hears that its command is given up may ask again at once",
+        "stores/redis/_outbox.py",
+        "[each for each in self._sent if now - each.born >= COMMAND_TIMEOUT]:\n",
+        "(each for each in self._sent if now - each.born >= COMMAND_TIMEOUT):\n",
+        "test_redis_pipe.py::test_whoever_hears_of_a_failure_may_ask_again",
+    ),
+    Safeguard(
         "a release after the deadline has found what a majority says that it has",
         "stores/quorum/_counts.py",
         "self._present if self._lost else self._held",

@@ -551,6 +551,35 @@ async def test_closed_while_no_server_answers() -> None:
             server.resume()
 
 
+async def test_a_server_that_refuses_is_not_asked_at_once() -> None:
+    """A vote whose renewal was refused is renewed again after a while."""
+    of = servers()
+    async with Peer(store_on(of)) as holder, Peer(store_on(of)) as ours:
+        grant = await holder.take("a")
+        await ours.queue("a")
+        council = ours.store._council  # type: ignore[attr-defined]
+        renewals = 0
+
+        def refuses(
+            renew: Callable[..., None], server: Server, *question: Any, **more: Any
+        ) -> None:
+            nonlocal renewals
+            renewals += 1
+            server.refuses = renewals < 100
+            renew(*question, **more)
+
+        of[0].voter.states["a"].last += 1  # so the next has to hear of that before somebody enters
+        of[2].stop()
+        for seat, server in zip(council.seats, of, strict=True):
+            seat.member.renew = partial(refuses, seat.member.renew, server)
+        await holder.release("a", grant)
+        await asyncio.sleep(0.8)
+        assert 1 <= renewals <= 4
+        for server in of:
+            server.refuses = False
+            server.resume()
+
+
 @virtual
 async def test_who_reaches_a_minority_is_in_nobodys_way() -> None:
     """It gives back its vote and leaves the line, and comes back with its ticket."""

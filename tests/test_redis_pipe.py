@@ -18,7 +18,7 @@ from aiolock.store import WAS_ABSENT, WAS_QUEUED, Form, Granted, Waiter
 from aiolock.stores._copies import LATE_AFTER
 from aiolock.stores.redis import RedisStore
 from aiolock.stores.redis._codec import encode
-from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._command import Called, Command
 from aiolock.stores.redis._pipe import Pipe
 from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, bulk
 from tests.failures import command_link, linked, take, until
@@ -158,6 +158,29 @@ async def test_refused_is_what_was_never_written(store: RedisStore, proxy: Proxy
             await left
         assert caught.value.refused is refused
     assert not store._pipe._pending
+
+
+async def test_whoever_hears_of_a_failure_may_ask_again(
+    store: RedisStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While commands whose time is over are given up, each in turn, more may be asked."""
+    await linked(proxy)
+    command_link(proxy).deaf()
+    again = list[asyncio.Future[Any]]()
+
+    def heard(_: Any, error: Exception | None) -> None:
+        assert isinstance(error, aiolock.StoreError)
+        again.append(look(store))
+
+    for _ in range(2):
+        names = (2, store._names.keys("looked at")[0], store._names.value("looked at"))
+        _ = store._pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(heard))
+    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.0)
+    store._pipe._look()
+    assert len(again) == 2
+    monkeypatch.undo()
+    command_link(proxy).hear()
+    await asyncio.gather(*again)
 
 
 async def test_what_came_from_another_node_waits_no_longer_than_others(

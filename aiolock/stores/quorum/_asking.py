@@ -236,21 +236,27 @@ class Asking:
             standing.renewing[server] = False
             if error is not None:
                 standing.ballot.unanswered(server, number)
+                heard(still, error)
+                # Not at once: a server that refuses would be asked as often as it can answer.
+                self._loop.call_later(_RETRY, self._look_again, standing)
+                return
+            now = seat.answered(sent)
+            if still:
+                until = sent + lasts(ttl) if ttl else 0.0
+                standing.ballot.renewed(server, number, until, fence)
             else:
-                now = seat.answered(sent)
-                if still:
-                    until = sent + lasts(ttl) if ttl else 0.0
-                    standing.ballot.renewed(server, number, until, fence)
-                else:
-                    standing.ballot.gone(server, number, now)
-                    if not standing.over:
-                        self._ask_by(standing, server, now)
+                standing.ballot.gone(server, number, now)
+                if not standing.over:
+                    self._ask_by(standing, server, now)
             heard(still, error)
-            if not standing.over:
-                self._look(standing)
+            self._look_again(standing)
 
         seat.asked()
         seat.member.renew(standing.stand, number, ttl, fence, entered=inside, heard=renewed)
+
+    def _look_again(self, standing: Standing) -> None:
+        if not standing.over:
+            self._look(standing)
 
     def _release_at(
         self,

@@ -270,9 +270,9 @@ class Outbox:
         """Check, while commands are under way, if the link is dead or a command's time is over."""
         self._watch = None
         now = self._time()
-        for command in self._sent:
-            if now - command.born >= COMMAND_TIMEOUT:
-                self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))
+        # Whoever hears of it may ask something else at once.
+        for command in [each for each in self._sent if now - each.born >= COMMAND_TIMEOUT]:
+            self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))
         if self._heard:  # since the last look: so the link is alive, if slow
             self._heard, self._heard_at = False, now
         if self._sent and now - max(self._sent[0].sent, self._heard_at) >= REPLY_TIMEOUT:
