@@ -3260,8 +3260,8 @@ SAFEGUARDS = (
     Safeguard(
         "a server that refuses a renewal is asked again after a while",
         "stores/quorum/_asking.py",
-        "                self._loop.call_later(_RETRY, self._look_again, standing)\n",
-        "                self._look_again(standing)\n",
+        "self._loop.call_later(_RETRY, self._unanswered, standing, server, number)\n",
+        "self._unanswered(standing, server, number)\n",
         "test_quorum.py::test_a_server_that_refuses_is_not_asked_at_once",
     ),
     Safeguard(

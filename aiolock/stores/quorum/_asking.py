@@ -235,10 +235,9 @@ class Asking:
         def renewed(still: Any, error: Exception | None) -> None:
             standing.renewing[server] = False
             if error is not None:
-                standing.ballot.unanswered(server, number)
                 heard(still, error)
                 # Not at once: a server that refuses would be asked as often as it can answer.
-                self._loop.call_later(_RETRY, self._look_again, standing)
+                self._loop.call_later(_RETRY, self._unanswered, standing, server, number)
                 return
             now = seat.answered(sent)
             if still:
@@ -249,13 +248,15 @@ class Asking:
                 if not standing.over:
                     self._ask_by(standing, server, now)
             heard(still, error)
-            self._look_again(standing)
+            if not standing.over:
+                self._look(standing)
 
         seat.asked()
         seat.member.renew(standing.stand, number, ttl, fence, entered=inside, heard=renewed)
 
-    def _look_again(self, standing: Standing) -> None:
+    def _unanswered(self, standing: Standing, server: int, number: int) -> None:
         if not standing.over:
+            standing.ballot.unanswered(server, number)
             self._look(standing)
 
     def _release_at(
