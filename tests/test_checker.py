@@ -208,6 +208,7 @@ HAND_OFF: Story = [
 ]
 
 CLOSED_BEFORE_IT_ENTERED: list[Event | Sequence[Event]] = [
+    asks(1.0, A, style="await"),
     asks(1.0, B),
     queued(1.02, B),
     at(1.15, A.rpartition("/")[2], "closing"),
@@ -615,14 +616,13 @@ RIGHT: dict[str, Story] = {
         leaves(1.2, A, "LeaseLost"),
         at(1.3, "0.0", "closed", since=ns(1.2)),
     ],
-    "closed_on_the_way_to_the_task": [
+    "released_by_closing_before_its_body_begins": [
         *CLOSED_BEFORE_IT_ENTERED,
-        asks(1.0, A, style="wait_for"),
+        of(1.19, A, "taken_back", n="lock", fence=10),
     ],
-    "closed_while_its_event_loop_does_not_come_round": [
+    "released_by_closing_in_its_body": [
         *CLOSED_BEFORE_IT_ENTERED,
-        asks(1.0, A),
-        stall(1.14, 1.205, "0.0"),
+        of(1.205, A, "taken_back", n="lock", fence=10),
     ],
     "ended_at_that_very_moment": [
         asks(1.0, A),
@@ -751,7 +751,27 @@ RIGHT: dict[str, Story] = {
 
 # By the name of the rule, and what is wrong.
 WRONG: dict[str, Story] = {
-    "exclusion-entered_while_it_closes": [*CLOSED_BEFORE_IT_ENTERED, asks(1.0, A)],
+    "exclusion-entered_while_it_closes": CLOSED_BEFORE_IT_ENTERED,
+    "exclusion-released_by_closing_in_an_async_with": [
+        asks(1.0, A, style="with"),
+        enters(1.1, A, 10, 2.1),
+        at(1.2, "0.0", "closing"),
+        asks(1.2, B),
+        of(1.2, A, "taken_back", n="lock", fence=10),
+        enters(1.25, B, 11, 2.2),
+        leaves(1.3, A, "LeaseLost"),
+        leaves(1.5, B),
+    ],
+    "exclusion-released_in_its_body": [
+        asks(1.0, A, style="await"),
+        enters(1.1, A, 10, 2.1),
+        of(1.2, A, "taken_back", n="lock", fence=10),
+        asks(1.2, B),
+        enters(1.25, B, 11, 2.2),
+        leaves(1.3, A),
+        at(1.4, "0.0", "closing"),
+        leaves(1.5, B),
+    ],
     "exclusion-two_at_once": [
         asks(1.0, A),
         enters(1.1, A, 10, 2.1),

@@ -10,7 +10,9 @@ lease is returned (`entered`) and ends with the first of these:
 * the body left (stamped before the release was called);
 * the body was told that the lock is lost (stamped at the first instruction after);
 * its own deadline passed, to which `Lease.remaining` counts down, as it stood last;
-* its process died (stamped when it was dead), or closed the client;
+* its process died (stamped when it was dead);
+* its process closed the client, which released a lease that no `async with` guards (stamped before
+  that release was called; a body in an `async with` is told, and waited for);
 * a task began to break exactly this grant, or to wipe the server after it was granted: this asks
   for two bodies at once, and the first is told afterwards;
 * a fail-over of its master began, for grants that were made at most `LAG` before that, or later,

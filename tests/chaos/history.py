@@ -19,6 +19,8 @@ deadline    a, n, fence, deadline: until when the lease is ours by its own clock
 told        a: in the body, the first thing after aiolock said that the lease is lost
 downgrading a: in the body, just before it is to become a reader's
 left        a: the last thing in the body, before anything is released
+taken_back  a, n, fence: just before a release is called while the body has not left, or has not
+            begun
 given_back  a, n, fence, since, was: the store has answered a release that was called at ``since``
 cancelling  a: just before the attempt's task is cancelled
 ended       a, outcome: the attempt will not enter any more

@@ -36,6 +36,7 @@ class Recorder(Relay):
         self._history = history
         self._attempts: dict[Waiter, str] = {}
         self._over: set[Waiter] = set()  # waiters whose end is written down
+        self._left: set[Waiter] = set()  # waiters whose body is over
         self._pushed: set[tuple[str, int]] = set()  # attempt, fence
         self._heard: dict[str, int] = {}
         self._leases: dict[Waiter, tuple[str, aiolock.Lease, int]] = {}
@@ -62,7 +63,9 @@ class Recorder(Relay):
 
     def left(self, lease: aiolock.Lease) -> None:
         """A body is over."""
-        del self._leases[lease._hold.waiter]
+        waiter = lease._hold.waiter
+        del self._leases[waiter]
+        self._left.add(waiter)
 
     def _look(self, renewals: Sequence[Renewal]) -> None:
         for renewal in renewals:
@@ -133,8 +136,10 @@ class Recorder(Relay):
         self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
     ) -> asyncio.Future[int]:
         since = time.monotonic_ns()
-        released = self._store.release(name, waiter, form, fence, entered=entered)
         attempt = self._attempts.get(waiter, "")
+        if entered and attempt and waiter not in self._left:
+            self._history.note("taken_back", t=since, a=attempt, n=name, fence=fence)
+        released = self._store.release(name, waiter, form, fence, entered=entered)
         released.add_done_callback(partial(self._given_back, attempt, name, fence, since))
         if entered or not fence:  # else the client asks again
             released.add_done_callback(partial(self._is_over, waiter, form))

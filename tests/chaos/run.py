@@ -141,6 +141,8 @@ class Attempt:
     """When it began to become a reader."""
     told: int | None = None
     left: int | None = None
+    taken_back: int | None = None
+    """When a release was called before the body had left, or before it began."""
     cancelling: int | None = None
     ended: Event | None = None
     held_until: int = 0
@@ -388,6 +390,10 @@ class Run:
 
     def _note_left(self, event: Event) -> None:
         self._of(event).left = event.t
+
+    def _note_taken_back(self, event: Event) -> None:
+        attempt = self._of(event)
+        attempt.taken_back = attempt.taken_back or event.t
 
     def _note_cancelling(self, event: Event) -> None:
         self._of(event).cancelling = event.t
@@ -906,14 +912,6 @@ class Run:
         closings = self._closings[who][index : index + 1]
         return closings[0] if closings and closings[0] <= end else None
 
-    def _closes(self, who: str, at: int) -> bool:
-        """Whether it had begun to close its client, and its event loop has not run since."""
-        index = bisect_right(self._closings[who], at)
-        return any(
-            self.stalls[who].cover(closing, at) == at - closing
-            for closing in self._closings[who][max(0, index - 1) : index]
-        )
-
     def wiped(self, attempt: Attempt) -> Event | None:
         """The wipe in which the grant was lost, if any."""
         return _first_after(self.wipes, attempt.fence)
@@ -983,14 +981,10 @@ class Run:
         ends += [t for t in (attempt.left, attempt.told) if t is not None]
         if attempt.who in self.killed:
             ends.append(self.killed[attempt.who].t)
-        # A lock that `wait_for` acquires in a task of its own may be given back before ours has it.
-        handed = attempt.asked["style"] == "wait_for"
-        since = attempt.entered["heard"] if handed else begin
-        closing = self.closing(attempt.who, since, attempt.deadline)
-        if closing is not None:
-            ends.append(closing)
-        if self._closes(attempt.who, begin):
-            ends.append(begin)
+        back = attempt.taken_back
+        unguarded = attempt.asked["style"] in {"await", "wait_for"}
+        if back is not None and unguarded and self.closing(attempt.who, attempt.asked.t, back):
+            ends.append(back)
         wiped, broken = self.wiped(attempt), self.broken(attempt)
         if wiped is not None:
             ends.append(wiped["since"])

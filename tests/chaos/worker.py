@@ -141,7 +141,7 @@ class Process:
     async def reopen(self) -> None:
         """Close the client now and then, in the middle of everything, and open another."""
         rng = random.Random(f"{self._seed} {self._who} reopen")
-        while await self.rest(rng.uniform(6.0, 25.0)):
+        while await self.rest(rng.uniform(2.0, 15.0)):
             await self.close()
             await self.open()
 
