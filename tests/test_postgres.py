@@ -1429,6 +1429,37 @@ async def test_a_sweep(own_postgres: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
+async def test_a_sweep_where_nothing_was_granted(own_postgres: PostgresServer) -> None:
+    """The dead that wait for an event go as well, and who lives stays."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
+    ask = "SELECT aiolock.acquire(%s, %s, 1, %s, 30000, 0, true, 0, 0)"
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        for who in ("gone", client.id):
+            own_postgres.execute(ask, f"awaited by {who}", who, "{3000,1,94,1,0,0,0,0,0,0,0,0}")
+        assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
+        assert own_postgres.execute("SELECT client FROM aiolock.waiters") == [(client.id,)]
+        left = own_postgres.execute("SELECT convert_from(name, 'UTF8') FROM aiolock.names")
+        assert left == [(f"awaited by {client.id}",)]
+
+
+@pytest.mark.one_loop
+async def test_a_sweep_beside_a_transaction_that_has_checked(own_postgres: PostgresServer) -> None:
+    """A grant that an open transaction has checked is left to a later sweep, which goes on."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
+    ask = "SELECT aiolock.acquire(%s, 'gone', 1, %s, 30000, 0, true, 0, 0)"
+    with contextlib.closing(own_postgres.connect()) as checking:
+        for name in ("a", "b"):
+            checking.execute(ask.encode(), (name, "{3000,0,0,0,0,0,0,0,0,0,0,0}"))
+        checking.execute("UPDATE aiolock.names SET fence = 1")
+        checking.execute("UPDATE aiolock.grants SET ends = 1")
+        with checking.transaction():
+            checking.execute("SELECT FROM aiolock.grants WHERE name = 'a' FOR KEY SHARE")
+            assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
+        assert own_postgres.execute("SELECT name FROM aiolock.grants") == [(b"a",)]
+        assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
+
+
+@pytest.mark.one_loop
 def test_pinned() -> None:
     """What is set for a connection is what its URL says."""
     durable = _settings.from_url("postgresql://app@h/d").session()

@@ -183,7 +183,9 @@ class Both:
 
     def renew(self) -> None:
         waiter, fence = self.holder()
-        ttl = self.dice.choice([0, 2000, 30_000])
+        self.renew_as(waiter, fence, self.dice.choice([0, 2000, 30_000]))
+
+    def renew_as(self, waiter: Waiter, fence: int, ttl: int) -> None:
         step = self.step()
         ours = step.renew(waiter, fence, ttl)
         text, told = self.ask(
@@ -331,7 +333,16 @@ def releases(both: Both) -> None:
     both.release_as(BOB, granted.fence)
 
 
-WAYS = (gives_up_what_is_not_there, gives_up_behind_another, releases)
+def renews(both: Both) -> None:
+    """A lease is renewed that outlasts it."""
+    granted = both.acquire_as(BOB, PLAIN, 2 * LONG // 1000)
+    assert isinstance(granted, Granted)
+    both.now += LONG
+    both.renew_as(BOB, granted.fence, 2000)
+    both.release_as(BOB, granted.fence)
+
+
+WAYS = (gives_up_what_is_not_there, gives_up_behind_another, releases, renews)
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")

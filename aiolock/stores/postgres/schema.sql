@@ -596,6 +596,9 @@ BEGIN
             END IF;
             w.ticket := greatest(w.ticket, t + 1);
         END IF;
+        IF w.rule = '^' THEN -- perhaps nothing was granted or declared, and the sweep goes by names
+            INSERT INTO aiolock.names (name) VALUES (n) ON CONFLICT DO NOTHING;
+        END IF;
         INSERT INTO aiolock.waiters VALUES (w.*);
         IF last >= w.ticket THEN
             SELECT * INTO behind FROM aiolock.waiters
@@ -732,7 +735,7 @@ BEGIN
                         us / 1000 + line.ttl + 60000
                         + greatest(g.after_loss, g.after_grant, g.period))
                     FROM aiolock.grants g
-                    WHERE m.name = line.name AND m.keep_until > 0
+                    WHERE m.name = line.name AND m.keep_until > us / 1000
                     AND g.name = line.name AND g.fence = line.fence;
             END IF;
         END IF;
@@ -1070,6 +1073,10 @@ BEGIN
         CONTINUE WHEN EXISTS (
             SELECT FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = m.name) w
             WHERE aiolock._listens(w.client));
+        -- An open transaction may have checked a grant: it must not make the sweep wait, and fail.
+        CONTINUE WHEN (SELECT count(*) FROM aiolock.grants WHERE name = m.name) > (
+            SELECT count(*) FROM (
+                SELECT FROM aiolock.grants WHERE name = m.name FOR UPDATE SKIP LOCKED) unchecked);
         DELETE FROM aiolock.waiters WHERE name = m.name;
         DELETE FROM aiolock.grants WHERE name = m.name;
         DELETE FROM aiolock.names WHERE name = m.name;
