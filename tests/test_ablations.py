@@ -3282,6 +3282,34 @@ SAFEGUARDS = (
         "test_quorum.py::test_closed_while_no_server_answers",
     ),
     Safeguard(
+        "… and what a server tells it sets no timer",
+        "stores/quorum/_candidates.py",
+        "        self.standings.clear()\n        self._lines.clear()\n",
+        "",
+        "test_quorum.py::test_a_lease_is_lost_while_a_client_closes",
+    ),
+    Safeguard(
+        "… and a vote that comes meanwhile is released",
+        "stores/quorum/_candidates.py",
+        "        self.standings.clear()\n",
+        "",
+        "test_quorum.py::test_a_vote_comes_while_a_client_closes",
+    ),
+    Safeguard(
+        "… and no waiter of it gets what it releases",
+        "stores/quorum/_candidates.py",
+        "        self.standings.clear()\n        self._lines.clear()\n",
+        "",
+        "test_quorum.py::test_closed_while_the_next_holder_is_undecided",
+    ),
+    Safeguard(
+        "a vote whose giving back fails is given back again",
+        "stores/quorum/_asking.py",
+        "if standing.stand.form.counts or ballot.may_count(server, answer.number):\n",
+        "if True:\n",
+        "test_quorum.py::test_a_vote_whose_giving_back_fails",
+    ),
+    Safeguard(
         "a server that refuses a renewal is asked again after a while",
         "stores/quorum/_asking.py",
         "self._loop.call_later(_RETRY, self._unanswered, standing, server, number)\n",
@@ -3293,6 +3321,13 @@ SAFEGUARDS = (
         "stores/redis/_outbox.py",
         "[each for each in self._sent if now - each.born >= COMMAND_TIMEOUT]:\n",
         "(each for each in self._sent if now - each.born >= COMMAND_TIMEOUT):\n",
+        "test_redis_pipe.py::test_whoever_hears_of_a_failure_may_ask_again",
+    ),
+    Safeguard(
+        "… and sets no timer beside the one there is",
+        "stores/redis/_outbox.py",
+        "        if under_way and self._watch is None:",
+        "        if under_way:",
         "test_redis_pipe.py::test_whoever_hears_of_a_failure_may_ask_again",
     ),
     Safeguard(

@@ -18,10 +18,12 @@ from redis.asyncio import Redis
 import aiolock
 import aiolock.sync
 from aiolock import LeaseState, LockClient
-from aiolock.store import CLAIM, Form, Full, Queued, Waiter
+from aiolock.store import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Waiter
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._seat import OUT_AFTER
+from aiolock.stores.quorum._standing import Line
 from aiolock.testing import Peer
+from aiolock.testing._peer import Grant
 from tests.cancel import KINDS, Kind, cancel_everywhere
 from tests.quorums import Server, clients, left_behind, servers, store_on, with_clocks
 from tests.virtual import run
@@ -560,6 +562,101 @@ async def test_closed_while_no_server_answers() -> None:
         assert len(renewed) == asked
         with pytest.raises(aiolock.StoreError, match="the client was closed"):
             await asking
+
+
+@contextlib.asynccontextmanager
+async def closing_at_last(ours: Peer, server: int) -> AsyncIterator[None]:
+    """While its store closes; that server hears of it a second later than the others."""
+    member = ours.store._council.seats[server].member  # type: ignore[attr-defined]
+    leave = member.leave
+
+    async def leaves(patience: float) -> None:
+        await asyncio.sleep(1)
+        await leave(patience)
+
+    member.leave = leaves
+    closing = asyncio.create_task(ours.store.aclose())
+    await asyncio.sleep(0.1)
+    yield
+    await closing
+
+
+@virtual
+async def test_a_lease_is_lost_while_a_client_closes() -> None:
+    """That has no consequences: no timer is left."""
+    of = servers()
+    looks = list[Line]()
+    async with Peer(store_on(of)) as ours:
+        grant = await ours.take("a")
+        line = ours.store._candidates._lines["a"]  # type: ignore[attr-defined]
+        line._due = looks.append
+        async with closing_at_last(ours, 0):
+            of[0].voter.step("a", lambda step: step.take_away(grant.waiter))
+        await asyncio.sleep(60)
+        assert looks == []
+        assert line._timer is None
+
+
+@virtual
+async def test_a_vote_comes_while_a_client_closes() -> None:
+    """Its waiter has ended, so the vote is released at once."""
+    of = servers()
+    async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
+        held = await other.take("a")
+        await ours.queue("a")
+        async with closing_at_last(ours, 0):
+            assert await other.release("a", held) == WAS_HOLDER
+            await asyncio.sleep(0.1)
+            assert [server.voter.states["a"].vote for server in of] == [None] * 3
+
+
+@virtual
+async def test_closed_while_the_next_holder_is_undecided() -> None:
+    """The lock is released, and no waiter of that client gets it."""
+    of = servers()
+    async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
+        first = await ours.take("a")
+        await ours.queue("a")
+        await asyncio.sleep(0.2)
+        await ours.release("a", first)
+        handed = await ours.handed()
+        await ours.queue("a")
+        await asyncio.sleep(0.012)
+        left = ours.release("a", Grant(handed.waiter, handed.fence))
+        assert not left.done()
+        await ours.store.aclose()
+        assert await left == WAS_HOLDER
+        assert isinstance(await other.ask("a"), Granted)
+
+
+@virtual
+async def test_a_vote_whose_giving_back_fails() -> None:
+    """It is given back after a while, not when its lease ends: the first waiter gets it."""
+    of = servers()
+    async with Peer(store_on(of)) as first, Peer(store_on(of)) as second:
+        of[1].kill()
+        of[2].stop()
+        await asyncio.sleep(0.05)
+        asking = first.ask("a", ticket=1000)
+        await asyncio.sleep(0.01)
+        _ = second.ask("a", ticket=2000)
+        await asyncio.sleep(0.01)
+        of[2]._backlog.reverse()  # the second has come first there
+        member = second.store._council.seats[2].member  # type: ignore[attr-defined]
+        give_way, failed = member.give_way, list[Any]()
+
+        def fails(*question: Any) -> None:
+            of[2].refuses = not failed
+            failed.append(question)
+            give_way(*question)
+            of[2].refuses = False
+
+        member.give_way = fails
+        of[2].resume()
+        async with asyncio.timeout(2):
+            if not isinstance(await asking, Granted):
+                await first.handed()
+        assert len(failed) == 2
 
 
 async def test_a_server_that_refuses_is_not_asked_at_once() -> None:

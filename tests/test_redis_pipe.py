@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -176,8 +177,16 @@ async def test_whoever_hears_of_a_failure_may_ask_again(
         names = (2, store._names.keys("looked at")[0], store._names.value("looked at"))
         _ = store._pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(heard))
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.0)
+    timers = list[Callable[..., object]]()
+
+    def call_later(delay: float, call: Callable[..., object], *more: Any) -> asyncio.TimerHandle:
+        timers.append(call)
+        return asyncio.get_running_loop().call_later(delay, call, *more)
+
+    monkeypatch.setattr(store._pipe, "_loop", Mock(wraps=store._pipe._loop, call_later=call_later))
     store._pipe._look()
     assert len(again) == 2
+    assert timers.count(store._pipe._look) == 1  # and not one more for each that has asked
     monkeypatch.undo()
     command_link(proxy).hear()
     await asyncio.gather(*again)

@@ -133,9 +133,12 @@ class Asking:
         if ballot.phase is Phase.OVER:
             return  # what releases it goes behind what had asked
         if isinstance(answer, Voted):
-            at_once = answer.lease in {standing.ttl, standing.claim}  # else some time ago
-            given = answer.now if at_once else None
-            self._voted(standing, server, answer.number, sent + lasts(answer.lease), given)
+            if standing.stand.form.counts or ballot.may_count(server, answer.number):
+                at_once = answer.lease in {standing.ttl, standing.claim}  # else some time ago
+                given = answer.now if at_once else None
+                self._voted(standing, server, answer.number, sent + lasts(answer.lease), given)
+            else:  # it was to be given back, and the member has not heard of that
+                self._give_way(standing, GiveWay(server, answer.number))
             if ballot.phase is Phase.ENTERED:
                 return  # one more changes nothing
         elif isinstance(answer, InLine):

@@ -424,14 +424,18 @@ class Candidates(Handing):
 
         What is undecided is released. Of all else the members hear that this client has gone.
         """
-        for standing in list(self.standings.values()):
+        standings, lines = list(self.standings.values()), list(self._lines.values())
+        # Before any release: it would have those behind it stand in line.
+        self.standings.clear()
+        self._lines.clear()
+        for line in lines:
+            line.close()
+        for standing in standings:
             if standing.undecided is not None:
                 self._abandon(standing, entered=True)
             else:
                 standing.ballot.leave()
                 standing.tell(StoreError("the client was closed"))
-        for line in self._lines.values():
-            line.close()
         self._patience.close()
 
 

@@ -144,7 +144,7 @@ class Ballot:
     ) -> Release | None:
         """A server has voted for us, by answer or push; a release if that is in vain."""
         self.highest = max(self.highest, number)
-        if number <= self._void[server]:
+        if not self.may_count(server, number):
             return None
         vote = self.votes[server]
         if vote is not None and number <= vote.number:
@@ -157,6 +157,10 @@ class Ballot:
             return Release(server, number)
         self.votes[server] = Vote(number, deadline, period)
         return None
+
+    def may_count(self, server: int, number: int) -> bool:
+        """Whether a vote of this number is not one that was given back, or taken away."""
+        return number > self._void[server]
 
     def counted(self, server: int, number: int, deadline: float) -> None:
         """The count that we wait for is reached, and stays so: no answer is too late for that."""

@@ -282,7 +282,8 @@ class Outbox:
                 if now - command.born >= COMMAND_TIMEOUT:
                     self._give_up(command)
         self._drop_old(now)
-        if self._sent or self._queued or self._first or self._held:
+        under_way = self._sent or self._queued or self._first or self._held
+        if under_way and self._watch is None:  # whoever heard of it may have set it
             self._watch = self._loop.call_later(LOOK, self._look)
 
     def _drop_old(self, now: float) -> None:
