@@ -1333,6 +1333,41 @@ SAFEGUARDS = (
         "test_sqlite.py::test_what_nobody_asks_for_is_forgotten",
     ),
     Safeguard(
+        "what is saved before a snapshot is what later changes are compared with",
+        "stores/sqlite/_transaction.py",
+        "            self._states[name] = state, text\n",
+        "",
+        "test_sqlite.py::test_a_snapshot_between_two_operations",
+    ),
+    Safeguard(
+        "… on MySQL as well",
+        "stores/mysql/_transaction.py",
+        "            loaded.before, loaded.last_fence = text, loaded.fence\n",
+        "",
+        "test_mysql.py::test_a_snapshot_between_two_operations",
+    ),
+    Safeguard(
+        "a ring that comes during a fetch is heard",
+        "stores/sqlite/_session.py",
+        "        self._fetch_again = self._fetching\n",
+        "",
+        "test_sqlite.py::test_a_ring_during_a_fetch",
+    ),
+    Safeguard(
+        "a client whose ear is lost as it opens does not open",
+        "stores/mysql/_ear.py",
+        '        if self._failure is None and self._settings.doorbell == "auto":\n'
+        "            self._try(commands)\n"
+        "        if self._failure is not None:\n"
+        "            raise self._failure\n",
+        "        if self._failure is not None:\n"
+        "            raise self._failure\n"
+        '        if self._settings.doorbell == "auto":\n'
+        "            self._try(commands)\n",
+        "test_mysql.py::test_an_ear_that_is_lost_in_its_trial",
+        seconds=20,
+    ),
+    Safeguard(
         "sweeping goes on where it was",
         "stores/sqlite/_transaction.py",
         'WHERE last <> ?", (last, last))\n',

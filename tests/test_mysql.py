@@ -27,6 +27,7 @@ from aiolock.stores import mysql
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores.mysql import _database, _ear, _session, _settings
 from aiolock.stores.mysql._database import Database
+from aiolock.stores.mysql._ear import Ear
 from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._session import Session
@@ -592,6 +593,31 @@ async def test_whether_it_can_be_rung_is_tried(
         await (await asyncio.wait_for(waiting, 5)).release()
 
 
+async def test_an_ear_that_is_lost_in_its_trial(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the client does not open: it would be deaf."""
+    is_rung, rings, tried = Ear._is_rung, Ear._try, threading.Event()
+
+    def tries(ear: Ear, commands: Link) -> None:
+        tried.set()
+        rings(ear, commands)
+
+    def breaks(ear: Ear) -> bool:
+        tried.wait(5)
+        ear._link.break_()
+        return is_rung(ear)
+
+    monkeypatch.setattr(Ear, "_try", tries)
+    monkeypatch.setattr(Ear, "_is_rung", breaks)
+    client = aiolock.connect(own_mariadb.url("app"))
+    with pytest.raises(aiolock.StoreError, match=r"gone away|Lost connection"):
+        await client.open()
+    monkeypatch.undo()
+    async with client, client.lock("x"):
+        assert session_of(client)._ear._thread.is_alive()
+
+
 async def test_a_bell_as_mysql_has_it(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -742,9 +768,9 @@ def alone(server: MariaDBServer, client: str = "ada") -> Database:
     return Database(settings, "test", client, Read(), lost=lambda _: None, back=lambda: None)
 
 
-def asking(client: str, name: str) -> Operation:
-    """Its first waiter asks for a name."""
-    waiter, form = Waiter(client, 1), Form(3000)
+def asking(client: str, name: str, seq: int = 1) -> Operation:
+    """A waiter of it asks for a name."""
+    waiter, form = Waiter(client, seq), Form(3000)
 
     def run(steps: Steps) -> Answer:
         return steps.step(
@@ -813,7 +839,7 @@ def test_a_connection_that_is_lost_behind_the_commit(
     database.close()
 
 
-def releasing(client: str, name: str, fence: int) -> Operation:
+def releasing(client: str, name: str, fence: int, seq: int = 1) -> Operation:
     """It gives the name back, as the store does."""
     found: list[Operation] = []
 
@@ -822,8 +848,23 @@ def releasing(client: str, name: str, fence: int) -> Operation:
             found.append(operation)
 
     store = Asked(_settings.from_url("mysql://app@x/y"), "test")
-    store.release(name, Waiter(client, 1), Form(3000), fence)  # type: ignore[unused-awaitable]
+    store.release(name, Waiter(client, seq), Form(3000), fence)  # type: ignore[unused-awaitable]
     return found[0]
+
+
+def test_a_snapshot_between_two_operations(mariadb_server: MariaDBServer) -> None:
+    """It shows what those before it have done, and those behind it are saved as well."""
+    database, snapshot = alone(mariadb_server), Operation((), lambda steps: steps.snapshot(""))
+    database.open()
+    grant = ask(database, asking("ada", "seen"))
+    waits = asking("ada", "seen", 2)
+    gives_up = releasing("ada", "seen", 0, 2)
+    done = database.carry_out([waits, snapshot, gives_up, snapshot], time.monotonic()).outcomes
+    assert [len(done[place].answer.statuses[0].waiters) for place in (1, 3)] == [1, 0]
+    (status,) = ask(database, snapshot).statuses
+    assert (len(status.holders), len(status.waiters)) == (1, 0)
+    assert ask(database, releasing("ada", "seen", grant.fence)) == WAS_HOLDER
+    database.close()
 
 
 def test_opposite_orders(mariadb_server: MariaDBServer) -> None:

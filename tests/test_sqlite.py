@@ -26,8 +26,9 @@ from hypothesis import strategies as st
 import aiolock
 import aiolock.store
 from aiolock._engine import lookout
-from aiolock.store import Form, Granted, Rule, Waiter
+from aiolock.store import Answer, Form, Granted, Rule, Waiter
 from aiolock.stores._codec import decode, encode
+from aiolock.stores._operations import Operation
 from aiolock.stores.machine import Grant, Holder, NameState, Step
 from aiolock.stores.sqlite import (
     SQLiteStore,
@@ -1111,6 +1112,49 @@ async def test_a_file_that_is_replaced_while_it_is_opened(
         await take(ours.lock("x", ttl=30))
         assert await theirs.lock("x").locked()
     others[0].close()
+
+
+@pytest.mark.one_loop
+def test_a_snapshot_between_two_operations(path: Path) -> None:
+    """It shows what those before it have done, and those behind it are saved as well."""
+    ada, form = Waiter("ada", 1), Form(3000)
+    presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
+    database = Database(path, "aiolock", "ada", presence, lambda: None)
+    database.open()
+
+    def takes(step: Step) -> Answer:
+        return step.acquire(ada, form, 9000, ticket=0, wait=True, max_waiters=0)
+
+    acquire = Operation(("x",), lambda steps: steps.step("x", takes))
+    snapshot = Operation((), lambda steps: steps.snapshot(""))
+    give_up = Operation(("x",), lambda steps: steps.step("x", lambda step: step.release(ada, 0)))
+    done = database.carry_out([acquire, snapshot, give_up, snapshot]).outcomes
+    assert [len(done[place].answer.statuses) for place in (1, 3)] == [1, 0]
+    assert database.carry_out([snapshot]).outcomes[0].answer.statuses == []
+    granted = database.carry_out([acquire, snapshot, snapshot]).outcomes[0].answer
+    assert granted.fence > done[0].answer.fence
+    database.close()
+
+
+async def test_a_ring_during_a_fetch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be about a push that came behind what is read, so there is one more fetch."""
+    async with aiolock.connect(url) as client:
+        session, loop = session_of(client), asyncio.get_running_loop()
+        fetches = list[asyncio.Future[None]]()
+
+        def call(_: Operation) -> asyncio.Future[None]:
+            fetches.append(loop.create_future())
+            return fetches[-1]
+
+        monkeypatch.setattr(session, "call", call)
+        for _ in range(3):
+            session._rung()
+        for fetched in (1, 2):
+            assert len(fetches) == fetched
+            fetches[-1].set_result(None)
+            await asyncio.sleep(0)
+        assert len(fetches) == 2
+        monkeypatch.undo()
 
 
 @pytest.mark.one_loop

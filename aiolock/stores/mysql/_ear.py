@@ -87,10 +87,10 @@ class Ear:
         """Listen, and find out whether ringing works. Raises what PyMySQL raises."""
         self._thread.start()
         self._listens.wait()
+        if self._failure is None and self._settings.doorbell == "auto":
+            self._try(commands)
         if self._failure is not None:
             raise self._failure
-        if self._settings.doorbell == "auto":
-            self._try(commands)
 
     def _try(self, commands: Link) -> None:
         """Ring it until its trial sleep ends."""

@@ -238,7 +238,7 @@ class Transaction:
     # Saving
 
     def changes(self) -> list[str]:
-        """The statements that write down what has changed."""
+        """The statements that write down what has changed since the last call of this."""
         statements: list[str] = []
         for name, loaded in self._names.items():
             state = loaded.state
@@ -247,6 +247,7 @@ class Transaction:
             text = b"" if state.idle else encode(state).encode()
             if text == loaded.before and loaded.fence == loaded.last_fence:
                 continue
+            loaded.before, loaded.last_fence = text, loaded.fence
             head = state.queue[0][1].client if state.queue else ""
             statements.append(
                 f"UPDATE aiolock_names SET fence = {loaded.fence}, head = '{head}',"

@@ -50,7 +50,7 @@ class Session:
         self._heard: Bell | None = None
         """The bell that the loop listens to."""
         self._coming_back: asyncio.Task[None] | None = None
-        self._fetching = False
+        self._fetching = self._fetch_again = False
         self._pause = _FETCH_AGAIN
         self._is_open = False
 
@@ -106,6 +106,8 @@ class Session:
 
     def _rung(self) -> None:
         """There are pushes for us."""
+        # One that came during a fetch may have been left after what that has read.
+        self._fetch_again = self._fetching
         if self._is_open and not self._fetching:
             self._fetching = True
             self.call(FETCH).add_done_callback(self._fetched)
@@ -114,6 +116,8 @@ class Session:
         self._fetching = False
         if done.cancelled() or done.exception() is None:
             self._pause = _FETCH_AGAIN
+            if self._fetch_again:
+                self._rung()
         else:
             self._loop.call_later(self._pause, self._rung)
             self._pause = min(2 * self._pause, HEARTBEAT)

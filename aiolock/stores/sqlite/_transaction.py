@@ -82,22 +82,23 @@ class Transaction:
         return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
 
     def save(self) -> None:
-        """Write down what has changed."""
+        """Write down what has changed since it was loaded or saved."""
         for name, (state, before) in self._states.items():
-            key = self._key(name)
-            if state.idle:
-                if before:
-                    self._database.execute("DELETE FROM names WHERE name = ?", (key,))
+            key, text = self._key(name), "" if state.idle else encode(state)
+            if text == before:
                 continue
-            text = encode(state)
-            if text != before:
-                self._database.execute(
-                    "INSERT INTO names VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE"
-                    " SET state = excluded.state, over = excluded.over, changed = excluded.changed",
-                    (key, text, 1000 * state.over, self._now()),
-                )
+            self._states[name] = state, text
+            if not text:
+                self._database.execute("DELETE FROM names WHERE name = ?", (key,))
+                continue
+            self._database.execute(
+                "INSERT INTO names VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE"
+                " SET state = excluded.state, over = excluded.over, changed = excluded.changed",
+                (key, text, 1000 * state.over, self._now()),
+            )
         if self._fence != self._last_fence:
             self._database.execute("UPDATE fence SET last = ?", (self._fence,))
+            self._last_fence = self._fence
 
     def send(self, told: Told) -> None:
         """Leave a push for a client of another process."""
