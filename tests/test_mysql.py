@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pymysql
 import pytest
@@ -32,6 +32,7 @@ from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._store import MySQLStore
+from aiolock.stores.mysql._transaction import Transaction
 from tests import databases
 from tests.databases import MariaDBServer
 from tests.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
@@ -854,7 +855,8 @@ def releasing(client: str, name: str, fence: int, seq: int = 1) -> Operation:
 
 def test_a_snapshot_between_two_operations(mariadb_server: MariaDBServer) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""
-    database, snapshot = alone(mariadb_server), Operation((), lambda steps: steps.snapshot(""))
+    database = alone(mariadb_server)
+    snapshot = Operation((), lambda steps: cast("Transaction", steps).snapshot(""))
     database.open()
     grant = ask(database, asking("ada", "seen"))
     waits = asking("ada", "seen", 2)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -1126,7 +1126,7 @@ def test_a_snapshot_between_two_operations(path: Path) -> None:
         return step.acquire(ada, form, 9000, ticket=0, wait=True, max_waiters=0)
 
     acquire = Operation(("x",), lambda steps: steps.step("x", takes))
-    snapshot = Operation((), lambda steps: steps.snapshot(""))
+    snapshot = Operation((), lambda steps: cast("Transaction", steps).snapshot(""))
     give_up = Operation(("x",), lambda steps: steps.step("x", lambda step: step.release(ada, 0)))
     done = database.carry_out([acquire, snapshot, give_up, snapshot]).outcomes
     assert [len(done[place].answer.statuses) for place in (1, 3)] == [1, 0]
