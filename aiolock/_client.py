@@ -418,7 +418,8 @@ class LockClient:
         if engine.state in _AT_REST:
             return
         if engine.loop_is_gone:
-            engine.state = State.CLOSED  # its connections ended with its loop
+            # Its connections ended with its loop.
+            engine.state, self._closing, self._opening = State.CLOSED, None, None
             return
         engine.watchdog.check_here()
         closing = self._closing

@@ -409,9 +409,100 @@ SAFEGUARDS = (
     Safeguard(
         "the outermost body of a task ends them all",
         "_engine/scope.py",
-        "        self._inner = hold.bodies != () and any(",
-        "        self._inner = False and any(",
+        " and not self._is_nested():\n",
+        ":\n",
         "test_watchdog.py::test_nested_bodies_of_one_task_are_cancelled_once",
+    ),
+    Safeguard(
+        "a renewal that may have cut an extension short limits what is believed",
+        "_engine/hold.py",
+        "        if self.ceiling is not None:\n"
+        "            self.ceiling = min(self.ceiling[0], deadline), self.sent\n"
+        "        elif extends:\n",
+        "        if extends:\n",
+        "test_lease.py::test_longer_while_it_is_renewed_without_an_answer",
+    ),
+    Safeguard(
+        "… nor does the late answer to an earlier extension say anything",
+        "_engine/hold.py",
+        "        if number < self.confirmed:\n            return False\n",
+        "",
+        "test_lease.py::test_two_extensions_at_once",
+    ),
+    Safeguard(
+        "what has ended is not extended",
+        "_engine/lease.py",
+        "        self._still_ours()  # it may have ended before the answer came\n",
+        "",
+        "test_lease.py::test_extend_what_ends_meanwhile",
+    ),
+    Safeguard(
+        "… nor verified",
+        "_engine/lease.py",
+        "await self._ask(0) and self.state in ALIVE\n",
+        "await self._ask(0)\n",
+        "test_lease.py::test_extend_what_ends_meanwhile",
+    ),
+    Safeguard(
+        "a lease that is extended for longer than its renewals last is renewed in time",
+        "_engine/watchdog.py",
+        "                look_at = hold.deadline - ttl / 1500\n",
+        "                pass\n",
+        "test_lease.py::test_a_cancelled_extension_is_renewed_in_time[0.0]",
+    ),
+    Safeguard(
+        "a release whose caller was cancelled is sent again if it fails",
+        "_engine/lease.py",
+        "                released.add_done_callback(partial(self._watchdog.heard, self._hold))\n"
+        "                raise\n",
+        "                raise\n",
+        "test_lease.py::test_cancelled_release_that_fails",
+    ),
+    Safeguard(
+        "a cancellation does not end a release",
+        "_engine/lease.py",
+        "                await answered\n",
+        "                await released\n",
+        "test_lease.py::test_cancelled_exit_whose_release_fails",
+    ),
+    Safeguard(
+        "a body that has ended is not cancelled",
+        "_engine/scope.py",
+        "        hold.bodies = without(hold.bodies, self)\n"
+        "        lease._watchdog.check(hold)\n",
+        "        lease._watchdog.check(hold)\n        hold.bodies = without(hold.bodies, self)\n",
+        "test_lease.py::test_cancelled_body_that_blocks_past_its_deadline",
+    ),
+    Safeguard(
+        "each body is cancelled or told as its own lock says",
+        "_engine/scope.py",
+        "body.task is self.task and body._cancels:",
+        "body.task is self.task:",
+        "test_lease.py::test_loss_in_a_body_in_one_that_is_only_told",
+    ),
+    Safeguard(
+        "a run is forgotten whose holder was lost",
+        "_engine/runs.py",
+        "        else:  # its hold may be lost, and then it hands nothing on\n"
+        "            self._forget_if_idle(run)\n",
+        "",
+        "test_runs.py::test_nothing_is_kept_of_a_holder_that_was_lost",
+    ),
+    Safeguard(
+        "a closing that ended with its event loop is forgotten",
+        "_client.py",
+        "            # Its connections ended with its loop.\n"
+        "            engine.state, self._closing, self._opening = State.CLOSED, None, None\n"
+        "            return\n",
+        "            engine.state = State.CLOSED\n            return\n",
+        "test_client.py::test_opens_in_another_loop_after_one_that_ended_while_it_closed",
+    ),
+    Safeguard(
+        "an observer that raises CancelledError cancels nothing",
+        "_engine/events.py",
+        "            except (Exception, asyncio.CancelledError):",
+        "            except Exception:",
+        "test_observers.py::test_what_an_observer_raises[Cancels]",
     ),
     Safeguard(
         "closed after a release",

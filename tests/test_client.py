@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import pytest
@@ -240,6 +240,42 @@ def test_opens_in_another_loop(world: World) -> None:
     if world.kind == "memory":  # of a socket, asyncio itself would complain
         asyncio.run(use(close=False))
         asyncio.run(use(close=True))
+
+
+def test_opens_in_another_loop_after_one_that_ended_while_it_closed() -> None:
+    """What was under way there is forgotten, also by a close before the next opening."""
+    hangs = True
+
+    class Hangs(MemoryStore):
+        """A store that cannot be closed at first."""
+
+        async def aclose(self) -> None:
+            await asyncio.sleep(100 if hangs else 0)
+            await super().aclose()
+
+    client = aiolock.connect(Hangs(MemoryServer()))
+    closing = list[asyncio.Task[Any]]()
+
+    async def begin() -> None:
+        await client.open()
+        closing.append(asyncio.create_task(client.aclose()))
+        await asyncio.sleep(0.05)
+        closing.append(cast("asyncio.Task[Any]", client._closing))
+        for each in closing:
+            assert not each.done()
+            each._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    first = asyncio.new_event_loop()
+    first.run_until_complete(begin())
+    first.close()
+    hangs = False
+
+    async def use() -> None:
+        await client.aclose()
+        async with client, client.lock("b"):
+            pass
+
+    asyncio.run(use())
 
 
 async def test_closes_any_number_of_times(world: World) -> None:

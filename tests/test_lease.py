@@ -361,6 +361,93 @@ async def test_shorter_without_an_answer_while_it_is_renewed() -> None:
         await lease.release()
 
 
+@virtual
+async def test_longer_while_it_is_renewed_without_an_answer() -> None:
+    """A renewal behind an extension may have cut it short, so the extension is not believed."""
+    async with scene() as (server, faulty, ours, theirs):
+        lease = await taken(ours.lock("a", ttl=2))
+        await asyncio.sleep(0.1)
+        faulty.hold("renew")
+        extending = asyncio.create_task(lease.extend(60))
+        await settled()
+        faulty.lose("renew")
+        await asyncio.sleep(1)
+        assert faulty.calls["renew"] == 2
+        faulty.resume()
+        await extending
+        faulty.refuse("renew", math.inf)
+        faulty.lose("push", math.inf)
+        (holder,) = server.status("lock:a").holders
+        assert lease.remaining() <= holder.remaining <= 2
+        async with theirs.lock("a"):
+            assert lease.state == "lost"
+        faulty.resume()
+
+
+@virtual
+async def test_two_extensions_at_once() -> None:
+    """The late answer to the first says nothing any more, once that to the second has come."""
+    async with scene() as (server, faulty, ours, _):
+        lease = await taken(ours.lock("a", ttl=30, renew=False))
+        faulty.hold("renew")
+        longer = asyncio.create_task(lease.extend(60))
+        await settled()
+        shorter = asyncio.create_task(lease.extend(2))
+        await settled()
+        faulty._back.reverse()
+        faulty.resume()
+        await asyncio.gather(longer, shorter)
+        (holder,) = server.status("lock:a").holders
+        assert lease.remaining() <= holder.remaining <= 2
+        await lease.release()
+
+
+@virtual
+async def test_extend_what_ends_meanwhile() -> None:
+    """An answer that comes behind the deadline, or behind a release, is LeaseLost all the same."""
+    async with scene() as (_, faulty, ours, _):
+        for ends in (True, False):
+            lease = await taken(ours.lock("a", ttl=2))
+            faulty.hold("renew")
+            extending = asyncio.create_task(lease.extend(60))
+            verifying = asyncio.create_task(lease.verify())
+            await asyncio.sleep(0.1)
+            if ends:
+                await asyncio.sleep(3)
+                assert lease.state == "lost"
+            else:
+                await lease.release()
+            faulty.resume()
+            with pytest.raises(LeaseLost, match="ended" if ends else "released"):
+                await extending
+            assert await verifying is False
+            await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("begun", [0.0, 0.13, 0.26])
+@virtual
+async def test_a_cancelled_extension_is_renewed_in_time(begun: float) -> None:
+    """Its answer has come, but renewals keep the old ttl: the next comes with most of that left."""
+    async with scene() as (_, faulty, ours, _):
+        await asyncio.sleep(begun)
+        lease = await taken(ours.lock("a", ttl=2))
+        faulty.hold("renew")
+        extending = asyncio.create_task(lease.extend(60))
+        await asyncio.sleep(0.01)
+        faulty.resume()
+        extending.cancel()
+        await asyncio.wait([extending])
+        assert extending.cancelled()
+        await settled()
+        assert lease.remaining() > 50
+        left, renewals = 60.0, faulty.calls["renew"]
+        while faulty.calls["renew"] == renewals:
+            left = lease.remaining()
+            await asyncio.sleep(0.01)
+        assert 1.2 < left < 2
+        await lease.release()
+
+
 async def test_verify(world: World) -> None:
     """`verify` asks the store, and knows of a loss that nobody told us."""
     faulty = FaultyStore(world.store())
@@ -540,6 +627,45 @@ async def test_cancelled_release_goes_on() -> None:
 
 
 @virtual
+async def test_cancelled_release_that_fails() -> None:
+    """It is sent again, as where it was not cancelled: by hand, and by two at once."""
+    async with scene() as on:
+        for tasks in (1, 2):
+            lease = await taken(on.ours.lock("a", ttl=600))
+            on.faulty.refuse("release")
+            releasing = [asyncio.create_task(lease.release()) for _ in range(tasks)]
+            await asyncio.sleep(0)
+            releasing[0].cancel()
+            await asyncio.wait(releasing)
+            assert releasing[0].cancelled()
+            if tasks == 2:
+                assert isinstance(releasing[1].exception(), StoreError)
+            await asyncio.sleep(5)
+            assert not await on.theirs.lock("a").locked()
+
+
+@virtual
+async def test_cancelled_exit_whose_release_fails() -> None:
+    """It is sent again, too."""
+    async with scene() as on:
+        leaves = asyncio.Event()
+
+        async def body() -> None:
+            async with on.ours.lock("a", ttl=600):
+                on.faulty.refuse("release")
+                leaves.set()
+
+        leaving = asyncio.create_task(body())
+        await leaves.wait()
+        assert on.faulty.calls["release"] == 1
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert leaving.cancelled()
+        await asyncio.sleep(5)
+        assert not await on.theirs.lock("a").locked()
+
+
+@virtual
 async def test_release_without_an_answer() -> None:
     """`release` raises StoreError when nobody knows; a store that hangs does not hang it."""
     async with scene() as (_, faulty, ours, theirs):
@@ -709,6 +835,80 @@ async def test_own_cancelled_error() -> None:
         with pytest.raises(asyncio.CancelledError):
             await body()
         assert not await on.theirs.lock("a").locked()
+
+
+@virtual
+async def test_cancelled_body_that_blocks_past_its_deadline() -> None:
+    """The loss that its exit notices cancels nothing: the cancellation from outside stays alone."""
+    async with scene() as on:
+        cleaned = 0
+
+        async def body() -> None:
+            nonlocal cleaned
+            try:
+                async with on.ours.lock("a", ttl=2):
+                    try:
+                        await asyncio.sleep(100)
+                    finally:
+                        block(5)
+            finally:
+                await asyncio.sleep(0.1)
+                cleaned += 1
+
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await body()
+        unhurt()
+        await asyncio.sleep(0)
+        assert cleaned == 2
+
+
+@virtual
+async def test_loss_in_a_body_whose_outer_one_was_left_before() -> None:
+    """Bodies may be left in another order than they were entered: the one that is left is ended."""
+    async with scene() as on:
+        lock = on.ours.lock("a", reentrant=True)
+
+        async def outer() -> AsyncIterator[None]:
+            async with lock:
+                yield
+
+        async def body() -> None:
+            entered = outer()
+            await anext(entered)
+            async with lock as lease:
+                await cast(Any, entered).aclose()
+                on.lose(lease)
+                await asyncio.sleep(100)
+
+        with pytest.raises(LeaseLost):
+            await body()
+        unhurt()
+
+
+@virtual
+async def test_loss_in_a_body_in_one_that_is_only_told() -> None:
+    """Each body is cancelled, or only told, as its own lock says."""
+    async with scene() as on:
+
+        async def inner() -> None:
+            async with on.ours.lock("a", reentrant=True) as lease:
+                on.lose(lease)
+                await asyncio.sleep(100)
+
+        async with on.ours.lock("a", reentrant=True, on_lost="signal") as lease:
+            begun = now()
+            with pytest.raises(LeaseLost):
+                await inner()
+            await asyncio.sleep(1)
+            assert lease.lost.is_set()
+            assert now() - begun < 10
+        unhurt()
 
 
 @virtual

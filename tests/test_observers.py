@@ -382,12 +382,20 @@ class Raises(Told):
         raise ZeroDivisionError(what)
 
 
+class Cancels(Raises):
+    """Fails as who asks for the result of a future that was cancelled."""
+
+    def _remember(self, what: str, of: Any, **facts: Any) -> None:
+        raise asyncio.CancelledError(what)
+
+
+@pytest.mark.parametrize("raises", [Raises, Cancels])
 @virtual
-async def test_what_an_observer_raises() -> None:
+async def test_what_an_observer_raises(raises: type[Raises]) -> None:
     """It is logged, once for each method, and changes nothing; other observers are told."""
     told, server = Told(), MemoryServer()
     logged = Logged()
-    async with aiolock.connect(server, observer=[Raises(), told]) as client:
+    async with aiolock.connect(server, observer=[raises(), told]) as client:
         with logged:
             for _ in range(3):
                 lock = client.lock("x")

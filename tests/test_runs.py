@@ -68,6 +68,20 @@ async def scene() -> AsyncGenerator[Scene]:
 
 
 @virtual
+async def test_nothing_is_kept_of_a_holder_that_was_lost() -> None:
+    """It was handed the lock, and hands it to nobody."""
+    async with scene() as s:
+
+        async def hold() -> None:
+            async with s.ours.lock("l", max_hold=0.5):
+                await asyncio.sleep(10)
+
+        holding = [asyncio.create_task(hold()) for _ in range(2)]
+        lost = await asyncio.gather(*holding, return_exceptions=True)
+        assert [type(each) for each in lost] == [LeaseLost, LeaseLost]
+
+
+@virtual
 async def test_a_run_is_reported_in_one_command() -> None:
     """In order, under fences one above the other; who has left hears that it was confirmed."""
     async with scene() as s:

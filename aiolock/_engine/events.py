@@ -151,7 +151,7 @@ class Events:
         for call in calls:
             try:
                 call(*what, **facts)
-            except Exception:  # the event has happened, whatever the observer does
+            except (Exception, asyncio.CancelledError):  # the event has happened all the same
                 if call not in self._failed:
                     self._failed.add(call)
                     log.exception(

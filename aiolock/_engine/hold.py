@@ -77,8 +77,13 @@ class Hold:
     reason: LossReason | str = ""
     """Why it was lost; a text is a reason that only a later version's store knows."""
     asking = False
-    ceiling: tuple[float, float] | None = None
-    """Upper limit of `deadline`, and when it was set. Renewals sent earlier cannot exceed it."""
+    sent = 0
+    """How many renewals were sent."""
+    confirmed = 0
+    """The number of the last of them that the store has confirmed."""
+    ceiling: tuple[float, int] | None = None
+    """Upper limit of `deadline` until this renewal, or a later one, is confirmed: if its answer is
+    lost, the store may have given no more. Set while an extension is not answered."""
     slot = -1
     lost: asyncio.Event | None = None
     wanted = False
@@ -103,8 +108,6 @@ class Hold:
     """Without renewal: the local time from which its lease counts, not later than the grant."""
     released: asyncio.Future[int] | None = None
     """The store's answer to its release."""
-    heard = False
-    """A task awaits that answer."""
     passed = False
     """Its release was not sent to the store; a report follows instead (see `Runs`)."""
     finishes = False
@@ -136,6 +139,33 @@ class Hold:
             self.began = self.deadline - lasts(lease)
         self.crossed = crossed
         """See `Attempt`."""
+
+    def sends(self, deadline: float, *, extends: bool = False) -> None:
+        """A renewal is sent that gives this deadline, or is lost.
+
+        While an extension is not answered, another renewal may give less, and be carried out after
+        it: then an answer to the first does not say how long the lease is now.
+        """
+        self.sent += 1
+        if self.ceiling is not None:
+            self.ceiling = min(self.ceiling[0], deadline), self.sent
+        elif extends:
+            self.ceiling = deadline, self.sent
+
+    def confirms(self, number: int, deadline: float) -> bool:
+        """The store has given this deadline; False if it has confirmed a later renewal already."""
+        if number < self.confirmed:
+            return False
+        self.confirmed = number
+        self.unconfirmed = False
+        if self.ceiling is not None:
+            lowest, last = self.ceiling
+            if number < last:
+                deadline = min(deadline, lowest)
+            else:
+                self.ceiling = None
+        self.deadline = deadline
+        return True
 
 
 Owned = Mapping[asyncio.Task[Any] | None, Mapping[str, Hold]]

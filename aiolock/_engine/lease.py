@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
 from aiolock._engine.policy import Seconds, checked_ttl, to_ms
 from aiolock._engine.watchdog import Watchdog
+from aiolock._prompt import Prompt
 from aiolock.errors import LeaseLost, StoreError, Unsupported
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
+from aiolock.store import WAS_ABSENT, WAS_QUEUED
 
 log = logging.getLogger("aiolock")
 
@@ -135,22 +137,22 @@ class Lease:
 
     async def _answer(self, released: asyncio.Future[int]) -> int:
         """The store's answer to a release that was sent; a cancellation does not stop that."""
-        if self._hold.heard:
-            # Another task awaits the future itself: if that is cancelled, this one must not be.
-            await asyncio.wait([released])
-        elif not released.done():
-            self._hold.heard = True
-            deadline = self._hold.deadline
-            if deadline - self._watchdog.time() >= _PATIENCE:
-                return await released
-            overdue = self._watchdog.overdue
-            overdue.add(released, deadline)
+        if not released.done():
+            # Not the future itself: a cancellation would end it, and nobody would hear that the
+            # release has failed.
+            answered = Prompt(loop=released.get_loop())
+            released.add_done_callback(partial(_tell, answered), context=copy_context())
+            overdue, deadline = self._watchdog.overdue, self._hold.deadline
+            if deadline - self._watchdog.time() < _PATIENCE:
+                overdue.add(released, deadline)
             try:
-                return await released
+                await answered
+            except asyncio.CancelledError:
+                released.add_done_callback(partial(self._watchdog.heard, self._hold))
+                raise
             finally:
                 overdue.remove(released)
-        # If the future was cancelled, the lock was ours when the release was sent.
-        return WAS_HOLDER if released.cancelled() else released.result()
+        return released.result()
 
     def _give_back(self) -> asyncio.Future[int] | None:
         """`release` without waiting: the future of the answer, or None if there is none."""
@@ -175,6 +177,7 @@ class Lease:
         self._still_ours()
         if not await self._ask(self._watchdog.affordable(self._hold, wanted)):
             raise self._loss()
+        self._still_ours()  # it may have ended before the answer came
         self._hold.ttl = wanted
 
     async def verify(self) -> bool:
@@ -183,7 +186,7 @@ class Lease:
         True holds for the moment in which the store answered. False means lost, and the body is
         cancelled as for any loss. `StoreError` when the store does not answer.
         """
-        return self.state in ALIVE and await self._ask(0)
+        return self.state in ALIVE and await self._ask(0) and self.state in ALIVE
 
     async def downgrade(self) -> None:
         """Turn a lease of `RWLock.write` into that of a reader, without releasing it meanwhile.
@@ -250,6 +253,12 @@ class Lease:
         error = self._hold.policy.about(LeaseLost(text))
         error.fence = self.fence
         return error
+
+
+def _tell(answered: Prompt, _: asyncio.Future[int]) -> None:
+    """The store has answered: the task that waits for it goes on."""
+    if not answered.done():
+        answered.resolve(None)
 
 
 def not_entered(watchdog: Watchdog, hold: Hold, lease: Lease | None) -> None:

@@ -183,6 +183,8 @@ class Runs(Relay):
         before = run.unlink(attempt)
         if attempt.phase is not Phase.GRANTED:
             self._close_gap(run, attempt, before)
+        else:  # its hold may be lost, and then it hands nothing on
+            self._forget_if_idle(run)
 
     def returns(self, attempt: Attempt) -> None:
         """A grant came too late: its acquisition has no place in the queue until it asks again."""

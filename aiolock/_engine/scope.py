@@ -22,25 +22,32 @@ class Scope:
     same moment, stays a cancellation.
     """
 
-    __slots__ = ("_before", "_cancelled", "_inner", "lease", "task")
+    __slots__ = ("_before", "_cancelled", "_cancels", "lease", "task")
 
-    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None) -> None:
+    def __init__(
+        self, lease: Lease, task: asyncio.Task[Any] | None, *, cancels: bool = True
+    ) -> None:
+        """``cancels``: whether a loss cancels the body."""
         self.lease = lease
         self.task = task
         self._before = task.cancelling() if task else 0
         self._cancelled = False
-        hold = lease._hold
-        # If bodies of a re-entrant lock are nested in one task, cancelling the outermost is enough.
-        self._inner = hold.bodies != () and any(body.task is task for body in hold.bodies)
-        hold.bodies += (self,)
+        self._cancels = cancels
+        lease._hold.bodies += (self,)
+
+    def _is_nested(self) -> bool:
+        """Whether the same task entered another body before, and a loss cancels that.
+
+        If bodies of a re-entrant lock are nested in one task, cancelling the outermost is enough.
+        """
+        for body in self.lease._hold.bodies:
+            if isinstance(body, Scope) and body.task is self.task and body._cancels:
+                return body is not self
+        return False
 
     def cancel(self) -> None:
         """The lease is lost: cancel the body, if the lock's ``on_lost`` says so."""
-        if (
-            self.task is not None
-            and self.lease._hold.policy.on_lost == "cancel"
-            and not self._inner
-        ):
+        if self.task is not None and self._cancels and not self._is_nested():
             self._cancelled = True
             if not self.task.cancel(f"{self.lease._hold.policy.called} was lost"):
                 # For example, `wait_for` of Python 3.11 has entered it in a task of its own.
@@ -58,8 +65,9 @@ class Scope:
         without ``confirm``.
         """
         lease, hold = self.lease, self.lease._hold
-        lease._watchdog.check(hold)
+        # Before a loss is noticed: it cancels only those that are still in their bodies.
         hold.bodies = without(hold.bodies, self)
+        lease._watchdog.check(hold)
         try:
             if error is None and not self._cancelled and hold.policy.confirm:
                 await lease.release()
@@ -71,9 +79,10 @@ class Scope:
             if error is None:
                 raise
             self._log(failure)
-        lease._watchdog.left()
+        finally:
+            lease._watchdog.left()
         ours = await self._take_back(error) if self._cancelled else False
-        if hold.state is LeaseState.LOST and hold.policy.on_lost == "cancel":
+        if hold.state is LeaseState.LOST and self._cancels:
             if error is None or ours:
                 raise lease._loss() from error
             if not isinstance(error, asyncio.CancelledError | LeaseLost):

@@ -43,6 +43,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_forked)
 
 
+_Sent = tuple[Hold, Renewal, int]
+"""A renewal that was sent, with its number for that hold (see `Hold.sent`)."""
+
+
 class Watchdog:
     """Renews every lease of a client that is due, in batches, and notices when one is lost.
 
@@ -282,10 +286,10 @@ class Watchdog:
             # given: the new one may be shorter than the old one, or than that of a renewal that is
             # still under way.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
-            hold.ceiling = (now + lasts(ttl), now)
+            hold.sends(now + lasts(ttl), extends=True)
             self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
         renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
-        return self._renew([(hold, renewal)], now)
+        return self._renew([(hold, renewal, hold.sent)], now)
 
     def downgrade(self, hold: Hold) -> asyncio.Future[int]:
         """Let a writer's hold share the lock; the future of the store's answer."""
@@ -340,23 +344,23 @@ class Watchdog:
         """Renew or expire the holds that are due."""
         # Without jitter, a thousand processes that started together would renew together for ever.
         self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
-        renewals: list[tuple[Hold, Renewal]] = []
+        renewals: list[_Sent] = []
         for hold in holds:
             self._look_after(hold, now, renewals)
         for shard in self._shards(renewals):
             for start in range(0, len(shard), _BATCH):
                 _ = self._renew(shard[start : start + _BATCH], now)
 
-    def _shards(self, renewals: list[tuple[Hold, Renewal]]) -> Iterable[list[tuple[Hold, Renewal]]]:
+    def _shards(self, renewals: list[_Sent]) -> Iterable[list[_Sent]]:
         """Grouped by place: one that does not answer then delays no lease kept elsewhere."""
         if self._sharded is None:
             return [renewals]
-        shards: dict[Hashable, list[tuple[Hold, Renewal]]] = {}
-        for hold, renewal in renewals:
-            shards.setdefault(self._sharded.shard_of(renewal.name), []).append((hold, renewal))
+        shards: dict[Hashable, list[_Sent]] = {}
+        for sent in renewals:
+            shards.setdefault(self._sharded.shard_of(sent[1].name), []).append(sent)
         return shards.values()
 
-    def _look_after(self, hold: Hold, now: float, renewals: list[tuple[Hold, Renewal]]) -> None:
+    def _look_after(self, hold: Hold, now: float, renewals: list[_Sent]) -> None:
         if now >= hold.deadline:
             self.lose(hold, LossReason.EXPIRED)
             return
@@ -364,37 +368,38 @@ class Watchdog:
             hold.state = LeaseState.AT_RISK
             self._wheel.schedule(hold, hold.deadline, now)
             return
+        look_at = hold.deadline
         if hold.policy.renew or hold.unconfirmed:
             ttl = self.affordable(hold, hold.ttl)
             if not hold.policy.renew:  # confirm the length that was asked for, from its grant on
                 ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.asking = True
-                renewals.append(
-                    (hold, Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl))
-                )
+                hold.sends(now + lasts(ttl))
+                renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
+                renewals.append((hold, renewal, hold.sent))
                 self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
+            if ttl == hold.ttl:  # it was extended for longer than renewals last: renew it in time
+                look_at = hold.deadline - ttl / 1500
         hold.state = LeaseState.HELD  # a missing answer would change nothing any more
-        self._wheel.schedule(hold, hold.deadline, now)
+        self._wheel.schedule(hold, look_at, now)
 
-    def _renew(
-        self, batch: list[tuple[Hold, Renewal]], sent: float
-    ) -> asyncio.Future[list[bool | None]]:
-        answer = self._store.renew([renewal for _, renewal in batch])
+    def _renew(self, batch: list[_Sent], sent: float) -> asyncio.Future[list[bool | None]]:
+        answer = self._store.renew([renewal for _, renewal, _ in batch])
         answer.add_done_callback(partial(self._renewed, batch, sent))
         return answer
 
     def _renewed(
         self,
-        batch: Sequence[tuple[Hold, Renewal]],
+        batch: Sequence[_Sent],
         sent: float,
         answer: asyncio.Future[list[bool | None]],
     ) -> None:
         unknown = answer.cancelled() or answer.exception() is not None
         held: Sequence[bool | None] = [None] * len(batch) if unknown else answer.result()
         now = self.time()
-        for (hold, renewal), still in zip(batch, held, strict=True):
+        for (hold, renewal, number), still in zip(batch, held, strict=True):
             hold.asking = False
             if hold.state not in ALIVE:
                 continue
@@ -409,13 +414,7 @@ class Watchdog:
                 self._wheel.schedule(hold, min(hold.deadline, now + again), now)
             else:
                 hold.state = LeaseState.HELD
-                if renewal.ttl:
-                    hold.unconfirmed = False
-                    hold.deadline = sent + lasts(renewal.ttl)
-                    if hold.ceiling is not None:
-                        ceiling, asked = hold.ceiling
-                        hold.deadline = min(hold.deadline, ceiling if sent < asked else math.inf)
-                        hold.ceiling = hold.ceiling if sent < asked else None
+                if renewal.ttl and hold.confirms(number, sent + lasts(renewal.ttl)):
                     self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
 
 

@@ -97,7 +97,8 @@ class Acquisition(Coroutine[Any, Any, Got_co]):
         try:
             lease = Lease(engine.watchdog, hold, shares=self._lock._policy.shared)
             if enters:
-                self._scope = Scope(lease, engine.watchdog.current_task())
+                cancels = self._lock._policy.on_lost == "cancel"
+                self._scope = Scope(lease, engine.watchdog.current_task(), cancels=cancels)
             else:
                 hold.where = hold.where or self._where
                 engine.watchdog.watch(hold)
@@ -371,7 +372,8 @@ class Lock:
         lease = None
         try:
             lease = Lease(engine.watchdog, hold, shares=policy.shared)
-            engine.entered.add(self, frame, task, Scope(lease, task))
+            scope = Scope(lease, task, cancels=policy.on_lost == "cancel")
+            engine.entered.add(self, frame, task, scope)
         except BaseException:
             not_entered(engine.watchdog, hold, lease)
             raise

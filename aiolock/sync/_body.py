@@ -112,7 +112,8 @@ async def framed(context: AbstractAsyncContextManager[T]) -> AsyncGenerator[T, N
 @asynccontextmanager
 async def held(lease: aiolock.Lease) -> AsyncGenerator[aiolock.Lease, None]:
     """A body under a lease that was acquired before."""
-    scope = Scope(lease, asyncio.current_task())
+    cancels = lease._hold.policy.on_lost == "cancel"
+    scope = Scope(lease, asyncio.current_task(), cancels=cancels)
     try:
         yield lease
     except BaseException as error:
