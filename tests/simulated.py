@@ -63,9 +63,18 @@ class Server(MemoryServer):
         self.ghosts: list[str] = []
         self.late = Counter[str]()  # copies that came late, by command
         self.refused = 0  # and those that were refused for it
+        self.answered: Callable[[], None] = lambda: None  # called when a client has an answer
+        self.wrong: list[AssertionError] = []
 
     def now(self) -> int:
         return 1_800_000_000_000_000 + int(asyncio.get_running_loop().time() * 1e6)
+
+    def see(self) -> None:
+        """Check that all is as it must be, now that a client has an answer."""
+        try:
+            self.answered()
+        except AssertionError as error:
+            self.wrong.append(error)
 
     def refuses_to(self, command: _Command) -> bool:
         return self.refuses is Refuses.EVERYTHING or (
@@ -320,6 +329,7 @@ class Store(MemoryStore):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+            self._loop.call_later(0.0001, self.server.see)
 
         self._loop.call_later(self.dice.choice([0.0, 0.0, 0.001, 0.05]), arrive)
 

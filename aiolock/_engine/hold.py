@@ -81,6 +81,10 @@ class Hold:
     """How many renewals were sent."""
     confirmed = 0
     """The number of the last of them that the store has confirmed."""
+    shortest = 0
+    """The shortest ttl, in ms, of those sent since all were confirmed; 0 if none was."""
+    copies: tuple[int, float] | None = None
+    """Copies of renewals may still be carried out, with this ttl at least, until that time."""
     ceiling: tuple[float, int] | None = None
     """Upper limit of `deadline` until this renewal, or a later one, is confirmed: if its answer is
     lost, the store may have given no more. Set while an extension is not answered."""
@@ -140,31 +144,50 @@ class Hold:
         self.crossed = crossed
         """See `Attempt`."""
 
-    def sends(self, deadline: float, *, extends: bool = False) -> None:
-        """A renewal is sent that gives this deadline, or is lost.
+    def sends(self, ttl: int, now: float, *, extends: bool = False) -> None:
+        """A renewal is sent, for ``ttl`` ms.
 
         While an extension is not answered, another renewal may give less, and be carried out after
         it: then an answer to the first does not say how long the lease is now.
         """
         self.sent += 1
-        if self.ceiling is not None:
-            self.ceiling = min(self.ceiling[0], deadline), self.sent
-        elif extends:
-            self.ceiling = deadline, self.sent
+        self.shortest = min(self.shortest or ttl, ttl)
+        if extends or self.ceiling is not None:
+            lowest = now + lasts(ttl)
+            if self.ceiling is not None:
+                lowest = min(lowest, self.ceiling[0])
+            self.ceiling = lowest, self.sent
 
-    def confirms(self, number: int, deadline: float) -> bool:
-        """The store has given this deadline; False if it has confirmed a later renewal already."""
+    def may_come_twice(self, until: float) -> None:
+        """A connection broke: what has no answer is sent again, and copies come until then."""
+        if self.sent > self.confirmed:
+            before = self.copies[0] if self.copies is not None else self.shortest
+            self.copies = min(before, self.shortest), until
+
+    def confirms(self, number: int, sent: float, ttl: int) -> bool:
+        """The store has carried out the renewal of this number, which was sent at ``sent``.
+
+        False if it has confirmed a later one already.
+        """
         if number < self.confirmed:
             return False
         self.confirmed = number
         self.unconfirmed = False
+        if self.copies is not None:
+            shortest, until = self.copies
+            if sent < until:
+                ttl = min(ttl, shortest)
+            else:
+                self.copies = None
+        self.deadline = sent + lasts(ttl)
         if self.ceiling is not None:
             lowest, last = self.ceiling
             if number < last:
-                deadline = min(deadline, lowest)
+                self.deadline = min(self.deadline, lowest)
             else:
                 self.ceiling = None
-        self.deadline = deadline
+        if number == self.sent:
+            self.shortest = 0
         return True
 
 

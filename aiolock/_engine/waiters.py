@@ -240,6 +240,7 @@ class Waiters:
 
     def reconnected(self) -> None:
         self._runs.nobody_knows()
+        self._watchdog.may_come_twice()
         for waiters in list(self.attempts.values()):
             for attempt in list(waiters.values()):
                 attempt.sends_again()

@@ -27,6 +27,9 @@ from aiolock.store import Form, Renewal, Sharded, Store, Waiter
 
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
+_COPIES: Final = 6.0
+"""Seconds after a connection broke in which copies of what was sent over it may be carried out: the
+stores give each five seconds, by their own clocks."""
 _AWAKE: Final = 1.0
 """Seconds, while anything is held, between checks of whether the machine was suspended."""
 
@@ -286,10 +289,19 @@ class Watchdog:
             # given: the new one may be shorter than the old one, or than that of a renewal that is
             # still under way.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
-            hold.sends(now + lasts(ttl), extends=True)
+            hold.sends(ttl, now, extends=True)
             self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
         renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
         return self._renew([(hold, renewal, hold.sent)], now)
+
+    def may_come_twice(self) -> None:
+        """A connection broke: a renewal without an answer may be carried out once more, late.
+
+        If it is shorter than what was confirmed meanwhile, it cuts that short.
+        """
+        until = self.time() + _COPIES
+        for hold in self.holds.values():
+            hold.may_come_twice(until)
 
     def downgrade(self, hold: Hold) -> asyncio.Future[int]:
         """Let a writer's hold share the lock; the future of the store's answer."""
@@ -375,7 +387,7 @@ class Watchdog:
                 ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.asking = True
-                hold.sends(now + lasts(ttl))
+                hold.sends(ttl, now)
                 renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
                 renewals.append((hold, renewal, hold.sent))
                 self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
@@ -414,7 +426,7 @@ class Watchdog:
                 self._wheel.schedule(hold, min(hold.deadline, now + again), now)
             else:
                 hold.state = LeaseState.HELD
-                if renewal.ttl and hold.confirms(number, sent + lasts(renewal.ttl)):
+                if renewal.ttl and hold.confirms(number, sent, renewal.ttl):
                     self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
 
 
