@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
+import redis.asyncio
 
 import aiolock
 from aiolock.stores.redis import RedisStore
+from aiolock.stores.redis import _link as redis_link
+from aiolock.stores.redis._wire import Wire
 from tests.failures import (
     Peek,
     command_link,
@@ -161,6 +164,66 @@ async def test_both_connections_killed(
         fences.append(lease.fence)
     assert fences == sorted(set(fences))
     await ends(lease)
+
+
+# --- Two servers behind one address
+
+
+async def test_subscription_at_another_server_is_dialled_with_pauses(
+    server: RedisServer, own_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is confirmed, but not counted where commands go: that is no reason to hurry."""
+    pauses: list[float] = []
+    dial = redis_link.Link._dial
+
+    async def noted(link: redis_link.Link, number: int) -> Wire:
+        if link is subscription._link:
+            pauses.append(link._pause)
+        return await dial(link, number)
+
+    async with (
+        aiolock.connect(server.url, prefix=prefix) as client,
+        redis.asyncio.Redis.from_url(own_server.url) as elsewhere,
+    ):
+        subscription = _store(client)._subscription
+        subscription._link._pool = elsewhere.connection_pool
+        monkeypatch.setattr(redis_link.Link, "_dial", noted)
+        subscription.drop(ConnectionResetError("broken"))
+        await until(lambda: len(pauses) >= 4)
+        assert pauses[:4] == [0.02, 0.04, 0.08, 0.16]
+
+
+async def test_subscription_that_is_counted_is_dialled_at_once(
+    victim: aiolock.LockClient, proxy: Proxy
+) -> None:
+    """Once the server of the commands counts it again, the next break costs no pause."""
+    link = _store(victim)._subscription._link
+    wire = link.wire
+    await linked(proxy)
+    subscription_link(proxy).cut()
+    await until(lambda: link.wire not in {None, wire})
+    await until(lambda: link._pause == 0.0)
+
+
+async def test_both_connections_end_at_one_server(
+    server: RedisServer, own_server: RedisServer, proxy: Proxy, prefix: str
+) -> None:
+    """Where the address has come to lead elsewhere, the commands follow the subscription."""
+    async with aiolock.connect(proxy.url, prefix=prefix) as client:
+        await linked(proxy)
+        commands = command_link(proxy)
+        proxy.lead_to(own_server.port)
+        subscription_link(proxy).cut()
+        await until(lambda: commands not in proxy.links)
+        async with client.lock("lock"):
+            assert Peek(own_server, prefix).holders()
+        assert Peek(own_server, prefix).listens(client.id)
+
+
+def _store(client: aiolock.LockClient) -> RedisStore:
+    store = client._engine.store
+    assert isinstance(store, RedisStore)
+    return store
 
 
 # --- A lost reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -13,7 +14,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 
 import aiolock
 from aiolock._engine.acquirer import _TimedOut
-from aiolock.stores.redis import _scripts
+from aiolock.stores.redis import RedisStore, _scripts
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._outbox import REPLY_TIMEOUT
 from tests.failures import Locker, Peek, check_nothing_left, take, until
@@ -446,6 +447,32 @@ async def test_scripts_flushed_when_a_grant_came_too_late(
         assert await lease.release()
 
 
+async def test_scripts_flushed_at_a_hand_on(
+    server: RedisServer, client: aiolock.LockClient, peek: Peek
+) -> None:
+    """A renewal is carried out behind the report that its holder is one, if that is told again."""
+    lock = client.lock("lock", ttl=10)
+    for forgets in (False, True):  # the first time, the client tells the server both scripts
+        first = await take(lock)
+        waiting = asyncio.create_task(extended(lock))
+        await peek.queued(1)
+        if forgets:
+            server.call("SCRIPT", "FLUSH", "SYNC")
+            server.call("SCRIPT", "LOAD", _scripts.RENEW.source)  # as another client may
+        assert await first.release()
+        second = await waiting
+        assert second.state is HELD
+        assert await second.verify()
+        assert await second.release()
+
+
+async def extended(lock: aiolock.Lock) -> aiolock.Lease:
+    """Acquire it, and renew the lease at once."""
+    lease = await take(lock)
+    await lease.extend(10)
+    return lease
+
+
 # --- Full
 
 
@@ -611,6 +638,26 @@ async def test_disk_full_for_a_while(prefix: str, tmp_path: Path) -> None:
             server.call("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")
             async with client.lock("lock"):
                 pass
+
+
+async def test_heartbeat_that_is_refused(server: RedisServer, prefix: str) -> None:
+    """A server that refuses it pushes nothing: that is no reason to give up the subscription."""
+    rule = ACL_RULE.format(prefix=prefix).split()
+    server.call("ACL", "SETUSER", "locks", "on", ">pw", "resetchannels", *rule)
+    url = f"redis://locks:pw@127.0.0.1:{server.port}/0"
+    async with aiolock.connect(url, prefix=prefix) as client:
+        store = client._engine.store
+        assert isinstance(store, RedisStore)
+        assert store._timer is not None
+        for refused in (False, True):
+            server.call("ACL", "SETUSER", "locks", "-pexpire" if refused else "+pexpire")
+            store._timer.cancel()
+            store._pipe.copies.clock_read = -math.inf  # so a heartbeat is due
+            store._beat()
+            await until(lambda: not store._pipe._sent)
+            assert store._hearing is not None
+            assert store._hearing.cancelled() is refused
+        server.call("ACL", "SETUSER", "locks", "+pexpire")
 
 
 async def test_pushes_that_are_none(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import itertools
 import logging
@@ -23,11 +24,20 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 import aiolock
+from aiolock.stores._opening import Opening
 from aiolock.stores.redis import RedisStore, _replies, _scripts, _wire
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.testing import Peer
 from tests.clusters import Cluster
-from tests.failures import Peek, check_nothing_left, check_works, take, until
+from tests.failures import (
+    Peek,
+    check_nothing_left,
+    check_works,
+    command_link,
+    linked,
+    take,
+    until,
+)
 from tests.proxy import Proxy
 from tests.servers import RedisServer, store_on
 
@@ -516,6 +526,98 @@ async def test_ended_while_opening(
         assert error is None or isinstance(error, asyncio.CancelledError | aiolock.StoreError)
     await store.aclose()
     await until(lambda: connections(own_server) == 0)
+
+
+async def test_closed_after_the_opening_was_cancelled(proxy: Proxy, prefix: str) -> None:
+    """What is left of a cancelled opening is waited for, and does nothing to the next."""
+    client = aiolock.connect(proxy.url, prefix=prefix)
+    store: Any = client._engine.store
+    store._patience = 0.2  # for a server that does not answer
+    opening = asyncio.create_task(client.open())
+    while not (hasattr(store, "_pipe") and store._pipe._sent):  # noqa: ASYNC110  # each turn counts
+        await asyncio.sleep(0)
+    proxy.deaf()
+    opening.cancel()
+    await until(lambda: store._closing)
+    await client.aclose()
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "aiolock open"] == []
+    assert opening.cancelled()
+    proxy.hear()
+    async with client, client.lock("lock") as lease:
+        assert await lease.verify()
+
+
+async def test_store_is_opened_while_it_closes(proxy: Proxy, prefix: str) -> None:
+    """The end of one opening takes no connection from the next."""
+    store = store_on(proxy.url, prefix)
+    inbox: Any = Unheeded()
+    await store.open("me", inbox)
+    before = store._subscription
+    await linked(proxy)
+    commands = command_link(proxy)
+    commands.deaf()
+    closing = asyncio.create_task(store.aclose())
+    await until(lambda: store._closing)
+    await store.open("me", inbox)
+    commands.hear()
+    await closing
+    assert before._link.wire is None
+    assert store._subscription._link.wire is not None
+    await store.aclose()
+
+
+class Slow:
+    """An opening that never ends by itself, and takes its time to clean up."""
+
+    def __init__(self) -> None:
+        self.opening = Opening()
+        self.cleaned = asyncio.Event()
+        self.state = "new"
+
+    async def run(self) -> str:
+        """Open it; the state when that has returned, or was cancelled."""
+        with contextlib.suppress(asyncio.CancelledError, aiolock.StoreError):
+            await self.opening.run(self._steps(), self._aclose)
+        return self.state
+
+    async def end(self) -> str:
+        """Stop it; the state when that has returned, or was cancelled."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.opening.end()
+        return self.state
+
+    async def _steps(self) -> None:
+        self.state = "opens"
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.state = "cleans up"
+            await self.cleaned.wait()
+            self.state = "clean"
+
+    async def _aclose(self) -> None:
+        raise AssertionError("it was never open")
+
+
+@pytest.mark.parametrize("how", ["run twice", "run and end", "end twice"])
+async def test_whoever_stops_an_opening_returns_when_it_has_cleaned_up(how: str) -> None:
+    """However often it is stopped, and whoever is cancelled that waits for its end."""
+    slow = Slow()
+    tasks = [asyncio.create_task(slow.run())]
+    await until(lambda: slow.state == "opens")
+    if how == "end twice":
+        tasks.append(asyncio.create_task(slow.end()))
+    else:
+        tasks[0].cancel()
+    await until(lambda: slow.state == "cleans up")
+    if how == "run and end":
+        tasks.append(asyncio.create_task(slow.end()))
+    else:
+        tasks[-1].cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    slow.cleaned.set()
+    assert await asyncio.gather(*tasks) == ["clean"] * len(tasks)
 
 
 # --- What a client leaves and costs

@@ -15,7 +15,7 @@ import pytest
 import aiolock
 from aiolock._engine.acquisition import Attempt, Question
 from aiolock._engine.waiters import Waiters
-from aiolock.store import WAS_ABSENT, WAS_QUEUED, Form, Granted, Waiter
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, Form, Granted, Pass, Waiter
 from aiolock.stores._copies import LATE_AFTER
 from aiolock.stores.redis import RedisStore
 from aiolock.stores.redis._codec import encode
@@ -334,6 +334,30 @@ async def test_refused_for_too_long(
             await ask(store, number)
         assert caught.value.refused
     await store.aclose()
+
+
+# --- A script that the server has forgotten
+
+
+async def test_what_relies_on_a_refused_report_comes_behind_it(
+    store: RedisStore, redis_server: RedisServer
+) -> None:
+    """What was asked of its name since is written again with it, and of other names nothing."""
+    for forgets in (False, True):  # the first time, the server is told the scripts
+        granted, _ = await asyncio.gather(ask(store, 1), ask(store, 2))
+        fence = granted.fence + 1
+        if forgets:
+            redis_server.call("SCRIPT", "FLUSH", "SYNC")
+            redis_server.call("SCRIPT", "LOAD", RELEASE.source)  # as another client may
+        passed = Pass("name 1", FORM, waiter(1), granted.fence, waiter(3), fence, (waiter(3),))
+        commands = (
+            store.pass_on(passed),
+            store.release("name 1", waiter(3), FORM, fence),
+            leave(store, 2),
+        )
+        answers = [await command for command in commands]
+        assert answers == [WAS_HOLDER] * 3
+        assert not (await store.status("name 1")).holders
 
 
 # --- The server's clock

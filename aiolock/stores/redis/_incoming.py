@@ -153,8 +153,10 @@ class Incoming(Redirects):
             return
         self._is_proved()
         if code == "NOSCRIPT":
+            later = self._take_later(command)
             self._known.discard(command.script)
             self._once_more(command, refusal)
+            self.again(later, asking=command.asking)
         elif self._is_redirect(refusal):
             self._send_on([command], refusal)
         elif code == "LATE" and (told := re.search(r"\d+", str(refusal))):
@@ -166,6 +168,17 @@ class Incoming(Redirects):
                 command = command.opens_for
                 command.sure = False
             self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
+
+    def _take_later(self, refused: Command) -> list[Command]:
+        """Take what was written after it about its name, which may rely on it.
+
+        A renewal relies on the report that its waiter holds the lock. What of that was carried out
+        already is carried out twice, as after a break. Nothing relies on an unanswered question.
+        """
+        if not refused.sure or not refused.key:
+            return []
+        argument = b"\r\n%b\r\n" % refused.key
+        return self._take_written(lambda other: argument in other.arguments)
 
     def _is_proved(self) -> None:
         self._proved = True

@@ -50,11 +50,15 @@ class Redirects(Outbox):
 
     def _take_sent(self, slots: Container[int]) -> list[Command]:
         """Take the commands of these slots that are written but not answered."""
+        return self._take_written(lambda command: command.slot in slots)
+
+    def _take_written(self, concerned: Callable[[Command], bool]) -> list[Command]:
+        """Take those of the commands that are written but not answered."""
         if self._gathered:
             self._write_gathered()
         taken = list[Command]()
         for number, command in enumerate(self._sent):
-            if command.wanted and command.slot in slots:
+            if command.wanted and concerned(command):
                 self._sent[number] = command.stand_in(self._nobody())
                 command.together = 1
                 taken.append(command)

@@ -96,8 +96,9 @@ class ReplicatedStore(RedisStore):
         self._barrier.beat(HEARTBEAT)
 
     async def _disconnect(self) -> None:
+        barrier = self._barrier  # as there: that of this opening
         await super()._disconnect()
-        await self._barrier.aclose()
+        await barrier.aclose()
 
     def _forget_us(self) -> None:
         super()._forget_us()

@@ -81,6 +81,8 @@ class Session:
         """The next question is the heartbeat, too."""
         self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
+        self._hearing: asyncio.TimerHandle | None = None
+        """Checks, after a heartbeat, whether its push has arrived."""
         self._switches: Switches | None = None
         """Set only if Sentinel says which server is the master."""
         self._slots_apart = False
@@ -107,6 +109,8 @@ class Session:
         self._closing = False
         self._stems.clear()
         self._counted: bool | None = None
+        self._unheard = False
+        """The subscription was not counted, and so was dialled again."""
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
@@ -215,11 +219,13 @@ class Session:
         self._pipe.call(scripts.PRESENCE, len(values), arguments).add_done_callback(ignore)
 
     async def _disconnect(self) -> None:
-        if self._switches is not None:
-            await self._switches.aclose()
-            self._switches = None
-        await self._pipe.aclose(timeout=self._patience)
-        await self._subscription.aclose()
+        # Those of this opening: while we wait, the store may be opened again.
+        switches, pipe, subscription = self._switches, self._pipe, self._subscription
+        self._switches = None
+        if switches is not None:
+            await switches.aclose()
+        await pipe.aclose(timeout=self._patience)
+        await subscription.aclose()
 
     # How waiters are written down
 
@@ -361,7 +367,7 @@ class Session:
             self._beating = False
             self._ask_whether_heard()
         # Counted from now, not from the reply: both connections may be dead.
-        self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
+        self._hearing = self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 
     def _introduce_again(self, now: float) -> None:
         self._introduced = now
@@ -372,8 +378,15 @@ class Session:
             self._presence().add_done_callback(partial(self._beaten, self._subscription.since))
 
     def _beaten(self, since: float | None, present: asyncio.Future[Present]) -> None:
-        if present.cancelled() or present.exception() is not None or self._closing:
-            return  # the pipe deals with its own connection
+        if present.cancelled():
+            return
+        if (failure := present.exception()) is not None:
+            # The pipe deals with its own connection. A server that refuses it pushes nothing.
+            if isinstance(failure.__cause__, Refusal) and self._hearing is not None:
+                self._hearing.cancel()
+            return
+        if self._closing:
+            return
         self.others = present.result().others
         if (error := mismatch(self.others)) is not None:
             # The key of protocols was lost, and others came. They also refuse our next connection.
@@ -381,8 +394,21 @@ class Session:
             return
         # The count proves nothing if the subscription was not there, or was renewed meanwhile.
         stayed = since is not None and since == self._subscription.since
-        if present.result().heard == 0 and self._counted and stayed:
+        if stayed:
+            self._was_counted(present.result().heard)
+
+    def _was_counted(self, heard: int) -> None:
+        """The server of the commands has said how many listen to our channel."""
+        if heard > 0 or not self._counted:
+            self._unheard = False
+            self._subscription.proved()
+        elif not self._unheard:
+            self._unheard = True
             self._subscription.drop(ConnectionError("the server has lost our subscription"))
+        else:
+            # It was dialled again, so the address leads to another server than the commands'.
+            self._unheard = False
+            self._pipe.drop(ConnectionError("our pushes come from another server"))
 
     def _check_heard(self, sent: float) -> None:
         if not self._closing and self._subscription.heard < sent:

@@ -74,6 +74,14 @@ class Subscription:
         """The master is at ``address``."""
         self._link.follow(address)
 
+    def proved(self) -> None:
+        """The server of the commands counts it, so after the next break it is dialled at once.
+
+        A mere confirmation may come from another server: then it would be dialled again and again
+        without a pause.
+        """
+        self._link.proved()
+
     def _subscribe(self) -> None:
         assert self._link.wire is not None
         self._link.wire.write(self._request, at_once=True)
@@ -114,7 +122,6 @@ class Subscription:
         elif message[0] == b"subscribe":
             self.since = self.heard
             self._confirm()
-            self._link.proved()
             self._links.up("subscription")
             if not self._subscribed.done():
                 self._subscribed.set_result(None)
