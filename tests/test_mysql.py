@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pymysql
@@ -960,6 +962,83 @@ async def test_clients_that_are_open_for_a_moment_sweep_as_well(
         async with aiolock.connect(own_mariadb.url("app")) as client, client.lock("x"):
             pass
     assert own_mariadb.execute("SELECT * FROM aiolock_names") == []
+
+
+IDLE = '{"holders":[],"queue":[],"forms":[]}'
+"""A state of which nothing is kept any more, as of a semaphore that was used long ago."""
+
+
+def fill(server: MariaDBServer, names: Sequence[str], state: str = "") -> None:
+    """Leave rows of names that were used long ago."""
+    for name in names:
+        server.execute(
+            "INSERT INTO aiolock_names (id, name, state) VALUES (%s, %s, %s)", name, name, state
+        )
+
+
+def names(server: MariaDBServer) -> list[bytes]:
+    """The names that have a row."""
+    return [name for (name,) in server.execute("SELECT id FROM aiolock_names ORDER BY id")]
+
+
+async def test_sweeps_follow_each_other_while_names_are_forgotten(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without a state, however many there are; and none of them waits for a minute."""
+    monkeypatch.setattr(_database, "_GRACE", 0)
+    monkeypatch.setattr(_database, "_SWEPT", 3)
+    monkeypatch.setattr(_database, "random", SimpleNamespace(randrange=lambda _: 0))
+    monkeypatch.setattr(_session, "_SOON", 0.01)
+    at_once = SimpleNamespace(uniform=lambda *_: 0.0, random=lambda: 1.0)
+    monkeypatch.setattr(_session, "random", at_once)
+    fill(own_mariadb, [f"a{number}" for number in range(9)], IDLE)
+    fill(own_mariadb, [f"b{number}" for number in range(9)])
+    async with aiolock.connect(own_mariadb.url("app")) as client:
+        await client.lock("x").status()  # the first sweep comes behind it
+        await until(lambda: not names(own_mariadb))
+        session = session_of(client)
+        await until(lambda: session.rest == _session.HEARTBEAT)
+
+
+def test_ten_names_with_a_state_at_a_time(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep goes on behind the last of them, if there are more."""
+    monkeypatch.setattr(_database, "_GRACE", 0)
+    fill(own_mariadb, [f"a{number:02}" for number in range(12)], IDLE)
+    database = alone(own_mariadb)
+    database.open()
+    database._swept = b""
+    assert database.sweep()
+    assert names(own_mariadb) == [b"a10", b"a11"]
+    assert database.sweep()
+    assert not names(own_mariadb)
+    assert not database.sweep()
+    database.close()
+
+
+async def test_a_first_sweep_begins_anywhere(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or clients that are open for a moment would only see the first names, which may last."""
+    monkeypatch.setattr(_database, "_GRACE", 0)
+    monkeypatch.setattr(_database, "_SWEPT", 2)
+    monkeypatch.setattr(_session, "SWEEP", 1e-9)
+    monkeypatch.setattr(Session, "look_after", lambda _: None)
+    places = range(6)  # as many as there are, for five names and sweeps of two
+    dice = iter(places)
+    monkeypatch.setattr(
+        _database, "random", SimpleNamespace(randrange=lambda most: next(dice) % most)
+    )
+    every = [f"a{number}" for number in range(5)]
+    swept = Counter[bytes]()
+    for _ in places:
+        own_mariadb.execute("DELETE FROM aiolock_names")
+        fill(own_mariadb, every)
+        async with aiolock.connect(own_mariadb.url("app")):
+            pass
+        swept.update({name.encode() for name in every} - {*names(own_mariadb)})
+    assert all(swept[name.encode()] >= 2 for name in every)
 
 
 # --- The URL, the tables, rights

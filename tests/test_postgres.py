@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -1457,6 +1458,50 @@ async def test_a_sweep_beside_a_transaction_that_has_checked(own_postgres: Postg
             assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
         assert own_postgres.execute("SELECT name FROM aiolock.grants") == [(b"a",)]
         assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
+
+
+def fill(server: PostgresServer) -> None:
+    """Leave names that were used long ago."""
+    server.execute(
+        "INSERT INTO aiolock.names (name, fence)"
+        " SELECT convert_to('old ' || n, 'UTF8'), n FROM generate_series(1, 20) n"
+    )
+
+
+_NAMES = "SELECT count(*) FROM aiolock.names"
+
+
+async def test_sweeps_follow_each_other_while_names_are_forgotten(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, none waits for a minute, and there is one timer for the next one."""
+    monkeypatch.setattr(_store, "_SWEPT", b"3")
+    monkeypatch.setattr(_store, "_SOON", 0.01)
+    fill(own_postgres)
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        store, loop = store_of(client), asyncio.get_running_loop()
+        first = store._sweeper
+        assert first is not None
+        store._sweep_in(0.0)
+        assert first.cancelled()
+        await until(lambda: own_postgres.execute(_NAMES) == [(0,)])
+        await until(lambda: store._sweeper and store._sweeper.when() > loop.time() + 30)
+
+
+async def test_clients_that_are_open_for_a_moment_sweep_as_well(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When they close, now and then; and no timer for the next sweep is left."""
+    fill(own_postgres)
+    monkeypatch.setattr(_store, "_SWEEP", 3600.0)
+    for dice, left in ((0.9, 20), (0.1, 0)):
+        monkeypatch.setattr(_store, "random", SimpleNamespace(random=lambda: dice))  # noqa: B023
+        async with aiolock.connect(own_postgres.url("app")) as client:
+            store = store_of(client)
+            store._swept_at -= 1800.0  # it has been open for half an hour
+        assert own_postgres.execute(_NAMES) == [(left,)]
+        assert store._sweeper is not None
+        assert store._sweeper.cancelled()
 
 
 @pytest.mark.one_loop

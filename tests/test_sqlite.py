@@ -472,6 +472,7 @@ async def test_what_a_later_version_has_left(
 ) -> None:
     """Neither a push nor a name that cannot be read keeps a client from anything."""
     monkeypatch.setattr("aiolock.stores.sqlite._session.SWEEP", 0.05)
+    monkeypatch.setattr("aiolock.stores.sqlite._session._SOON", 0.05)
     monkeypatch.setattr("aiolock.stores.sqlite._session.HEARTBEAT", 0.05)
     async with aiolock.connect(url) as client:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
@@ -1489,12 +1490,32 @@ async def test_sweeping_goes_on_where_it_was(
         assert database.execute("SELECT count(*) FROM names").fetchone() == (2,)
 
 
+async def test_sweeps_follow_each_other_while_names_are_forgotten(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """However many there are, none waits for a minute; nor does the thread wake for nothing."""
+    monkeypatch.setattr("aiolock.stores.sqlite._transaction._SWEPT", 2)
+    monkeypatch.setattr("aiolock.stores.sqlite._session._SOON", 0.01)
+    async with aiolock.connect(url) as client:
+        for number in range(8):
+            async with client.semaphore(f"s{number}", 2):
+                pass
+    clock.ahead = 900.0
+    async with aiolock.connect(url) as client:
+        await client.lock("x").status()  # the first sweep comes behind it
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            names = "SELECT count(*) FROM names"
+            await until(lambda: database.execute(names).fetchone() == (0,))
+        await until(lambda: session_of(client).rest == 5.0)
+
+
 async def test_what_nobody_asks_for_is_forgotten(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Also while nobody opens: what is over, some names at a time, and what the dead have left."""
     monkeypatch.setattr("aiolock.stores.sqlite._session.HEARTBEAT", 0.05)
     monkeypatch.setattr("aiolock.stores.sqlite._session.SWEEP", 0.1)
+    monkeypatch.setattr("aiolock.stores.sqlite._session._SOON", 0.1)
     monkeypatch.setattr("aiolock.stores.sqlite._transaction._SWEPT", 2)
     async with aiolock.connect(url) as client:
         for number in range(5):

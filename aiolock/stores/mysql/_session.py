@@ -30,6 +30,8 @@ HEARTBEAT: Final = 10.0
 """Seconds after which a client checks whether the others still see it."""
 SWEEP: Final = 60.0
 """Seconds after which it looks for things of others that nobody needs any more."""
+_SOON: Final = 1.0
+"""Seconds after which it does so again, while it finds names to forget: there may be many."""
 _WITHOUT: Final = 1.0
 """Seconds after which it tries to connect again: the others take it for dead meanwhile."""
 _WATCH: Final = 0.25
@@ -64,6 +66,8 @@ class Session:
         )
         self._look_at = self._sweep_at = 0.0
         self._swept = time.monotonic()
+        self._sweeps_soon = False
+        """Whether the last sweep has forgotten a name."""
         self._under_way = dict[asyncio.Future[Any], float]()
         """The operations that are not answered, and since when."""
         self._watch: asyncio.TimerHandle | None = None
@@ -177,7 +181,9 @@ class Session:
     @property
     def rest(self) -> float:
         """Seconds after which `look_after` is called."""
-        return HEARTBEAT if self._database.link.is_up else min(_WITHOUT, HEARTBEAT)
+        if not self._database.link.is_up:
+            return min(_WITHOUT, HEARTBEAT)
+        return _SOON if self._sweeps_soon else HEARTBEAT
 
     def begin(self) -> None:
         """Connect, and listen."""
@@ -201,9 +207,9 @@ class Session:
             self._database.beat()
             self._look_at = now + HEARTBEAT
         if now >= self._sweep_at:
-            self._sweep_at = now + SWEEP
             self._swept = now
-            self._database.sweep()
+            self._sweeps_soon = self._database.sweep()
+            self._sweep_at = time.monotonic() + (_SOON if self._sweeps_soon else SWEEP)
         if not self._database.link.is_up:
             self._look_at = min(self._look_at, now + _WITHOUT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -44,6 +45,8 @@ HEARTBEAT_TIMEOUT: Final = 4.0
 """Seconds for the word that checks them to arrive."""
 _SWEEP: Final = 60.0
 """Seconds after which a client sweeps some of what nobody needs any more."""
+_SOON: Final = 1.0
+"""Seconds after which it does so again, while it finds names to forget: there may be many."""
 _PAGE: Final = 200
 """Names on one page of a snapshot."""
 _SWEPT: Final = b"100"
@@ -60,6 +63,8 @@ class PostgresStore:
         self._closing = True
         self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        """The timer of the next sweep; there is one at most."""
 
     @property
     def protocols(self) -> tuple[int, ...]:
@@ -105,8 +110,9 @@ class PostgresStore:
                 raise store_error(error, self._settings.place, refused=True) from error
             raise
         self._opened = self._links.observed = True
-        self._sweep_at = self._loop.time()
+        self._swept_at = self._loop.time()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
+        self._sweep_in(_SWEEP)
 
     async def _hear_ourselves(self) -> None:
         """Check that pushes of our commands arrive where we listen."""
@@ -127,8 +133,12 @@ class PostgresStore:
             return
         self._closing = True
         self._links.observed = False
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._sweeper):
+            if timer is not None:
+                timer.cancel()
+        # With this probability, clients that are open only for a moment do their share of sweeps.
+        if random.random() * _SWEEP < self._loop.time() - self._swept_at:  # noqa: S311
+            self._sweep()
         self._call("bye", "", [self._me], _text).add_done_callback(_ignore)
         await self._disconnect()
 
@@ -172,13 +182,26 @@ class PostgresStore:
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         self._call("beat", "", [self._me], _text).add_done_callback(_ignore)
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
-        if now - self._sweep_at >= _SWEEP:
-            self._sweep_at = now
-            self._call("sweep", "", [_SWEPT], _text).add_done_callback(_ignore)
 
     def _check_heard(self, sent: float) -> None:
         if not self._closing and self._ear.word_at < sent:
             self._ear.drop(Failed("nothing heard for a heartbeat"))
+
+    def _sweep_in(self, seconds: float) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeper = self._loop.call_later(seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        """Have some of what nobody needs any more forgotten."""
+        self._swept_at = self._loop.time()
+        self._call("sweep", "", [_SWEPT], _count).add_done_callback(self._has_swept)
+
+    def _has_swept(self, done: asyncio.Future[int]) -> None:
+        """Go on soon if a name was forgotten: there may be more."""
+        forgot = not done.cancelled() and done.exception() is None and done.result() > 0
+        if not self._closing:
+            self._sweep_in(_SOON if forgot else _SWEEP)
 
     # The operations
 

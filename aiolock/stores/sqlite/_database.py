@@ -58,6 +58,8 @@ class Database:
         self._connection = Connection(path, prefix, presence)
         self._read = self._removed = 0
         """Of the client's pushes, the last that was read, and the last that was removed."""
+        self.forgot = False
+        """Whether the last sweep has forgotten a name: there may be more."""
         self._mutex = threading.Lock()
         """Held while the thread works here, so that a fork finds nothing half-done."""
         with _one_fork:  # a fork goes through all of them, in whatever thread it is made
@@ -95,7 +97,9 @@ class Database:
     def sweep(self) -> Sequence[Told]:
         """Forget what nobody needs, if other processes leave room for it."""
         with self._mutex:
-            return self._carry_out((), _IN_PASSING, sweep=True).told
+            done = self._carry_out((), _IN_PASSING, sweep=True)
+        self.forgot = any(outcome.answer for outcome in done.outcomes)
+        return done.told
 
     def _only_fetch(self, times: int) -> CarriedOut:
         try:
@@ -158,7 +162,7 @@ class Database:
                 transaction.remove(self._client, last)
             answers = [_carried_out(operation, transaction) for operation in operations]
             if sweep:
-                transaction.sweep()
+                answers.append(transaction.sweep())
             transaction.save()
             theirs = dict[str, None]()
             for each in transaction.pushes:

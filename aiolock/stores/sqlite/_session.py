@@ -28,6 +28,8 @@ HEARTBEAT: Final = 5.0
 """Seconds after which a client checks whether the others still see it."""
 SWEEP: Final = 60.0
 """Seconds after which it looks for things of others that nobody needs any more."""
+_SOON: Final = 1.0
+"""Seconds after which it does so again, while it finds names to forget: there may be many."""
 _FETCH_AGAIN: Final = 0.1
 """Seconds after which it first retries to fetch its pushes; later retries come after longer."""
 
@@ -134,7 +136,7 @@ class Session:
     @property
     def rest(self) -> float:
         """Seconds after which `look_after` is called."""
-        return HEARTBEAT
+        return _SOON if self._database.forgot else HEARTBEAT
 
     def begin(self) -> None:
         """Open the file, and become visible to others."""
@@ -157,6 +159,8 @@ class Session:
                 self._sweep_at = now + SWEEP
                 self._presence.clean_up()
                 self._worker.tell(self._database.sweep())
+                if self._database.forgot:
+                    self._sweep_at = time.monotonic() + _SOON
 
     def _look(self) -> None:
         """Check whether the others still see us: our files may have been removed."""

@@ -112,11 +112,13 @@ class Transaction:
         """Remove the pushes left for this client, up to this one."""
         self._database.execute("DELETE FROM inbox WHERE client = ? AND id <= ?", (client, last))
 
-    def sweep(self) -> None:
+    def sweep(self) -> bool:
         """Forget the pushes for dead clients, and some names that nobody uses.
 
-        It continues where the last sweep of any client has stopped.
+        It continues where the last sweep of any client has stopped. Returns whether a name was
+        forgotten: there may be more.
         """
+        forgot = False
         for (client,) in self._database.execute("SELECT DISTINCT client FROM inbox").fetchall():
             if not self.listens(client):
                 self._database.execute("DELETE FROM inbox WHERE client = ?", (client,))
@@ -129,8 +131,10 @@ class Transaction:
         for name, text, over, changed in rows:
             if over < now and changed < now - _KEPT and not self._is_waited_for(text):
                 self._database.execute("DELETE FROM names WHERE name = ?", (name,))
+                forgot = True
         last = rows[-1][0] if len(rows) == _SWEPT else b""
         self._database.execute("UPDATE swept SET last = ? WHERE last <> ?", (last, last))
+        return forgot
 
     def _is_waited_for(self, text: str) -> bool:
         try:
