@@ -600,7 +600,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("how", ["run twice", "run and end", "end twice"])
-async def test_whoever_stops_an_opening_returns_when_it_has_cleaned_up(how: str) -> None:
+async def test_whoever_stops_an_opening_returns_when_it_is_clean(how: str) -> None:
     """However often it is stopped, and whoever is cancelled that waits for its end."""
     slow = Slow()
     tasks = [asyncio.create_task(slow.run())]
