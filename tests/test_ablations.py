@@ -3517,7 +3517,7 @@ SAFEGUARDS = (
         "stores/_opening.py",
         "        if not self._cancelled:",
         "        if True:",
-        "test_redis_connect.py::test_whoever_stops_an_opening_returns_when_it_is_clean[run and end]",
+        "test_redis_connect.py::test_whoever_stops_an_opening_returns_when_it_is_clean[run, end]",
     ),
     Safeguard(
         "what closes does not close the next opening",

@@ -599,18 +599,18 @@ class Slow:
         raise AssertionError("it was never open")
 
 
-@pytest.mark.parametrize("how", ["run twice", "run and end", "end twice"])
+@pytest.mark.parametrize("how", ["run, run", "run, end", "end, end"])
 async def test_whoever_stops_an_opening_returns_when_it_is_clean(how: str) -> None:
     """However often it is stopped, and whoever is cancelled that waits for its end."""
     slow = Slow()
     tasks = [asyncio.create_task(slow.run())]
     await until(lambda: slow.state == "opens")
-    if how == "end twice":
+    if how == "end, end":
         tasks.append(asyncio.create_task(slow.end()))
     else:
         tasks[0].cancel()
     await until(lambda: slow.state == "cleans up")
-    if how == "run and end":
+    if how == "run, end":
         tasks.append(asyncio.create_task(slow.end()))
     else:
         tasks[-1].cancel()
