@@ -765,10 +765,10 @@ async def test_what_a_later_version_has_left(
 # --- Transactions
 
 
-def alone(server: MariaDBServer, client: str = "ada") -> Database:
+def alone(server: MariaDBServer, client: str = "ada", prefix: str = "test") -> Database:
     """A client's database, without its threads."""
     settings = _settings.from_url(server.url("app"))
-    return Database(settings, "test", client, Read(), lost=lambda _: None, back=lambda: None)
+    return Database(settings, prefix, client, Read(), lost=lambda _: None, back=lambda: None)
 
 
 def asking(client: str, name: str, seq: int = 1) -> Operation:
@@ -857,16 +857,16 @@ def releasing(client: str, name: str, fence: int, seq: int = 1) -> Operation:
 
 def test_a_snapshot_between_two_operations(mariadb_server: MariaDBServer) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""
-    database = alone(mariadb_server)
+    database = alone(mariadb_server, prefix="snapshot")
     snapshot = Operation((), lambda steps: cast("Transaction", steps).snapshot(""))
     database.open()
     grant = ask(database, asking("ada", "seen"))
     waits = asking("ada", "seen", 2)
     gives_up = releasing("ada", "seen", 0, 2)
     done = database.carry_out([waits, snapshot, gives_up, snapshot], time.monotonic()).outcomes
-    assert [len(done[place].answer.statuses[0].waiters) for place in (1, 3)] == [1, 0]
-    (status,) = ask(database, snapshot).statuses
-    assert (len(status.holders), len(status.waiters)) == (1, 0)
+    pages = [done[1].answer, done[3].answer, ask(database, snapshot)]
+    seen = [status for page in pages for status in page.statuses]
+    assert [(len(each.holders), len(each.waiters)) for each in seen] == [(1, 1), (1, 0), (1, 0)]
     assert ask(database, releasing("ada", "seen", grant.fence)) == WAS_HOLDER
     database.close()
 
