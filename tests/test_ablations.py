@@ -416,7 +416,7 @@ SAFEGUARDS = (
     Safeguard(
         "a renewal that may have cut an extension short limits what is believed",
         "_engine/hold.py",
-        "        if extends or self.ceiling is not None:\n",
+        "        if extends or self.limits:\n",
         "        if extends:\n",
         "test_lease.py::test_longer_while_it_is_renewed_without_an_answer",
     ),
@@ -504,8 +504,8 @@ SAFEGUARDS = (
     Safeguard(
         "… nor is a renewal of which a shorter copy may come late",
         "_engine/hold.py",
-        "            if sent < until:\n",
-        "            if False:\n",
+        "            elif shortest < ttl:\n",
+        "            elif False:\n",
         "test_simulation_runs.py::test_a_crowd_that_has_shown_a_fault[1665]",
     ),
     Safeguard(
@@ -514,6 +514,36 @@ SAFEGUARDS = (
         "        self._watchdog.may_come_twice()\n",
         "",
         "test_simulation_runs.py::test_a_crowd_that_has_shown_a_fault[1861]",
+    ),
+    Safeguard(
+        "… and says no less than what is confirmed",
+        "_engine/hold.py",
+        "            self.limits = tuple([limit for limit in self.limits if limit[0] > number])\n",
+        "            pass\n",
+        "test_watchdog.py::test_extensions_and_renewals_that_overlap[0.9-1]",
+    ),
+    Safeguard(
+        "what is not renewed is renewed once no copies come any more",
+        "_engine/hold.py",
+        "                self.unconfirmed, self.began = True, sent\n",
+        "                pass\n",
+        "test_lease.py::test_extend_what_is_not_renewed_when_a_connection_broke",
+    ),
+    Safeguard(
+        "a cancelled release leaves the others their limit",
+        "_engine/lease.py",
+        "                raise\n            overdue.remove(released)\n",
+        "                overdue.remove(released)\n"
+        "                raise\n"
+        "            overdue.remove(released)\n",
+        "test_lease.py::test_cancelled_release_beside_another",
+    ),
+    Safeguard(
+        "renewals keep their order",
+        "stores/redis/_incoming.py",
+        "renews = refused.script is RENEW\n",
+        "renews = False\n",
+        "test_redis_pipe.py::test_renewals_keep_their_order",
     ),
     Safeguard(
         "closed after a release",
@@ -830,7 +860,7 @@ SAFEGUARDS = (
     Safeguard(
         "what is being shortened is not handed on",
         "_engine/runs.py",
-        " or hold.ceiling is not None:\n",
+        " or hold.limits:\n",
         ":\n",
         "test_runs.py::test_a_lease_that_is_being_shortened_is_not_handed_on",
     ),
@@ -3501,8 +3531,8 @@ SAFEGUARDS = (
     Safeguard(
         "… and nothing else does",
         "stores/redis/_incoming.py",
-        "lambda other: argument in other.arguments",
-        "lambda other: True",
+        "lambda other: argument in other.arguments or",
+        "lambda other: True or",
         "test_redis_pipe.py::test_what_relies_on_a_refused_report_comes_behind_it",
     ),
     Safeguard(

@@ -403,6 +403,26 @@ async def test_two_extensions_at_once() -> None:
 
 
 @virtual
+async def test_extend_what_is_not_renewed_when_a_connection_broke() -> None:
+    """While a copy of a shorter one may come, that counts; then it is renewed to the end."""
+    async with scene() as (_, faulty, ours, _):
+        lease = await taken(ours.lock("a", ttl=30, renew=False))
+        faulty.hold("renew")
+        extending = asyncio.create_task(lease.extend(10))
+        await settled()
+        ours._engine.waiters.reconnected()
+        faulty.resume()
+        await extending
+        begun = now()
+        await lease.extend(300)
+        assert lease.remaining() <= 10
+        await asyncio.sleep(250)
+        assert lease.state == "held"
+        await lease.lost
+        assert now() - begun == pytest.approx(300, abs=5)
+
+
+@virtual
 async def test_extend_what_ends_meanwhile() -> None:
     """An answer that comes behind the deadline, or behind a release, is LeaseLost all the same."""
     async with scene() as (_, faulty, ours, _):
@@ -642,6 +662,21 @@ async def test_cancelled_release_that_fails() -> None:
                 assert isinstance(releasing[1].exception(), StoreError)
             await asyncio.sleep(5)
             assert not await on.theirs.lock("a").locked()
+
+
+@virtual
+async def test_cancelled_release_beside_another() -> None:
+    """Who still waits for it waits until the end of the lease, and no longer."""
+    async with scene() as on:
+        lease = await taken(on.ours.lock("a", ttl=2))
+        on.faulty.hold("release")
+        begun = now()
+        releasing = [asyncio.create_task(lease.release()) for _ in range(2)]
+        await asyncio.sleep(0)
+        releasing[0].cancel()
+        with pytest.raises(StoreError, match="before the lease ended"):
+            await releasing[1]
+        assert now() - begun <= 2
 
 
 @virtual

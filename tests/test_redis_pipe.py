@@ -15,13 +15,13 @@ import pytest
 import aiolock
 from aiolock._engine.acquisition import Attempt, Question
 from aiolock._engine.waiters import Waiters
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, Form, Granted, Pass, Waiter
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, Form, Granted, Pass, Renewal, Waiter
 from aiolock.stores._copies import LATE_AFTER
 from aiolock.stores.redis import RedisStore
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._command import Called, Command
 from aiolock.stores.redis._pipe import Pipe
-from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, bulk
+from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, RENEW, bulk
 from tests.failures import command_link, linked, take, until
 from tests.proxy import Proxy
 from tests.servers import RedisServer, store_on
@@ -358,6 +358,27 @@ async def test_what_relies_on_a_refused_report_comes_behind_it(
         answers = [await command for command in commands]
         assert answers == [WAS_HOLDER] * 3
         assert not (await store.status("name 1")).holders
+
+
+async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> None:
+    """If one of many names is written again, later ones of any name come behind it."""
+    grants = await asyncio.gather(ask(store, 1), ask(store, 2))
+    await linked(proxy)
+    command_link(proxy).deaf()
+    renewals = [
+        Renewal(f"name {number}", waiter(number), FORM, grant.fence, 5000)
+        for number, grant in enumerate(grants, 1)
+    ]
+    answers = [store.renew(renewals), store.renew(renewals[1:])]
+    looked = look(store)
+    taken = store._pipe._take_later(store._pipe._sent[-3])
+    assert [each.script for each in taken] == [RENEW, RENEW]
+    store._pipe.again(taken, asking=False)
+    command_link(proxy).hear()
+    assert [await answer for answer in answers] == [[True, True], [True]]
+    await looked
+    await leave(store, 1)
+    await leave(store, 2)
 
 
 # --- The server's clock

@@ -143,6 +143,30 @@ def test_a_grant_noticed_late_is_confirmed_in_time(late: float, way: float) -> N
     run(play())
 
 
+@pytest.mark.parametrize(("way", "tasks"), [(0.9, 1), (0.005, 20)])
+def test_extensions_and_renewals_that_overlap(way: float, tasks: int) -> None:
+    """There is always one that is not answered; what is confirmed counts all the same."""
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            aiolock.connect(Far(MemoryServer(), way)) as client,
+            client.lock("a", ttl=5) as lease,
+        ):
+
+            async def extend(number: int) -> None:
+                while tasks > 1 and loop.time() < 12:
+                    await asyncio.sleep(0.001 * number)
+                    await lease.extend(5)
+
+            await lease.extend(5)
+            await asyncio.gather(*(extend(number) for number in range(1, tasks + 1)))
+            await asyncio.sleep(30)
+            assert lease.state in ("held", "at_risk")
+
+    run(play())
+
+
 class Unsure(Relay):
     """A store that cannot tell what became of the renewals of some names."""
 

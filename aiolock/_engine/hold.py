@@ -76,7 +76,8 @@ class Hold:
     state = LeaseState.HELD
     reason: LossReason | str = ""
     """Why it was lost; a text is a reason that only a later version's store knows."""
-    asking = False
+    asking = 0
+    """The number of the watchdog's renewal that is not answered; 0 if there is none."""
     sent = 0
     """How many renewals were sent."""
     confirmed = 0
@@ -85,9 +86,9 @@ class Hold:
     """The shortest ttl, in ms, of those sent since all were confirmed; 0 if none was."""
     copies: tuple[int, float] | None = None
     """Copies of renewals may still be carried out, with this ttl at least, until that time."""
-    ceiling: tuple[float, int] | None = None
-    """Upper limit of `deadline` until this renewal, or a later one, is confirmed: if its answer is
-    lost, the store may have given no more. Set while an extension is not answered."""
+    limits: tuple[tuple[int, float], ...] = ()
+    """While an extension is not confirmed: the numbers of the renewals since, and which deadlines
+    they give; without those that give no less than a later one."""
     slot = -1
     lost: asyncio.Event | None = None
     wanted = False
@@ -152,11 +153,10 @@ class Hold:
         """
         self.sent += 1
         self.shortest = min(self.shortest or ttl, ttl)
-        if extends or self.ceiling is not None:
-            lowest = now + lasts(ttl)
-            if self.ceiling is not None:
-                lowest = min(lowest, self.ceiling[0])
-            self.ceiling = lowest, self.sent
+        if extends or self.limits:
+            deadline = now + lasts(ttl)
+            before = [limit for limit in self.limits if limit[1] < deadline]
+            self.limits = (*before, (self.sent, deadline))
 
     def may_come_twice(self, until: float) -> None:
         """A connection broke: what has no answer is sent again, and copies come until then."""
@@ -173,19 +173,18 @@ class Hold:
             return False
         self.confirmed = number
         self.unconfirmed = False
+        self.deadline = sent + lasts(ttl)
         if self.copies is not None:
             shortest, until = self.copies
-            if sent < until:
-                ttl = min(ttl, shortest)
-            else:
+            if sent >= until:
                 self.copies = None
-        self.deadline = sent + lasts(ttl)
-        if self.ceiling is not None:
-            lowest, last = self.ceiling
-            if number < last:
-                self.deadline = min(self.deadline, lowest)
-            else:
-                self.ceiling = None
+            elif shortest < ttl:
+                self.deadline = sent + lasts(shortest)
+                # Confirmed again once no copies come, also if it is not renewed otherwise.
+                self.unconfirmed, self.began = True, sent
+        if self.limits:
+            self.limits = tuple([limit for limit in self.limits if limit[0] > number])
+            self.deadline = min([self.deadline, *(deadline for _, deadline in self.limits)])
         if number == self.sent:
             self.shortest = 0
         return True

@@ -14,7 +14,7 @@ from aiolock._engine.policy import Seconds, checked_ttl, to_ms
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
 from aiolock.errors import LeaseLost, StoreError, Unsupported
-from aiolock.store import WAS_ABSENT, WAS_QUEUED
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
 
 log = logging.getLogger("aiolock")
 
@@ -150,9 +150,9 @@ class Lease:
             except asyncio.CancelledError:
                 released.add_done_callback(partial(self._watchdog.heard, self._hold))
                 raise
-            finally:
-                overdue.remove(released)
-        return released.result()
+            overdue.remove(released)
+        # If the future was cancelled, the lock was ours when the release was sent.
+        return WAS_HOLDER if released.cancelled() else released.result()
 
     def _give_back(self) -> asyncio.Future[int] | None:
         """`release` without waiting: the future of the answer, or None if there is none."""

@@ -282,7 +282,7 @@ class Runs(Relay):
         """Whether the store would grant the lock to this waiter, as far as the client can know."""
         form = hold.policy.form
         same = attempt.policy.form is form or attempt.policy.form == form
-        if not same or not form.plain or hold.crossed or hold.ceiling is not None:
+        if not same or not form.plain or hold.crossed or hold.limits:
             return False
         if not attempt.waits or attempt.question is not None:
             return False
@@ -359,7 +359,7 @@ class Runs(Relay):
         hold = self._holds.get(present.waiter)
         if hold is not None and hold.fence == chain.fence:
             assert batch.sent is not None
-            if hold.unconfirmed and hold.ceiling is None:
+            if hold.unconfirmed and not hold.limits:
                 hold.deadline = max(hold.deadline, batch.sent + lasts(batch.form.claim))
         elif chain.fence == batch.fence and present.ended and (chain.unknown or not chain.released):
             # The present holder has left. Its release reached the store before this report, or was

@@ -47,7 +47,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 _Sent = tuple[Hold, Renewal, int]
-"""A renewal that was sent, with its number for that hold (see `Hold.sent`)."""
+"""A renewal that was sent, with its number for that hold (see `Hold.sent`); 0 for a question."""
 
 
 class Watchdog:
@@ -292,7 +292,7 @@ class Watchdog:
             hold.sends(ttl, now, extends=True)
             self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
         renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
-        return self._renew([(hold, renewal, hold.sent)], now)
+        return self._renew([(hold, renewal, hold.sent if ttl else 0)], now)
 
     def may_come_twice(self) -> None:
         """A connection broke: a renewal without an answer may be carried out once more, late.
@@ -386,8 +386,8 @@ class Watchdog:
             if not hold.policy.renew:  # confirm the length that was asked for, from its grant on
                 ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
-                hold.asking = True
                 hold.sends(ttl, now)
+                hold.asking = hold.sent
                 renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
                 renewals.append((hold, renewal, hold.sent))
                 self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
@@ -412,7 +412,8 @@ class Watchdog:
         held: Sequence[bool | None] = [None] * len(batch) if unknown else answer.result()
         now = self.time()
         for (hold, renewal, number), still in zip(batch, held, strict=True):
-            hold.asking = False
+            if hold.asking == number:
+                hold.asking = 0
             if hold.state not in ALIVE:
                 continue
             doubt = still is None or (not still and self.runs.in_doubt(hold))

@@ -17,7 +17,7 @@ from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
 from aiolock.stores.redis._protocol import mismatch
 from aiolock.stores.redis._redirects import Redirects
 from aiolock.stores.redis._replies import Opened, Present, several
-from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, BEAT, OPEN, PRESENCE, Script
+from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, BEAT, OPEN, PRESENCE, RENEW, Script
 from aiolock.stores.redis._wire import FEW
 
 _AGAIN: Final = 5
@@ -178,7 +178,11 @@ class Incoming(Redirects):
         if not refused.sure or not refused.key:
             return []
         argument = b"\r\n%b\r\n" % refused.key
-        return self._take_written(lambda other: argument in other.arguments)
+        # A renewal is about many names: later ones come behind it, whatever theirs are.
+        renews = refused.script is RENEW
+        return self._take_written(
+            lambda other: argument in other.arguments or (renews and other.script is RENEW)
+        )
 
     def _is_proved(self) -> None:
         self._proved = True
