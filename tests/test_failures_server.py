@@ -180,9 +180,9 @@ async def test_server_hangs(server: RedisServer, client: aiolock.LockClient, pee
     server.pause()
     end = time.monotonic() + lease.remaining()
     states = [lease.state]
-    while lease.state is not aiolock.LeaseState.LOST:
-        if lease.state is not states[-1]:
-            states.append(lease.state)
+    while (state := lease.state) is not aiolock.LeaseState.LOST:
+        if state is not states[-1]:
+            states.append(state)
         await asyncio.sleep(0.01)
     assert states == [HELD, AT_RISK]
     assert end - 0.01 < time.monotonic() < end + 2  # no time limit of the connection's
