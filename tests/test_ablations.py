@@ -525,7 +525,7 @@ SAFEGUARDS = (
     Safeguard(
         "what is not renewed is renewed once no copies come any more",
         "_engine/hold.py",
-        "                self.unconfirmed, self.began = True, sent\n",
+        "                self.unconfirmed = True\n",
         "                pass\n",
         "test_lease.py::test_extend_what_is_not_renewed_when_a_connection_broke",
     ),
@@ -544,6 +544,13 @@ SAFEGUARDS = (
         "renews = refused.script is RENEW\n",
         "renews = False\n",
         "test_redis_pipe.py::test_renewals_keep_their_order",
+    ),
+    Safeguard(
+        "an extension that is confirmed again lasts no longer for it",
+        "_engine/lease.py",
+        "self._hold.ttl, self._hold.began = wanted, began\n",
+        "self._hold.ttl, self._hold.began = wanted, self._watchdog.time() + 5\n",
+        "test_lease.py::test_extend_what_is_not_renewed_when_a_connection_broke",
     ),
     Safeguard(
         "closed after a release",

@@ -181,7 +181,7 @@ class Hold:
             elif shortest < ttl:
                 self.deadline = sent + lasts(shortest)
                 # Confirmed again once no copies come, also if it is not renewed otherwise.
-                self.unconfirmed, self.began = True, sent
+                self.unconfirmed = True
         if self.limits:
             self.limits = tuple([limit for limit in self.limits if limit[0] > number])
             self.deadline = min([self.deadline, *(deadline for _, deadline in self.limits)])

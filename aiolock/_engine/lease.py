@@ -175,10 +175,11 @@ class Lease:
         self._watchdog.limits.check_ttl(lasting)
         wanted = to_ms(lasting)
         self._still_ours()
+        began = self._watchdog.time()
         if not await self._ask(self._watchdog.affordable(self._hold, wanted)):
             raise self._loss()
         self._still_ours()  # it may have ended before the answer came
-        self._hold.ttl = wanted
+        self._hold.ttl, self._hold.began = wanted, began
 
     async def verify(self) -> bool:
         """Ask the store whether the lock is still ours: one round trip, changes nothing.

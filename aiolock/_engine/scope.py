@@ -24,9 +24,7 @@ class Scope:
 
     __slots__ = ("_before", "_cancelled", "_cancels", "lease", "task")
 
-    def __init__(
-        self, lease: Lease, task: asyncio.Task[Any] | None, *, cancels: bool = True
-    ) -> None:
+    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None, *, cancels: bool) -> None:
         """``cancels``: whether a loss cancels the body."""
         self.lease = lease
         self.task = task
