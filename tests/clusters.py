@@ -160,6 +160,15 @@ class Cluster:
                         return node
                 await asyncio.sleep(0.01)
 
+    async def fail_over(self, replica: Node, within: float = 30.0) -> None:
+        """Have its master hand over to it, at most within so many seconds."""
+        async with asyncio.timeout(within):
+            while not replica.is_master:  # it gives up after some seconds, on a busy machine
+                with contextlib.suppress(RedisError):  # … is under way
+                    await asyncio.to_thread(replica.call, "CLUSTER", "FAILOVER")
+                with contextlib.suppress(TimeoutError):
+                    await self.promoted(replica, within=6)
+
 
 def add_slots(node: RedisServer, slots: range) -> None:
     """These are the node's; Redis 6.2 takes no ranges."""

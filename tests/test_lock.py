@@ -17,6 +17,7 @@ from aiolock import AcquireTimeout, LockError, NotHeld, QueueFull, WouldDeadlock
 from aiolock.store import Form, Granted, Waiter
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests import looks
 from tests.virtual import VirtualLoop
 from tests.worlds import World, asking, queued, settled, virtual
 
@@ -664,8 +665,9 @@ async def test_dead_holder() -> None:
 
 
 @virtual
-async def test_dead_waiter() -> None:
+async def test_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter whose process has died is skipped, and nobody waits for it."""
+    looks.decided(monkeypatch)  # nobody removes it before its turn
     server = MemoryServer()
     dead, form = Waiter("dead", 1), Form(claim=5000)
     now = asyncio.get_running_loop().time

@@ -56,6 +56,7 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import NOBODY, decode_any, encode
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._store import KEPT
+from tests import looks
 from tests.servers import RedisServer
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
@@ -291,12 +292,15 @@ class Scripts:
         self.pubsubs: dict[str, Any] = {}
         self.log: list[tuple[Any, ...]] = []
         self._kept: Kept | None = None
+        self.looks: bool | None = None
+        """Whether newcomers look for dead waiters; None: now and then."""
 
     def _call(self, script: scripts.Script, keys: list[str], *values: object) -> Any:
         """The decoded reply, after the pushes have come."""
         self._kept = None
+        source = script.source if self.looks is None else looks.source(script, looks=self.looks)
         try:
-            reply = self.raw.eval(script.source, len(keys), *keys, *map(str, values))
+            reply = self.raw.eval(source, len(keys), *keys, *map(str, values))
             answer = reply if script is scripts.RELEASE else script.decode(reply)
         except redis.ResponseError as error:
             code, _, now = str(error).partition(" ")
@@ -511,6 +515,7 @@ class Differential(RuleBasedStateMachine):
 
     server: RedisServer
     waiters: list[str]
+    chance: looks.Chance
 
     def __init__(self) -> None:
         super().__init__()
@@ -529,8 +534,9 @@ class Differential(RuleBasedStateMachine):
         self.tokens = itertools.count()
         self.token = "c.first"
 
-    @initialize()
-    def all_listen(self) -> None:
+    @initialize(looks=st.booleans())
+    def all_listen(self, looks: bool) -> None:
+        self.real.looks = self.chance.looks = looks
         for client in CLIENTS:
             self.come_back(client)
 
@@ -908,12 +914,15 @@ def as_granted(text: str) -> str:
     [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
     ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
 )
-def test_the_scripts_and_the_model_agree(redis_server: RedisServer, those: list[str]) -> None:
+def test_the_scripts_and_the_model_agree(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
+) -> None:
     """Whatever is done in whatever order, Lua on Redis and Python in memory do the same."""
 
     class OnThisServer(Differential):
         server = redis_server
         waiters = those
+        chance = looks.decided(monkeypatch)
 
     run_state_machine_as_test(
         OnThisServer,

@@ -19,7 +19,7 @@ import pytest
 
 import aiolock
 from aiolock.store import Answer, Busy, Form, Granted, Party, Queued, Rule, Status, Waiter
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores.machine import LOOKERS, NameState, Push, Step
 from aiolock.stores.postgres import _codec as codec
 from tests.databases import PostgresServer
 
@@ -82,6 +82,7 @@ class Both:
 
     def __init__(self, stage: psycopg.Connection[Any], forms: list[Form], seed: int) -> None:
         self.dice = random.Random(seed)
+        self.looking = random.Random(f"looks {seed}")
         self.stage = stage
         self.forms = forms
         self.state = NameState()
@@ -259,6 +260,8 @@ class Both:
         self.now += self.dice.choice([1, 137, 1000, 400_000, 2_100_000])
         if self.dice.random() < 0.1:
             self.now += self.dice.choice([31_000_000, 70_000_000, -500_000])
+        if self.looking.random() < 0.5:
+            self.now += -self.now % LOOKERS  # whoever comes now looks for dead waiters
         if self.dice.random() < 0.1:
             self.alive ^= {self.dice.choice(CLIENTS)}
 
@@ -385,6 +388,39 @@ def test_a_place_that_is_asked_for_again(stage: psycopg.Connection[Any]) -> None
             again = both.acquire_as(waiter, PLAIN, 2000, ticket)
             assert isinstance(again, Queued)
             assert again.ticket == queued.ticket
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.parametrize("priority", [0, -31])
+def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: int) -> None:
+    """By their tickets, which may be below zero, and by how long the queue is."""
+    both, form, found = Both(stage, [], 91_002 - priority), Form(claim=3000, priority=priority), 0
+    both.acquire_as(ADA, PLAIN, 30_000_000)
+    both.acquire_as(BOB, form, 2000)
+    for number in range(300):
+        both.now += 137
+        looks = number > 180 and number % 7 == 0
+        both.now += -both.now % LOOKERS if looks else both.now % LOOKERS == 0
+        before = len(both.state.queue)
+        both.acquire_as(Waiter(f"gone{number}", 1), form, 2000)
+        found += len(both.state.queue) < before
+        both.status()
+    assert found > 2
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_the_first_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
+    """A newcomer that removes them is told that it is the first."""
+    both = Both(stage, [], 91_100)
+    both.now -= both.now % LOOKERS
+    both.acquire_as(ADA, PLAIN, 30_000)
+    both.now += 1
+    both.acquire_as(EVE, PLAIN, 2000)
+    both.alive = {ADA.client}
+    both.now += -both.now % LOOKERS
+    queued = both.acquire_as(Waiter(ADA.client, 2), PLAIN, 2000)
+    assert isinstance(queued, Queued)
+    assert queued.place == 1
 
 
 ROUNDS = int(os.environ.get("ROUNDS", "60"))

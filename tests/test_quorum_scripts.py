@@ -11,6 +11,7 @@ import time
 import uuid
 from typing import Any
 
+import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -42,6 +43,7 @@ from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import decode_any
 from aiolock.stores.redis._scripts import Script
 from aiolock.stores.redis._voting import VoteNames, VoteText
+from tests import looks
 from tests.servers import RedisServer
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
@@ -96,12 +98,15 @@ class Scripts:
         self.value = self.names.value(NAME)
         self.pubsubs: dict[str, Any] = {}
         self.log: list[Told] = []
+        self.looks: bool | None = None
+        """Whether newcomers look for dead waiters; None: now and then."""
 
     def call(self, script: Script, *values: object, keys: list[str] | None = None) -> Any:
         """The decoded reply; the pushes are in the log."""
         keys = self.keys if keys is None else keys
+        source = script.source if self.looks is None else looks.source(script, looks=self.looks)
         try:
-            reply = self.raw.eval(script.source, len(keys), *keys, *map(str, values))
+            reply = self.raw.eval(source, len(keys), *keys, *map(str, values))
         except redis.ResponseError as error:
             code, _, late = str(error).partition(" ")
             if code != "LATE":
@@ -217,6 +222,7 @@ class Differential(RuleBasedStateMachine):
     """Each rule does the same to both sides and compares their answers."""
 
     server: RedisServer
+    chance = looks.Chance()
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,8 +231,9 @@ class Differential(RuleBasedStateMachine):
         self.ticket = FIRST
         self.ended = 1000
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(looks=st.booleans())
+    def begin(self, *, looks: bool = False) -> None:
+        self.real.looks = self.chance.looks = looks
         self.speak(0)
         for client in CLIENTS:
             self.come_back(client)
@@ -617,11 +624,14 @@ def test_the_votes_of_readers_stand_as_that_of_a_writer(redis_server: RedisServe
     state.teardown()
 
 
-def test_scripts_agree_with_the_machine(redis_server: RedisServer) -> None:
+def test_scripts_agree_with_the_machine(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any requests in any order give the same answers, pushes and state."""
 
     class OnThisServer(Differential):
         server = redis_server
+        chance = looks.decided(monkeypatch)
 
     run_state_machine_as_test(
         OnThisServer,

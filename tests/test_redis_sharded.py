@@ -124,8 +124,8 @@ async def test_a_dead_waiter_is_passed_over(cluster: Cluster, prefix: str) -> No
         store = from_url(cluster.url + SHARDED, prefix)
         async with Peer(store) as gone:
             await gone.ask("lock:a")
-        waiting = asking(bob.lock("a"))
-        await queued(ann.lock("a"), 2)
+            waiting = asking(bob.lock("a"))
+            await queued(ann.lock("a"), 2)
         await lease.release()
         async with asyncio.timeout(1):
             await (await waiting).release()

@@ -359,6 +359,7 @@ def test_several_of_which_one_waits(lua: Scripts) -> None:
 
 def test_several_of_which_the_first_waits(lua: Scripts) -> None:
     """A copy that comes late does not let the others overtake who has come meanwhile."""
+    lua.looks = False
     lua.acquire("x9000:bob:1", 60_000, 0, 0)
     lua.acquire("x9000:ada:1", 60_000, 0, 0)
     lua.acquire("x9000:bob:2", 60_000, 0, 0)
@@ -611,6 +612,7 @@ def test_who_comes_before_those_that_wait_enters_if_it_fits(
 @pytest.mark.parametrize("form", ["x9000", "s9000", "s9000*1/3", "sf9000&2/2", "sf9000^9"])
 def test_no_script_fails_on_what_is_no_waiter(lua: Scripts, text: str, form: str) -> None:
     """As a holder it is in the way until its lease ends; in the queue it is in nobody's."""
+    lua.looks = False
     lua.listen("ada")
     ours, other = f"{form}:ada:1", f"{form}:ada:2"
     lua.redis.zadd(lua.keys[0], {f"{text}:7": time.time() * 1e3 + 60_000})

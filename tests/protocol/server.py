@@ -69,8 +69,11 @@ class AtServer:
             self.overtook,
         )
 
-    def acquire(self, who: Who, ticket: int, age: int) -> Answer:
-        """The lock, or a place in its queue. Asking again is harmless and keeps the place."""
+    def acquire(self, who: Who, ticket: int, age: int, *, looks: bool = False) -> Answer:
+        """The lock, or a place in its queue. Asking again is harmless and keeps the place.
+
+        ``looks``: a newcomer, which looks who is dead in the queue.
+        """
         known = self._known(who)
         if known is not None:
             return known
@@ -85,6 +88,8 @@ class AtServer:
         newcomer = not ticket and all(place.who != who for place in self.queue)
         newcomer = newcomer and bool(self.holders)  # to one that was simply taken
         ticket = self._enqueue(who, ticket)
+        if looks:
+            self.queue = [place for place in self.queue if self._is_there(place, who.client)]
         if not self.holders and self._advance(who.client, asking=who):
             return Answer("granted", self._grant(who, self.ttl), self.ttl, displaced=displaced)
         until = self.holders[0].left
@@ -194,7 +199,7 @@ class AtServer:
             if head == asking:
                 return True
             ours = head.client == answered
-            if ours or self.listening[head.client] or not self.guards.silent_are_skipped:
+            if self._is_there(Place(0, head), answered) or not self.guards.silent_are_skipped:
                 fence = self._grant(head, self.claim, unconfirmed=not self.renews)
                 push = Push("granted", head.task, fence, self.claim)
                 if ours and with_reply:
@@ -203,6 +208,15 @@ class AtServer:
                     self.pushes.append((head.client, push))
                 return False
         return True
+
+    def would_look(self, who: Who, ticket: int) -> bool:
+        """Whether it matters that it looks who is dead: it is a newcomer, and somebody is."""
+        others = [place for place in self.queue if place.who != who]
+        newcomer = not ticket and len(others) == len(self.queue)
+        return newcomer and not all(self._is_there(place, who.client) for place in others)
+
+    def _is_there(self, place: Place, answered: int) -> bool:
+        return place.who.client == answered or self.listening[place.who.client]
 
     def break_(self, holder: Holder) -> None:
         """Somebody ends this grant, though its client is well."""

@@ -26,7 +26,7 @@ from aiolock.store import (
     Renewal,
     Waiter,
 )
-from aiolock.stores.machine import NameState
+from aiolock.stores.machine import LOOKERS, NameState
 from aiolock.stores.memory import MemoryServer
 from tests.protocol.model import Answer, Report, Safeguards, Server, Terms, Who
 from tests.protocol.server import AtServer
@@ -49,6 +49,7 @@ class Op(NamedTuple):
     who: Who
     number: int = 0
     buried: int = 0
+    looks: bool = False
 
 
 class Memory(MemoryServer):
@@ -100,6 +101,9 @@ class Twins:
         """What may happen next."""
         for who in WAITERS:
             yield Op("ask", who)
+            serving = AtServer(self.server, SAFEGUARDS, self.terms, listening=(*self.listening,))
+            if serving.would_look(who, 0):
+                yield Op("ask", who, looks=True)
             if who in self.known:
                 yield Op("ask", who, self.known[who])
             yield from self._ops_of_waiter(who)
@@ -126,6 +130,10 @@ class Twins:
     def happens(self, op: Op) -> None:
         """It happens to both; the same must come of it."""
         self.memory.micros += 1
+        if op.looks:
+            self.memory.micros += -self.memory.micros % LOOKERS
+        elif not self.memory.micros % LOOKERS:
+            self.memory.micros += 1  # at such a moment it would look
         if op.what == "wait":
             self.memory.micros += CLAIM * 1000
             older = tuple(h._replace(left=max(0, h.left - 1)) for h in self.server.holders)
@@ -165,7 +173,7 @@ class Twins:
             self.memory.leave(_client(client))
 
     def _ask(self, serving: AtServer, op: Op) -> None:
-        answer = serving.acquire(op.who, op.number, 0)
+        answer = serving.acquire(op.who, op.number, 0, looks=op.looks)
         told = self._acquire(op, self.tickets[max(0, op.number)])
         if isinstance(told, Granted):
             ticks = round(told.lease / CLAIM)

@@ -111,6 +111,10 @@ class Wrong(StrEnum):
 Label = tuple[str, int]
 """What happens, and which client's name belongs into that."""
 
+How = Literal["", "flush", "look"] | int
+"""How the server carries out a command: as it is, without knowing the script, as a newcomer's that
+looks who is dead; or one of a broken connection, by the number of that."""
+
 Step = tuple[State, bool, Label]
 """What comes of it, whether it happens by itself, and what it is."""
 
@@ -231,6 +235,8 @@ class World:
             served: list[Step] = []
             if what.due:
                 served.append(self._served(state, at, listening, ""))
+                if self._would_look(state, at, listening):
+                    served.append(self._served(state, at, listening, "look"))
                 if faults and "flush" in self.setting.kinds:
                     served.append(self._served(state, at, listening, "flush"))
             served += [self._served(state, at, listening, link) for link in range(what.strays)]
@@ -292,8 +298,25 @@ class World:
             )
         )
 
+    def _would_look(self, state: State, at: int, listening: tuple[bool, ...]) -> bool:
+        """Whether this client's next command is of a newcomer, and somebody in the queue is dead.
+
+        By chance it looks who is, or does not.
+        """
+        pipe = self.parts.client(state[at + 1]).pipe
+        command = next(each for each in pipe if each.answer is None)
+        if command.what != "ask":
+            return False
+        server = self.parts.server(state[0])
+        serving = AtServer(server, self.guards, self.terms, listening=listening)
+        return serving.would_look(Who(at, command.task), command.number)
+
     def _served(
-        self, state: State, at: int, listening: tuple[bool, ...], how: Literal["", "flush"] | int
+        self,
+        state: State,
+        at: int,
+        listening: tuple[bool, ...],
+        how: How,
     ) -> Step:
         """The server carries out a command of this client: of a broken connection, by a number."""
         server, *clients = state[:-BUDGETS]
@@ -311,7 +334,7 @@ class World:
         client: int,
         at: int,
         listening: tuple[bool, ...],
-        how: Literal["", "flush"] | int,
+        how: How,
     ) -> tuple[int, int, list[tuple[int, Push]], str]:
         before = self.parts.client(client)
         queue = before.strays[how] if isinstance(how, int) else before.pipe
@@ -327,7 +350,7 @@ class World:
             answer = Answer("unknown script")
         elif command.what == "ask":
             who, age = Who(at, command.task), min(command.age, self._claim)
-            answer = serving.acquire(who, command.number, age)
+            answer = serving.acquire(who, command.number, age, looks=how == "look")
         elif command.what == "release":
             answer = serving.release(Who(at, command.task), command.number, command.lasts)
         elif command.report is not None:
@@ -346,6 +369,8 @@ class World:
             after = before._replace(pipe=(*queue[:place], replied, *queue[place + 1 :]))
         copy = "late copy of a " if isinstance(how, int) else ""
         label = f"the server carries out {{me}}'s {copy}{tell(command)}: {answer.what}"
+        if how == "look":
+            label += ", after it has removed who is dead"
         if answer.what == "granted":
             label += f" #{answer.number} for {answer.ticks}"
         told = [(at, answer.push)] if answer.push is not None else serving.pushes

@@ -608,6 +608,15 @@ BEGIN
                 PERFORM aiolock._push(n, behind.client, me, concat_ws(' ', 'void', behind.seq));
             END IF;
         END IF;
+        IF asked = 0 AND w.ticket % 32 = 0 THEN
+            SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
+            -- PostgreSQL's remainder of a number below 0 is below 0, or 0.
+            IF (w.ticket / 32 % waiting + waiting) % waiting < 128 THEN
+                PERFORM aiolock._remove_dead(n, me);
+                SELECT max(ticket) INTO last FROM aiolock.waiters
+                    WHERE name = n AND NOT (client = me AND seq = s);
+            END IF;
+        END IF;
     END IF;
     IF opened AND w.rule <> '^' THEN
         f := aiolock._advance(n, us, me, s, ttl, false, 0);

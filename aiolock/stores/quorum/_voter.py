@@ -53,6 +53,7 @@ from aiolock.stores.machine import (
     PushGranted,
     PushLost,
     PushRequested,
+    looks_for_dead,
 )
 
 REMEMBERED: Final = 600_000
@@ -234,13 +235,16 @@ class VoterStep:
             if head is None or place <= head:
                 state.leave(waiter)
                 return self._cast(place, form, ttl, proposal)
+        removed = False
         if wait:
-            crowd = self._line_up(place, form, most)
+            crowd = self._crowd(waiter, most)
             if crowd is not None:
                 return crowd
+            removed = self._line_up(place, form)
             if not fits:
                 self._inquire(place, form)
-        voted = self._advance(asking=waiter) if fits else None
+        # Dead waiters may have kept others from sharing.
+        voted = self._advance(asking=waiter) if fits or (removed and state.shared) else None
         return voted or self._in_line(waiter, wait=wait)
 
     def release(
@@ -404,7 +408,7 @@ class VoterStep:
             state.leave(stand.waiter)
             return Voted(form.number, COUNTED, self._now)
         if wait:
-            state.line_up((stand.ticket, stand.waiter), form)
+            self._line_up((stand.ticket, stand.waiter), form)
         return InLine(KEEP_ALIVE, int(wait), self._now)
 
     def _inquire(self, place: tuple[int, Waiter], form: Form) -> None:
@@ -444,19 +448,32 @@ class VoterStep:
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)
 
-    def _line_up(self, place: tuple[int, Waiter], form: Form, most: int) -> Crowded | None:
+    def _crowd(self, waiter: Waiter, most: int) -> Crowded | None:
+        """The answer if ``most`` others stand in line; dead ones do not count."""
         state = self._state
-        if 0 < most <= len(state.line) and place[1] not in state.waiting:
-            for _, waiter in list(state.line):
-                if not self._is_there(waiter.client):
-                    state.leave(waiter)
+        if 0 < most <= len(state.line) and waiter not in state.waiting:
+            self._remove_dead()
             if most <= len(state.line):
                 crowd = Crowded(len(state.line), self._now)
                 if state.shared:
                     self._advance()  # dead waiters may have kept others from sharing
                 return crowd
-        state.line_up(place, form)
         return None
+
+    def _line_up(self, place: tuple[int, Waiter], form: Form) -> bool:
+        """Give it a place in line; whether dead waiters were removed, see `looks_for_dead`."""
+        state, (ticket, waiter) = self._state, place
+        is_new = waiter not in state.waiting
+        state.line_up(place, form)
+        return is_new and looks_for_dead(ticket, len(state.line)) and self._remove_dead()
+
+    def _remove_dead(self) -> bool:
+        """Remove the waiters of dead clients; whether there were any."""
+        state, before = self._state, len(self._state.line)
+        for _, waiter in list(state.line):
+            if not self._is_there(waiter.client):
+                state.leave(waiter)
+        return len(state.line) < before
 
     def _in_line(self, waiter: Waiter, *, wait: bool) -> InLine:
         state, out = self._state, self._state.out

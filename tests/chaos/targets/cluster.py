@@ -91,12 +91,7 @@ class ClusterTarget(RedisTarget):
     async def _fail_over(self, number: int) -> None:
         """By hand: the master hands over all that it has, so nothing may be forgotten."""
         old, new = self._pairs[number]
-        async with asyncio.timeout(_PROMOTED_WITHIN):
-            while not new.is_master:  # it gives up after some seconds, on a busy machine
-                with contextlib.suppress(RedisError):  # … is under way
-                    await self._admins[new].execute_command("CLUSTER", "FAILOVER")  # type: ignore[no-untyped-call]
-                with contextlib.suppress(TimeoutError):
-                    await self._cluster.promoted(new, within=6)
+        await self._cluster.fail_over(new, within=_PROMOTED_WITHIN)
         self._pairs[number] = new, old
         await self._until_linked(old)
 

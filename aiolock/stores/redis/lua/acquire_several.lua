@@ -11,6 +11,7 @@ local CHANNELS = ARGV[4]
 --@include clock
 --@include late
 --@include grant_exclusive
+--@include look_for_dead
 --@include acquire_taken
 
 local ttl, first = ARGV[1], ARGV[5]
@@ -42,6 +43,9 @@ if ticket and #held == 1 and held[1]:byte() == EXCLUSIVE then
   local unpacked = table.unpack or unpack -- where Lua 5.4 has it, and where 5.1 does
   if not known and redis.call('ZADD', QUEUE, 'NX', unpacked(places)) == #ARGV - 6 then
     redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
+    for looks = ticket + LOOKERS - ticket % LOOKERS, ticket + #ARGV - 6, LOOKERS do
+      look_for_dead(looks, first:match(CLIENT))
+    end
     return {replies[1], ticket + 1}
   end
 end

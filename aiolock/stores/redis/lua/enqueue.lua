@@ -4,6 +4,7 @@
 -- came before some of them; and, for a newcomer, the waiter directly before it. If the queue is full: nil,
 -- how many wait, nil, and whether others may fit.
 --@include remove_dead
+--@include look_for_dead
 --@include overtake
 --@include void
 local function enqueue(waiter, ticket, most)
@@ -26,9 +27,13 @@ local function enqueue(waiter, ticket, most)
       if last[#last] ~= waiter or waiter:find('!', 1, true) then
         ticket = overtake(waiter)
         last = redis.call('ZRANGE', QUEUE, -2, -1)
-        if last[#last] ~= waiter then
-          return ticket, 0, nil, true
-        end
+      end
+      if look_for_dead(ticket, waiter:match(CLIENT)) then
+        others_may_fit = true
+        last = redis.call('ZRANGE', QUEUE, -2, -1)
+      end
+      if last[#last] ~= waiter then
+        return ticket, 0, nil, true
       end
       return ticket, 0, #last, others_may_fit, #last == 2 and last[1] or nil
     end

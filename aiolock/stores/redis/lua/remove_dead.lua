@@ -1,6 +1,5 @@
 -- remove_dead(asker): removes the waiters of dead clients from the queue, when it matters how many wait.
--- Returns whether there were any. Its cost grows with the queue, which max_waiters, or the size of the
--- group, bounds.
+-- Returns whether there were any. Its cost grows with the queue.
 --@include listens
 local function remove_dead(asker)
   local alive, found = {}, false

@@ -10,6 +10,7 @@
 --@include quorum/hand_shared
 --@include quorum/hand_vote
 --@include remove_dead
+--@include look_for_dead
 --@include busy
 --@include tell
 local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
@@ -56,6 +57,7 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
     redis.call('ZREM', LINE, waiter)
     return {1, tonumber(cast(waiter, ticket, ttl, proposal)), tonumber(ttl), tonumber(STAMP)}
   end
+  local were_dead
   if waits then
     if most > 0 and redis.call('ZCARD', LINE) >= most and not redis.call('ZSCORE', LINE, waiter) then
       remove_dead(asker)
@@ -67,8 +69,9 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
         return {3, waiting, tonumber(STAMP)}
       end
     end
-    redis.call('ZADD', LINE, ticket, waiter)
+    local is_new = redis.call('ZADD', LINE, ticket, waiter) == 1
     redis.call('PEXPIRE', LINE, QUEUE_LASTS)
+    were_dead = is_new and look_for_dead(ticket, asker)
     if is_shared and not fits then
       inquire_all(waiter, ticket)
     elseif vote and before and not fits then
@@ -78,7 +81,7 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       end
     end
   end
-  if fits then
+  if fits or were_dead and is_shared then -- dead waiters may have kept others from sharing
     local fresh, claim
     if vote then
       fresh, claim = hand_shared(asker, waiter)

@@ -1,0 +1,47 @@
+"""Newcomers that look for dead waiters always, or never, instead of now and then.
+
+Which newcomer looks is decided by its ticket, see `aiolock.stores.machine.looks_for_dead`: a time,
+which the two sides of a comparison do not share. That they decide alike is a test of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from aiolock.stores import machine
+from aiolock.stores.quorum import _voter
+from aiolock.stores.redis import _scripts
+
+NUMBERS = {False: {"LOOKERS": "1e17", "CHECKS": "1"}, True: {"LOOKERS": "1", "CHECKS": "1e17"}}
+"""With these, a script looks always or never."""
+
+
+@cache
+def source(script: _scripts.Script, *, looks: bool) -> str:
+    """A script in which newcomers look always, or never."""
+    constants: dict[str, str] = {}
+    text = _scripts._included(script.name, set(), constants)
+    constants |= NUMBERS[looks]
+    names = re.compile(r"\b[A-Z_]+\b")
+    return names.sub(lambda found: constants.get(found[0], found[0]), text)
+
+
+class Chance:
+    """What decides in the state machines."""
+
+    def __init__(self) -> None:
+        self.looks = False
+
+    def __call__(self, ticket: int, waiters: int) -> bool:
+        return self.looks
+
+
+def decided(monkeypatch: pytest.MonkeyPatch) -> Chance:
+    """Have the state machines ask this."""
+    chance = Chance()
+    monkeypatch.setattr(machine, "looks_for_dead", chance)
+    monkeypatch.setattr(_voter, "looks_for_dead", chance)
+    return chance
