@@ -7,15 +7,20 @@ which the two sides of a comparison do not share. That they decide alike is a te
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
 
+from aiolock.store import Waiter
 from aiolock.stores import machine
 from aiolock.stores.quorum import _voter
 from aiolock.stores.redis import _scripts
 
-NUMBERS = {False: {"LOOKERS": "1e17", "CHECKS": "1"}, True: {"LOOKERS": "1", "CHECKS": "1e17"}}
+NUMBERS = {
+    False: {"LOOKERS": "1e17"},
+    True: {"LOOKERS": "1", "STANDS_STILL": "-1e17", "CHECKS": "1e17"},
+}
 """With these, a script looks always or never."""
 
 
@@ -35,7 +40,7 @@ class Chance:
     def __init__(self) -> None:
         self.looks = False
 
-    def __call__(self, ticket: int, waiters: int) -> bool:
+    def __call__(self, ticket: int, queue: Sequence[tuple[int, Waiter]]) -> bool:
         return self.looks
 
 

@@ -1,7 +1,7 @@
 """Where a lock is held for long, its queue does not grow with each waiter that dies.
 
 A hand-off removes the dead before the next waiter. Those behind a living one are removed by
-newcomers, now and then: by their tickets, and no newcomer checks many.
+newcomers, now and then, if the queue does not move: by their tickets, and no newcomer checks many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from aiolock.store import Form, Granted, Queued, Rule, Waiter
 from aiolock.stores._member import InLine, Stand, Voted
-from aiolock.stores.machine import LOOKERS, NameState, Step, looks_for_dead
+from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Step, looks_for_dead
 from aiolock.stores.quorum._voter import VoterState, VoterStep
 from tests import looks
 from tests.servers import RedisServer
@@ -56,8 +56,17 @@ def test_a_newcomer_checks_four_waiters_at_most_on_average() -> None:
     """However long the queue is."""
     for waiters in (1, 10, 100, 1000, 10_000):
         tickets = range(NOW, NOW + LOOKERS * waiters)
-        checked = waiters * sum(looks_for_dead(ticket, waiters) for ticket in tickets)
-        assert checked / len(tickets) <= 4
+        queue = [(NOW - STANDS_STILL, Waiter("ada", 1))] * waiters
+        checked = waiters * sum(looks_for_dead(ticket, queue) for ticket in tickets)
+        assert 0 < checked / len(tickets) <= 4
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_nobody_looks_where_the_queue_moves(moves: bool) -> None:
+    """There the dead come to the head before long."""
+    first = NOW - STANDS_STILL + moves
+    looks = [looks_for_dead(ticket, [(first, Waiter("ada", 1))]) for ticket in (NOW, NOW + 1)]
+    assert looks == [not moves, False]
 
 
 def test_the_dead_seldom_outnumber_the_living() -> None:
@@ -91,21 +100,33 @@ def test_the_scripts_look_as_the_machine_does(lua: Scripts, others: int) -> None
     """In a short queue and in a long one, after which those that live stand there."""
     lua.acquire("x9000:ada:1", MINUTE, 0, 0)
     lua.acquire("x9000:bob:1", MINUTE, 0, 0)
-    dead = {f"x9000:gone:{number}": number for number in range(others)}
-    if dead:
-        lua.redis.zadd(lua.keys[1], dead)
+    dead = {f"x9000:gone:{number}": 2 + number for number in range(others)}
+    lua.redis.zadd(lua.keys[1], {"x9000:bob:1": 1} | dead)
     found = 0
     for number in range(others, 5000):
         before = lua.redis.zcard(lua.keys[1])
         newcomer = f"x9000:late{number}:1"
         answer = lua.acquire(newcomer, MINUTE, 0, 0)
         assert isinstance(answer, Queued)
-        looked = looks_for_dead(answer.ticket, before + 1)
+        looked = looks_for_dead(answer.ticket, [(1, Waiter("bob", 1))] * (before + 1))
         assert lua.redis.zcard(lua.keys[1]) == (2 if looked else before + 1)
         found += looked
         if found == (1 if others else 3):
             return
     raise AssertionError("nobody has looked")
+
+
+def test_the_scripts_do_not_look_where_the_queue_moves(lua: Scripts) -> None:
+    """Whoever comes, and however many have died a moment ago."""
+    lua.acquire("x9000:ada:1", MINUTE, 0, 0)
+    lua.acquire("x9000:bob:1", MINUTE, 0, 0)
+    asked = lookers = 0
+    while lookers < 3:
+        asked += 1
+        answer = lua.acquire(f"x9000:gone{asked}:1", MINUTE, 0, 0)
+        assert isinstance(answer, Queued)
+        lookers += answer.ticket % LOOKERS == 0
+    assert lua.redis.zcard(lua.keys[1]) == asked + 1
 
 
 def test_who_removes_the_dead_before_it_is_the_first(lua: Scripts) -> None:
@@ -153,7 +174,7 @@ def test_the_scripts_of_a_voter_look_as_the_machine_does(voter: Voter, waiter: s
     dice, state, found = random.Random(2), VoterState(), 0
     for number in range(250):
         name = "ada" if number < 2 else f"gone{number}"
-        ticket = NOW + 1000 * number + dice.randrange(1000)
+        ticket = NOW + 10**6 * number + dice.randrange(1000)
         if number > 140 and number % 2:
             ticket -= ticket % LOOKERS
         voter.vote(f"{waiter}:{name}:{number}", ticket, 10 * MINUTE, FIRST, True, 0, 0)

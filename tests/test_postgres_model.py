@@ -19,8 +19,10 @@ import pytest
 
 import aiolock
 from aiolock.store import Answer, Busy, Form, Granted, Party, Queued, Rule, Status, Waiter
-from aiolock.stores.machine import LOOKERS, NameState, Push, Step
+from aiolock.stores import machine
+from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Push, Step
 from aiolock.stores.postgres import _codec as codec
+from aiolock.stores.postgres import _schema
 from tests.databases import PostgresServer
 
 INSTALLED = "site-packages" in Path(aiolock.__file__).parts
@@ -47,7 +49,23 @@ def stage() -> Iterator[psycopg.Connection[Any]]:
     """A server whose clock stands still, and on which who listens is said by the test."""
     with PostgresServer() as server, contextlib.closing(server.connect()) as connection:
         connection.execute(STAGE)
+        connection.execute(sooner(_schema.statements()).encode())
         yield connection
+
+
+def sooner(schema: str) -> str:
+    """Its `acquire`, to which a queue of one second is one that does not move."""
+    begins = schema.index("CREATE OR REPLACE FUNCTION aiolock.acquire(")
+    acquire = schema[begins : schema.index("END $$;", begins)] + "END $$;"
+    looks = f"w.ticket - t >= {STANDS_STILL} THEN"
+    assert acquire.count(looks) == 1
+    return acquire.replace(looks, "w.ticket - t >= 1000000 THEN")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the state machine."""
+    monkeypatch.setattr(machine, "STANDS_STILL", 1_000_000)
 
 
 PLAIN = Form(claim=3000)
@@ -397,6 +415,7 @@ def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: i
     both, form, found = Both(stage, [], 91_002 - priority), Form(claim=3000, priority=priority), 0
     both.acquire_as(ADA, PLAIN, 30_000_000)
     both.acquire_as(BOB, form, 2000)
+    both.now += 2_000_000
     for number in range(300):
         both.now += 137
         looks = number > 180 and number % 7 == 0
@@ -412,11 +431,10 @@ def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: i
 def test_the_first_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
     """A newcomer that removes them is told that it is the first."""
     both = Both(stage, [], 91_100)
-    both.now -= both.now % LOOKERS
     both.acquire_as(ADA, PLAIN, 30_000)
-    both.now += 1
     both.acquire_as(EVE, PLAIN, 2000)
     both.alive = {ADA.client}
+    both.now += 2_000_000
     both.now += -both.now % LOOKERS
     queued = both.acquire_as(Waiter(ADA.client, 2), PLAIN, 2000)
     assert isinstance(queued, Queued)

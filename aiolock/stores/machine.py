@@ -45,6 +45,9 @@ the client may send another copy, with a later limit."""
 KEEP_ALIVE: Final = 60_000
 """Milliseconds after which to ask again if no lease will end."""
 
+STANDS_STILL: Final = 60_000_000
+"""Microseconds between the tickets of the first waiter and of a newcomer, where a queue does not
+move."""
 LOOKERS: Final = 32
 """Newcomers of which one looks for dead waiters in a short queue."""
 CHECKS: Final = 128
@@ -237,15 +240,18 @@ class NameState:
         self.resized.clear()
 
 
-def looks_for_dead(ticket: int, waiters: int) -> bool:
-    """Whether a newcomer with this ticket looks which waiters in its queue are dead.
+def looks_for_dead(ticket: int, queue: Sequence[tuple[int, Waiter]]) -> bool:
+    """Whether a newcomer with this ticket, which is in the queue, looks which waiters are dead.
 
     Else a dead waiter would stay until it came to the head: where a lock is held for long, the
-    queue would grow with each client that dies. A ticket is a time, so the microsecond decides. A
+    queue would grow with each client that dies. A queue that moves has no need of it. It is left to
+    chance, by which all stores decide alike: a ticket is a time, so the microsecond decides. A
     newcomer checks four waiters on average at most, however many there are; and apart from the
     first two hundred, there are seldom more dead waiters than living ones.
     """
-    return ticket % LOOKERS == 0 and ticket // LOOKERS % waiters < CHECKS
+    if ticket % LOOKERS or ticket - queue[0][0] < STANDS_STILL:
+        return False
+    return ticket // LOOKERS % len(queue) < CHECKS
 
 
 def _unknown(_: str) -> tuple[str, int]:
@@ -553,7 +559,7 @@ class Step:
         for _, behind in state.queue[state.place(waiter) :][:1]:
             if behind.client != waiter.client:
                 self.pushes.append(PushVoid(behind))
-        if is_new and looks_for_dead(ticket, len(state.queue)):
+        if is_new and looks_for_dead(ticket, state.queue):
             self._remove_dead()
         return True
 

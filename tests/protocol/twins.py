@@ -26,8 +26,9 @@ from aiolock.store import (
     Renewal,
     Waiter,
 )
-from aiolock.stores.machine import LOOKERS, NameState
+from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
+from tests.looks import Chance
 from tests.protocol.model import Answer, Report, Safeguards, Server, Terms, Who
 from tests.protocol.server import AtServer
 
@@ -80,7 +81,8 @@ class Memory(MemoryServer):
 class Twins:
     """Both servers, and everything that has happened to them."""
 
-    def __init__(self, *, renews: bool, late: bool, passes: bool) -> None:
+    def __init__(self, chance: Chance, *, renews: bool, late: bool, passes: bool) -> None:
+        self.chance = chance
         self.terms = Terms(TTL, 1, BURIED if late else 0, renews, RUN if passes else 0)
         self.form = Form(CLAIM, fixed=not renews)
         self.server = Server()
@@ -130,10 +132,7 @@ class Twins:
     def happens(self, op: Op) -> None:
         """It happens to both; the same must come of it."""
         self.memory.micros += 1
-        if op.looks:
-            self.memory.micros += -self.memory.micros % LOOKERS
-        elif not self.memory.micros % LOOKERS:
-            self.memory.micros += 1  # at such a moment it would look
+        self.chance.looks = op.looks
         if op.what == "wait":
             self.memory.micros += CLAIM * 1000
             older = tuple(h._replace(left=max(0, h.left - 1)) for h in self.server.holders)
@@ -264,13 +263,16 @@ def _waiter(who: Who) -> Waiter:
     return Waiter(_client(who.client), who.task + 1)
 
 
-def compare(depth: int, *, renews: bool = True, late: bool = False, passes: bool = False) -> int:
+def compare(
+    chance: Chance, depth: int, *, renews: bool = True, late: bool = False, passes: bool = False
+) -> int:
     """Compare the twins after every so many things that may happen; in how many situations.
 
+    ``chance`` decides whether newcomers look who is dead;
     ``renews``: whether leases are; ``late``: with what comes late, and with one that never waits;
     ``passes``: with a client that hands the lock on by itself.
     """
-    make = partial(Twins, renews=renews, late=late, passes=passes)
+    make = partial(Twins, chance, renews=renews, late=late, passes=passes)
     seen = {make().situation()}
     paths: deque[tuple[Op, ...]] = deque([()])
     while paths:

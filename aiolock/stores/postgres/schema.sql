@@ -496,6 +496,7 @@ DECLARE
     displaced int;
     opened boolean;
     passing bigint;
+    looks boolean := false; -- whether it looks for dead waiters
     f bigint := 0;
     t bigint;
     waiting bigint;
@@ -609,9 +610,14 @@ BEGIN
             END IF;
         END IF;
         IF asked = 0 AND w.ticket % 32 = 0 THEN
-            SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
-            -- PostgreSQL's remainder of a number below 0 is below 0, or 0.
-            IF (w.ticket / 32 % waiting + waiting) % waiting < 128 THEN
+            SELECT ticket INTO t FROM aiolock.waiters WHERE name = n
+                ORDER BY name, ticket, client, seq LIMIT 1;
+            IF w.ticket - t >= 60000000 THEN
+                SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
+                -- PostgreSQL's remainder of a number below 0 is below 0, or 0.
+                looks := (w.ticket / 32 % waiting + waiting) % waiting < 128;
+            END IF;
+            IF looks THEN
                 PERFORM aiolock._remove_dead(n, me);
                 SELECT max(ticket) INTO last FROM aiolock.waiters
                     WHERE name = n AND NOT (client = me AND seq = s);

@@ -465,7 +465,7 @@ class VoterStep:
         state, (ticket, waiter) = self._state, place
         is_new = waiter not in state.waiting
         state.line_up(place, form)
-        return is_new and looks_for_dead(ticket, len(state.line)) and self._remove_dead()
+        return is_new and looks_for_dead(ticket, state.line) and self._remove_dead()
 
     def _remove_dead(self) -> bool:
         """Remove the waiters of dead clients; whether there were any."""

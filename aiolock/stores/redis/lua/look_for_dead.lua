@@ -2,8 +2,8 @@
 -- dead clients: now and then, as `looks_for_dead` of the state machine says. Returns whether there were any.
 --@include remove_dead
 local function look_for_dead(ticket, asker)
-  if ticket % LOOKERS ~= 0 or math.floor(ticket / LOOKERS) % redis.call('ZCARD', QUEUE) >= CHECKS then
+  if ticket % LOOKERS ~= 0 or ticket - redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] < STANDS_STILL then
     return false
   end
-  return remove_dead(asker)
+  return math.floor(ticket / LOOKERS) % redis.call('ZCARD', QUEUE) < CHECKS and remove_dead(asker)
 end

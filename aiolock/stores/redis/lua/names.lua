@@ -24,6 +24,7 @@ local COUNTERS = 1e15
 local TOMBSTONES = 1.001e15
 local PRIORITY = 1e14 -- how much higher a ticket is for each step of `Form.priority`
 local RUN = 64 -- how many grants a client may be ahead of the server, see `pass`
+local STANDS_STILL = 6e7 -- µs between the tickets of the first waiter and a newcomer, in a queue that does not move
 local LOOKERS = 32 -- newcomers of which one looks for dead waiters in a short queue, see `look_for_dead`
 local CHECKS = 128 -- how many waiters one of them checks on average, if the queue is longer
 local QUEUE_LASTS = 300000 -- ms since a waiter last asked
