@@ -3911,7 +3911,7 @@ SAFEGUARDS = (
         f"{POSTGRES}/schema.sql",
         "looks := (w.ticket / 32 % waiting + waiting) % waiting < 128;",
         "looks := w.ticket / 32 % waiting < 128;",
-        "test_postgres_model.py::test_newcomers_look_for_the_dead[-31]",
+        "test_postgres_model.py::test_newcomers_look_for_the_dead[-18]",
         seconds=15,
     ),
     Safeguard(

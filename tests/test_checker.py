@@ -156,7 +156,7 @@ W: Final = "x1000:ada:1"
 def waits(t: float, attempt: str) -> list[Event]:
     """The store is asked for an attempt, as `W`."""
     who = attempt.rpartition("/")[2]
-    return [at(t, who, "opened", client="ada"), of(t, attempt, "waits", w=W)]
+    return [at(t, who, "opened", client="ada", since=0), of(t, attempt, "waits", w=W)]
 
 
 def over(t: float) -> Event:
@@ -454,13 +454,13 @@ RIGHT: dict[str, Story] = {
         of(3.0, A, "handling", message=1, fence=1),
     ],
     "closed_while_the_server_loads": [
-        at(0.5, "0.0", "opened", client="ada"),
+        at(0.5, "0.0", "opened", client="ada", since=0),
         fault(1.0, 2.0, "load", "all"),
         at(1.5, "0.0", "closing"),
         at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
     ],
     "killed_at_a_latch": [
-        at(1.0, "0.0", "opened", client="ada"),
+        at(1.0, "0.0", "opened", client="ada", since=0),
         killed(2.0, "0.0"),
         at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
         at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada", "-"), waiters=()),
@@ -715,7 +715,7 @@ RIGHT: dict[str, Story] = {
         leaves(7.0, A),
     ],
     "a_place_that_is_back_after_a_failover": [
-        at(0.1, "0.0", "opened", client="ada"),
+        at(0.1, "0.0", "opened", client="ada", since=0),
         failed_over(0.3, 0.6, 5),
         at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
     ],
@@ -871,7 +871,7 @@ WRONG: dict[str, Story] = {
         leaves(5.0, A, "LeaseLost"),
     ],
     "left_over-a_failover_elsewhere": [
-        at(0.1, "0.0", "opened", client="ada"),
+        at(0.1, "0.0", "opened", client="ada", since=0),
         failed_over(0.3, 0.6, 5, ELSEWHERE),
         at(9.0, "conductor", "key", key="x:{lock}:queue", ttl=600, holders=(), waiters=("ada",)),
     ],
@@ -886,11 +886,11 @@ WRONG: dict[str, Story] = {
     ],
     "left_over-opened_after_the_failover": [
         failed_over(0.3, 0.6, 5),
-        at(0.7, "0.0", "opened", client="ada"),
+        at(0.7, "0.0", "opened", client="ada", since=0),
         at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
     ],
     "left_over-held_since_before_the_failover": [
-        at(0.1, "0.0", "opened", client="ada"),
+        at(0.1, "0.0", "opened", client="ada", since=0),
         failed_over(0.3, 0.6, 5),
         at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada",), waiters=()),
     ],
@@ -1176,7 +1176,7 @@ WRONG: dict[str, Story] = {
         at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada",), waiters=())
     ],
     "left_over-closed_before_the_server_loads": [
-        at(0.5, "0.0", "opened", client="ada"),
+        at(0.5, "0.0", "opened", client="ada", since=0),
         at(1.0, "0.0", "closing"),
         fault(8.0, 2.0, "load", "all"),
         at(12.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),

@@ -59,7 +59,7 @@ def waits(t: float, attempt: str) -> list[Event]:
     """The store is asked for an attempt."""
     who = who_of(attempt)
     return [
-        at(t, who, "opened", client=client(who)),
+        at(t, who, "opened", client=client(who), since=ns(t)),
         of(t, attempt, "waits", w=waiter(attempt)),
     ]
 
@@ -448,6 +448,13 @@ RIGHT: dict[str, Story] = {
         *(ends(1.6, A, "ClientClosed"), ends(1.6, B, "ClientClosed")),
         *(at(1.55, "0.0", "closing"), at(1.55, "1.0", "closing")),
     ],
+    "a_lower_ticket_of_one_that_has_just_opened": [
+        at(1.1, "1.0", "opened", client="bob", since=ns(0.98)),
+        *(asks(1.0, A), stands(1.01, A, 1020, 0, 1, 2), queued(1.01, A)),
+        *(asks(1.105, B), stands(1.11, B, 1010, 0, 1, 2), queued(1.11, B)),
+        *(ends(1.6, A, "ClientClosed"), ends(1.6, B, "ClientClosed")),
+        *(at(1.55, "0.0", "closing"), at(1.55, "1.0", "closing")),
+    ],
     "a_ticket_before_whoever_asked_but_had_none_yet": [
         *(stall(1.0, 1.3, "0.0"), asks(1.0, A), stands(1.3, A, 2000, 0, 1), queued(1.3, A)),
         *(asks(1.2, B), stands(1.21, B, 1900, 0, 1), queued(1.21, B)),
@@ -555,6 +562,13 @@ WRONG: dict[str, Story] = {
         *(asks(1.2, B), stands(1.21, B, 1000, 0, 1), queued(1.21, B)),
         *(at(1.55, "0.0", "closing"), at(1.55, "1.0", "closing")),
         *(ends(1.6, A, "ClientClosed"), ends(1.6, B, "ClientClosed")),
+    ],
+    "tickets-long_after_it_opened": [
+        at(1.1, "1.0", "opened", client="bob", since=ns(0.98)),
+        *(asks(2.2, A), stands(2.21, A, 1020, 0, 1, 2), queued(2.21, A)),
+        *(asks(2.305, B), stands(2.31, B, 1010, 0, 1, 2), queued(2.31, B)),
+        *(ends(2.8, A, "ClientClosed"), ends(2.8, B, "ClientClosed")),
+        *(at(2.75, "0.0", "closing"), at(2.75, "1.0", "closing")),
     ],
     "tickets-where_one_answers_late": [
         *(asks(1.0, A), stands(1.01, A, 1020, 0, 1, 2), queued(1.01, A)),

@@ -409,7 +409,7 @@ def test_a_place_that_is_asked_for_again(stage: psycopg.Connection[Any]) -> None
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
-@pytest.mark.parametrize("priority", [0, -31])
+@pytest.mark.parametrize("priority", [0, -18])
 def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: int) -> None:
     """By their tickets, which may be below zero, and by how long the queue is."""
     both, form, found = Both(stage, [], 91_002 - priority), Form(claim=3000, priority=priority), 0

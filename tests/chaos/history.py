@@ -30,7 +30,7 @@ broke       n, id: the store has answered that request
 stall       since: the event loop did not run from ``since`` to ``t``
 block       seconds: just before the event loop is made to stall, by ``time.sleep``
 reconnected the subscription was lost, and is back
-opened      client
+opened      client, since: the client is open; the opening began at ``since``
 closing     just before the client is closed
 closed      since: the client is closed; the closing began at ``since``
 arrives     a, parties: just before the attempt waits at the barrier

@@ -312,6 +312,7 @@ class Run:
         self.failovers: list[Event] = []
         self._clients: dict[str, str] = {}
         self._opened: dict[str, int] = {}
+        self._openings: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._client: dict[str, str] = {}
         """The client that each process opened last."""
         self._closed: dict[str, int] = {}
@@ -429,6 +430,11 @@ class Run:
         for attempt in self._several.takings.pop((event.who, event["n"]), ()):
             attempt.takings = [(began, over or event) for began, over in attempt.takings]
 
+    def opening(self, who: str, at: int) -> int:
+        """How long the opening took that this process had ended in the second before; else 0."""
+        took = [end - begin for begin, end in self._openings[who] if at - NS < end <= at]
+        return max(took, default=0)
+
     def _note_stall(self, event: Event) -> None:
         self._stalls[event.who].append((event["since"], event.t))
 
@@ -437,6 +443,7 @@ class Run:
         self._stalls[event.who].append((event.t, event.t + int(event["seconds"] * NS)))
 
     def _note_opened(self, event: Event) -> None:
+        self._openings[event.who].append((event["since"], event.t))
         self._clients[event["client"]] = event.who
         self._opened[event["client"]] = event.t
         self._client[event.who] = event["client"]

@@ -24,7 +24,7 @@ def tickets(run: Run) -> Iterator[Violation]:
     """A waiter that asks later has the higher ticket, by which all servers order their lines.
 
     Later by a round trip, for a client knows the servers' clocks no better than that; and on a busy
-    machine each of its answers may be late.
+    machine each of its answers may be late. One that has just opened has heard few.
     """
     given = defaultdict[str, list[Attempt]](list)
     for attempt in run.attempts.values():
@@ -36,7 +36,8 @@ def tickets(run: Run) -> Iterator[Violation]:
         highest = list(accumulate(attempts, _higher))
         for attempt in attempts:
             asked = attempt.asked.t
-            before = bisect_left(times, asked - max(ROUND_TRIP, attempt.round_trip))
+            knows = max(ROUND_TRIP, attempt.round_trip, run.opening(attempt.who, asked))
+            before = bisect_left(times, asked - knows)
             if not before or highest[before - 1].ticket <= attempt.ticket:
                 continue
             if not run.disturbed(attempt.who, asked - NS, asked + ROUND_TRIP):

@@ -101,12 +101,13 @@ class Process:
         if "rw" in self._offers:
             self.shared["rw"] = self.client.rwlock("rates", **shared).read()
         while True:
+            since = time.monotonic_ns()
             try:
                 await self.client.open()
             except aiolock.StoreError:
                 await asyncio.sleep(0.1)
             else:
-                self.history.note("opened", client=self.client.id)
+                self.history.note("opened", client=self.client.id, since=since)
                 return
 
     async def close(self) -> None:
