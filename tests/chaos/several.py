@@ -36,7 +36,7 @@ def tickets(run: Run) -> Iterator[Violation]:
         highest = list(accumulate(attempts, _higher))
         for attempt in attempts:
             asked = attempt.asked.t
-            knows = max(ROUND_TRIP, attempt.round_trip, run.opening(attempt.who, asked))
+            knows = max(ROUND_TRIP, attempt.round_trip, min(LAG, run.opening(attempt.who, asked)))
             before = bisect_left(times, asked - knows)
             if not before or highest[before - 1].ticket <= attempt.ticket:
                 continue
