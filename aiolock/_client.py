@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import re
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 import anyio
 
@@ -53,6 +52,7 @@ from aiolock._locks.options import (
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
+from aiolock._target import store_for
 from aiolock.errors import ClientClosed
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
@@ -66,40 +66,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_STORES: Final = {
-    "memory": "aiolock.stores.memory",
-    "redis": "aiolock.stores.redis",
-    "rediss": "aiolock.stores.redis",
-    "unix": "aiolock.stores.redis",
-    "redis+sentinel": "aiolock.stores.redis",
-    "rediss+sentinel": "aiolock.stores.redis",
-    "redis+cluster": "aiolock.stores.redis",
-    "rediss+cluster": "aiolock.stores.redis",
-    "valkey": "aiolock.stores.redis",
-    "valkeys": "aiolock.stores.redis",
-    "valkey+sentinel": "aiolock.stores.redis",
-    "valkeys+sentinel": "aiolock.stores.redis",
-    "valkey+cluster": "aiolock.stores.redis",
-    "valkeys+cluster": "aiolock.stores.redis",
-    "sqlite": "aiolock.stores.sqlite",
-    "postgresql": "aiolock.stores.postgres",
-    "postgres": "aiolock.stores.postgres",
-    "mysql": "aiolock.stores.mysql",
-    "mariadb": "aiolock.stores.mysql",
-}
-
-
 _TTL: Final = 30.0
 """What stands in the signatures, where it is for the reader to see."""
-_LONGEST_IN_A_QUORUM: Final = 60.0
 _AT_REST: Final = (State.NEW, State.CLOSED)
-
-
-_MEMBERS: Final = {
-    "aiolock.stores.memory": "aiolock.stores.quorum",
-    "aiolock.stores.redis": "aiolock.stores.redis",
-}
-"""Stores of which several servers can form a quorum, and the module that makes its members."""
 
 
 def connect(
@@ -172,22 +141,7 @@ def connect(
             f"prefix must be 1 to 100 printable ASCII characters without spaces and braces,"
             f" not {prefix!r}"
         )
-    if isinstance(target, list | tuple):
-        if replicas is not None:
-            raise _has_none("a quorum: each of its servers votes by itself")
-        if not isinstance(durable, bool):
-            raise TypeError(f"durable must be True or False, not {durable!r}")
-        longest = seconds(
-            "longest_ttl",
-            _LONGEST_IN_A_QUORUM if longest_ttl is None else longest_ttl,
-            least=SHORTEST_TTL,
-            most=LONGEST_TTL,
-        )
-        store = quorum_of(target, prefix, longest, durable=durable)
-    elif longest_ttl is not None or durable:
-        raise ValueError("longest_ttl and durable are for a list of servers: leave them out")
-    else:
-        store = store_at(target, prefix, _replicas(replicas))
+    store = store_for(target, prefix, replicas, longest_ttl, durable=durable)
     return LockClient(
         store,
         ttl=ttl,
@@ -195,86 +149,6 @@ def connect(
         observer=observer,
         deadlock_after=deadlock_after,
     )
-
-
-def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None = None) -> Store:
-    """The store that `connect` would use for one target."""
-    options: dict[str, Any] = {} if replicas is None else {"replicas": replicas}
-    if isinstance(target, str):
-        scheme, separator, _ = target.partition("://")
-        if not separator or scheme not in _STORES:
-            known = ", ".join(f"{known}://" for known in _STORES)
-            raise ValueError(f"the URL of a lock store begins with one of {known}, not {scheme!r}")
-        if options and _STORES[scheme] != _STORES["redis"]:
-            raise _has_none(f"{scheme}://")
-        module = importlib.import_module(_STORES[scheme])
-        return cast(Store, module.from_url(target, prefix, **options))
-    if isinstance(target, Store):
-        if options:
-            raise _has_none(f"a {type(target).__name__}")
-        return target
-    # Compare names of modules, so that a driver that is not used is never imported.
-    modules = {base.__module__ for base in type(target).__mro__}
-    if any(module.partition(".")[0] == "redis" for module in modules):
-        module = importlib.import_module(_STORES["redis"])
-        return cast(Store, module.from_client(target, prefix, **options))
-    if _STORES["memory"] in modules:
-        if options:
-            raise _has_none("a MemoryServer")
-        return cast(Store, importlib.import_module(_STORES["memory"]).from_server(target))
-    raise TypeError(
-        "aiolock connects to a URL, a redis.asyncio.Redis, a MemoryServer or a Store, or to several"
-        f" servers by a list of 3, 5 or 7 URLs, not to a {type(target).__name__}"
-    )
-
-
-def quorum_of(
-    targets: Sequence[object], prefix: str, longest_ttl: float, *, durable: bool = False
-) -> Store:
-    """The store that `connect` would use for a list of servers."""
-    members = [_member_at(target, prefix) for target in targets]
-    module = importlib.import_module("aiolock.stores.quorum")
-    return cast(Store, module.from_members(members, longest_ttl, durable=durable))
-
-
-def _member_at(target: object, prefix: str) -> Any:
-    """One member of a quorum."""
-    if isinstance(target, str):
-        scheme, separator, _ = target.partition("://")
-        module = _MEMBERS.get(_STORES.get(scheme, ""), "") if separator else ""
-        if not module or scheme.endswith(("+cluster", "+sentinel")):
-            known = [one for one, store in _STORES.items() if store in _MEMBERS and "+" not in one]
-            raise ValueError(
-                "the servers of a quorum are given by URLs that begin with one of"
-                f" {', '.join(f'{one}://' for one in known)}, not {scheme!r}"
-            )
-        return importlib.import_module(module).member_at(target, prefix)
-    modules = {base.__module__ for base in type(target).__mro__}
-    if any(module.partition(".")[0] == "redis" for module in modules):
-        return importlib.import_module(_STORES["redis"]).member_of(target, prefix)
-    if _STORES["memory"] in modules:
-        return importlib.import_module(_MEMBERS[_STORES["memory"]]).member_of(target, prefix)
-    raise TypeError(
-        "the servers of a quorum are URLs, redis.asyncio.Redis or MemoryServers, not"
-        f" {type(target).__name__}"
-    )
-
-
-def _has_none(what: str) -> ValueError:
-    return ValueError(
-        "replicas are those of a Redis or Valkey server, given by its URL or a client of it: leave"
-        f" them out for {what}"
-    )
-
-
-def _replicas(given: int | Literal["all"] | None) -> int | Literal["all"] | None:
-    if given is None or given == "all":
-        return given
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f'replicas must be a whole number, "all" or None, not {given!r}')
-    if given < 1:
-        raise ValueError(f'replicas must be 1 or more, "all", or None for none, not {given}')
-    return given
 
 
 class LockClient:

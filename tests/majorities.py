@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
-from aiolock._client import quorum_of
+from aiolock._target import quorum_of
 from aiolock.stores.quorum import QuorumStore
 from tests.servers import RedisServer
 

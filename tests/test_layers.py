@@ -65,6 +65,7 @@ CORE = [
     "aiolock._locks.naming",
     "aiolock._locks.once",
     "aiolock._locks.periodic",
+    "aiolock._target",
     "aiolock._client",
     "aiolock",
 ]
@@ -280,8 +281,8 @@ def test_drivers_stay_in_their_store() -> None:
 
 
 def test_one_module_opens_stores_by_name() -> None:
-    """Stores are loaded by name, in `connect` alone, so that nobody loads a driver in vain."""
-    assert [m for m in CORE if "importlib" in imports(m)] == ["aiolock._client"]
+    """Stores are loaded by name, in one module, so that nobody loads a driver in vain."""
+    assert [m for m in CORE if "importlib" in imports(m)] == ["aiolock._target"]
 
 
 def test_import_is_seen_wherever_it_is() -> None:

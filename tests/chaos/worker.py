@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import aiolock
-from aiolock._client import store_at
+from aiolock._target import store_at
 from aiolock.store import Several
 from aiolock.stores.mysql import _session as mysql
 from aiolock.stores.sqlite import _session as sqlite
