@@ -15,6 +15,34 @@ from aiolock.integrations.saq import Locks
 from tests.taskapps.tasks import PATIENCE, App, Failed, Tasks
 
 
+class Leaving(Worker[Context]):
+    """A worker that takes no more jobs before it ends.
+
+    SAQ ends one by cancelling whoever waits for a job as well. redis-py may swallow that, and then
+    it takes the very job that the worker has just put back, and carries it out.
+    """
+
+    _leaves = False
+    _active = 0
+
+    async def process(self) -> bool:
+        """One job, if there is one."""
+        if self._leaves:
+            await asyncio.get_running_loop().create_future()  # until it is cancelled
+        self._active += 1
+        try:
+            return await super().process()
+        finally:
+            self._active -= 1
+
+    async def leave(self) -> None:
+        """End as SAQ does, once nobody waits for a job any more."""
+        self._leaves = True
+        while self._active > len(self.job_task_contexts):  # noqa: ASYNC110  # SAQ tells nobody
+            await asyncio.sleep(0.01)
+        self.event.set()
+
+
 class Saq(App):
     """An application of SAQ."""
 
@@ -67,7 +95,7 @@ class Saq(App):
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
         """One worker."""
-        worker: Worker[Context] = Worker(
+        worker = Leaving(
             self.queue,
             self.functions,
             startup=self.locks.startup,
@@ -80,7 +108,7 @@ class Saq(App):
             yield
         finally:
             upkeep = [task for task in worker.tasks if task.get_name() != "process"]
-            worker.event.set()
+            await worker.leave()
             while not running.done():  # redis-py swallows a cancellation, now and then
                 for task in upkeep:
                     task.cancel()
