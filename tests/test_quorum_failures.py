@@ -99,6 +99,8 @@ BREAKS: dict[str, tuple[Break, Break]] = {
     ),
 }
 """A fault of a server, and its end."""
+_OF_DATA = ("emptied", "restarted_empty", "restarted_with_data", "paused")
+"""To a client's link, they are one of the others, or nothing: they are no other on another loop."""
 
 
 class Crowd:
@@ -126,7 +128,10 @@ class Crowd:
         await until(lambda: len(self.fences) >= enough)
 
 
-@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=[pytest.mark.one_loop] if how in _OF_DATA else []) for how in BREAKS],
+)
 async def test_a_minority_is_not_needed(links: Links, how: str) -> None:
     """Two clients pass a lock to and fro meanwhile, and a lease is held, whatever breaks there."""
     breaks, mends = BREAKS[how]
