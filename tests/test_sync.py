@@ -689,6 +689,19 @@ def test_left_by_the_garbage_collector(client: aiolock.sync.LockClient) -> None:
         pass
 
 
+def test_an_observer_of_an_election_left_by_the_garbage_collector(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
+    """One that is thrown away in the loop's thread is closed without waiting."""
+    election = client.election("a")
+    observers = [election.observe()]
+    with election.campaign("us"):
+        assert next(observers[0]).value == "us"
+        client.portal().soon(observers.clear)  # where this waits, the loop never goes on
+        assert threads.submit(client.names).result(PATIENCE) == ["a"]
+    assert observers == []
+
+
 def test_left_by_the_garbage_collector_at_any_moment(
     client: aiolock.sync.LockClient, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
@@ -267,11 +267,16 @@ class LockClient:
 
         self.call(rest)
 
-    def leave(self, function: Callable[[], Awaitable[None]]) -> None:
+    def leave(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call this in the loop, if the client is still open: see `Caller.leave`."""
-        if self._portal is not None:
-            with contextlib.suppress(ClientClosed):
-                caller(self._portal).leave(function)
+        portal = self._portal
+        if portal is None:
+            return
+        with contextlib.suppress(ClientClosed):
+            if portal.is_this_thread:  # the garbage collector leaves a generator, and cannot wait
+                portal.start(function, "aiolock leave")
+            else:
+                caller(portal).leave(function)
 
     def snapshot(self, pattern: str = "*", *, kind: str | None = None) -> list[Status]:
         """The status of all that is held or waited for; as `aiolock.LockClient.snapshot`."""
