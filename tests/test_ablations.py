@@ -3950,7 +3950,7 @@ SAFEGUARDS = (
     Safeguard(
         "the garbage collector does not wait in the loop that it stops",
         "sync/_client.py",
-        "            if portal.is_this_thread:  # the garbage collector leaves a generator, and cannot wait\n",
+        "            if portal.is_this_thread:  # the garbage collector, which cannot wait here\n",
         "            if False:\n",
         "test_sync.py::test_an_observer_of_an_election_left_by_the_garbage_collector",
     ),

@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -164,7 +164,7 @@ class Opened(Protocol):
         """Wait this long, or until it is closed."""
         ...
 
-    def leave(self, function: Callable[[], Awaitable[None]]) -> None:
+    def leave(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call this in the loop, if the client is still open: see `Caller.leave`."""
         ...
 

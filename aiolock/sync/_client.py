@@ -273,7 +273,7 @@ class LockClient:
         if portal is None:
             return
         with contextlib.suppress(ClientClosed):
-            if portal.is_this_thread:  # the garbage collector leaves a generator, and cannot wait
+            if portal.is_this_thread:  # the garbage collector, which cannot wait here
                 portal.start(function, "aiolock leave")
             else:
                 caller(portal).leave(function)
