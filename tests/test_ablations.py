@@ -3954,6 +3954,55 @@ SAFEGUARDS = (
         "            if False:\n",
         "test_sync.py::test_an_observer_of_an_election_left_by_the_garbage_collector",
     ),
+    Safeguard(
+        "a finish that failed is sent again",
+        "_engine/finishes.py",
+        "        self._failed[finish] = self._call_later(pause, self._send, finish)\n",
+        "        self._failed[finish] = self._call_later(1e6, self._send, finish)\n",
+        "test_once.py::test_a_store_that_fails_for_a_moment_is_told_again[refuse]",
+    ),
+    Safeguard(
+        "… but its caller does not wait for it until the lease ends",
+        "_engine/finishes.py",
+        "        return now + pause < finish.began + _PATIENCE\n",
+        "        return True\n",
+        "test_once.py::test_nobody_knows_whether_it_is_remembered[refuse]",
+    ),
+    Safeguard(
+        "… and only until the lease ends",
+        "_engine/finishes.py",
+        "now + pause >= finish.ends:\n",
+        "False:\n",
+        "test_once.py::test_nobody_knows_whether_it_is_remembered[refuse]",
+    ),
+    Safeguard(
+        "… and an absence after a failure proves nothing",
+        "_engine/finishes.py",
+        "        elif finish.failure is not None and sent.result() == WAS_ABSENT:\n",
+        "        elif False:\n",
+        "test_once.py::test_a_lease_that_has_ended_meanwhile_proves_nothing",
+    ),
+    Safeguard(
+        "… and a client that is closed tries once more",
+        "_engine/finishes.py",
+        "            timer.cancel()\n            self._send(finish)\n",
+        "            timer.cancel()\n",
+        "test_once.py::test_closed_while_it_is_told_again",
+    ),
+    Safeguard(
+        "a result that the store does not take is sent again",
+        "_locks/once.py",
+        "                if watchdog.time() + FIRST_PAUSE > until or lease.state is",
+        "                if True or lease.state is",
+        "test_outcome.py::test_a_store_that_fails_for_a_moment_is_told_again",
+    ),
+    Safeguard(
+        "… for as long as a lease",
+        "_locks/once.py",
+        "                if watchdog.time() + FIRST_PAUSE > until or lease.state is",
+        "                if lease.state is",
+        "test_outcome.py::test_the_store_does_not_take_it[10-10]",
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -250,13 +251,14 @@ async def test_a_response_in_pieces() -> None:
 async def test_a_store_that_fails() -> None:
     """Before, nothing is done. After, the response is sent, for it is true."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
-    shop = Shop(aiolock.connect(faulty, deadlock_after=None))
+    shop = Shop(aiolock.connect(faulty, deadlock_after=None, ttl=1))
     async with opened(shop) as http:
         faulty.refuse("acquire")
         assert (await http.post("/charges", headers=KEY)).json()["code"] == "lock_store"
         assert shop.charged == 0
-        faulty.refuse("post")
+        faulty.refuse("post", math.inf)
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 1
+        faulty.resume()
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
 

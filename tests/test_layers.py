@@ -42,6 +42,7 @@ CORE = [
     "aiolock._engine.deadlock",
     "aiolock._engine.overdue",
     "aiolock._engine.releases",
+    "aiolock._engine.finishes",
     "aiolock._engine.wheel",
     "aiolock._engine.runs",
     "aiolock._engine.watchdog",

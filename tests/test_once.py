@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -168,15 +169,100 @@ async def test_a_process_that_dies_over_it() -> None:
 @pytest.mark.parametrize("fault", ["refuse", "lose"])
 async def test_nobody_knows_whether_it_is_remembered(fault: str) -> None:
     """A body that has ended without an answer raises `StoreError`; it may be done again, or not."""
+    loop = asyncio.get_running_loop()
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
     async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
-        getattr(faulty, fault)("finish")
+        getattr(faulty, fault)("finish", math.inf)
+        start = loop.time()
         with pytest.raises(StoreError, match="nobody knows whether that is remembered"):
             async with ours.once("a", remember=DAY):
                 pass
+        assert 6 < loop.time() - start < 9
         async with theirs.once("a", remember=DAY) as lease:
             assert (lease is None) == (fault == "lose")
+            assert loop.time() - start < 30.1
+        await asyncio.sleep(start + 31 - loop.time())
+        sent = faulty.calls["finish"]
+        assert 5 < sent < 12, "after pauses that grow"
+        await asyncio.sleep(100)
+        assert faulty.calls["finish"] == sent, "the lease has ended"
+        assert not ours._engine.watchdog.finishes
+
+
+@virtual
+@pytest.mark.parametrize("fault", ["refuse", "lose"])
+async def test_a_store_that_fails_for_a_moment_is_told_again(fault: str) -> None:
+    """The body has ended, so it is remembered as soon as the store works, once."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        getattr(faulty, fault)("finish", 2)
+        async with ours.once("a", remember=DAY):
+            pass
+        async with theirs.once("a", remember=DAY) as lease:
+            assert lease is None
+        await asyncio.sleep(100)
+        assert faulty.calls["finish"] == 3
+
+
+@virtual
+async def test_it_is_remembered_although_its_caller_was_told_of_a_failure() -> None:
+    """The caller waits for nine seconds; until the lease ends, the store is told all the same."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        faulty.refuse("finish", math.inf)
+        with pytest.raises(StoreError, match="nobody knows"):
+            async with ours.once("a", remember=DAY):
+                pass
+        start = loop.time()
+        faulty.resume()
+        async with theirs.once("a", remember=DAY) as lease:
+            assert lease is None
+        assert loop.time() - start < 10, "it is told by then, and not when the lease ends"
+
+
+@virtual
+async def test_a_lease_that_has_ended_meanwhile_proves_nothing() -> None:
+    """The first copy may have been carried out, and be forgotten: nobody knows."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+
+        async def later() -> None:
+            await asyncio.sleep(0.5)
+            faulty.lose("push")
+            assert await theirs.once("a", remember=DAY).break_()
+
+        faulty.refuse("finish")
+        with pytest.raises(StoreError, match="nobody knows"):
+            async with ours.once("a", remember=DAY):
+                breaking = asyncio.create_task(later())
+        await breaking
+
+
+@virtual
+async def test_closed_while_it_is_told_again() -> None:
+    """Closing the client tells the store once more, and waits for nothing else."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours:
+        once = ours.once("a", remember=DAY)
+
+        async def run() -> None:
+            async with once:
+                pass
+
+        faulty.refuse("finish", 2)
+        running = asyncio.create_task(run())
+        await settled()
+        assert len(ours._engine.watchdog.finishes) == 1
+    with pytest.raises(StoreError, match="nobody knows"):
+        await running
+    assert faulty.calls["finish"] == 2
+    assert not ours._engine.watchdog.finishes
 
 
 @virtual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -12,7 +13,7 @@ from aiolock._locks.once import LONGEST_RESULT
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.cancel import KINDS, Kind, cancel_everywhere
-from tests.worlds import World, queued
+from tests.worlds import World, queued, virtual
 
 DAY = 86400.0
 
@@ -129,7 +130,7 @@ async def test_what_a_late_one_leaves(world: World) -> None:
         with pytest.raises(LeaseLost):
             await first
         # As if it had been on its way when the other ended.
-        await once._keep(fences[0], "late")
+        await once._post(fences[0], "late")
         assert await once.outcome(works) == ("done", False)
 
 
@@ -163,18 +164,40 @@ async def test_without_a_result() -> None:
             await once.outcome(work)
 
 
-async def test_the_store_does_not_take_it() -> None:
-    """Then nothing is remembered either, and the next one does it."""
+@virtual
+async def test_a_store_that_fails_for_a_moment_is_told_again() -> None:
+    """The work is done, so it is kept as soon as the store works."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
+        for fault in (faulty.refuse, faulty.lose):
+            fault("post", 3)
+            once = client.once(fault.__name__, remember=60)
+
+            async def work(lease: Lease) -> str:
+                return "done"
+
+            assert await once.outcome(work) == ("done", True)
+            assert await once.outcome(work) == ("done", False)
+
+
+@virtual
+@pytest.mark.parametrize(("ttl", "seconds"), [(3600, 30), (10, 10)])
+async def test_the_store_does_not_take_it(ttl: float, seconds: float) -> None:
+    """It is asked for as long as a lease; then nothing is remembered, and the next one does it."""
+    loop = asyncio.get_running_loop()
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty, deadlock_after=None) as client:
-        once = client.once("k", remember=60)
+        once = client.once("k", remember=60, ttl=ttl)
 
         async def work(lease: Lease) -> str:
             return "done"
 
-        faulty.refuse("post")
+        faulty.refuse("post", math.inf)
+        start = loop.time()
         with pytest.raises(StoreError):
             await once.outcome(work)
+        assert seconds - 1.1 < loop.time() - start < seconds + 0.1
+        faulty.resume()
         assert await once.outcome(work) == ("done", True)
         faulty.refuse("read")
         with pytest.raises(StoreError):

@@ -114,7 +114,8 @@ class Scope:
 
     def _log(self, failure: BaseException) -> None:
         log.warning(
-            "aiolock: the release of %r was not confirmed, and goes on until its lease ends: %s",
+            "aiolock: the %s of %r was not confirmed, and goes on until its lease ends: %s",
+            "finish" if self.lease._hold.finishes else "release",
             self.lease.name,
             failure,
         )

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aiolock._clock import clock
 from aiolock._engine.events import Events
+from aiolock._engine.finishes import Finishes
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, Owner
 from aiolock._engine.library import check_not_trio
@@ -78,6 +79,7 @@ class Watchdog:
         self._left: asyncio.Event | None = None
         self.overdue = Overdue(self.time)
         self.releases = Releases(self.runs)
+        self.finishes = Finishes(self.runs, self.time)
 
     @property
     def is_here(self) -> bool:
@@ -221,7 +223,7 @@ class Watchdog:
                 key, form = hold.policy.key, hold.policy.form
                 if finished and mine:
                     hold.finishes = True
-                    hold.released = self._store.finish(key, hold.waiter, form, hold.fence, finished)
+                    hold.released = self.finishes.finish(hold, finished)
                 elif mine and self.runs and (passed := self.runs.hand_on(hold)) is not None:
                     hold.released = passed
                 else:
@@ -318,6 +320,7 @@ class Watchdog:
         """
         self._left = asyncio.Event()
         self.releases.aclose()
+        self.finishes.aclose()
         bodies: list[Hold] = []
         for hold in list(self.holds.values()):
             if any(body.task is not caller for body in hold.bodies):

@@ -6,6 +6,7 @@ release the lock but *finishes* it; for a while, all other clients are told so i
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -15,8 +16,10 @@ from types import CoroutineType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from aiolock._engine.acquirer import AlreadyDone
+from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, give_back
 from aiolock._engine.policy import Policy, to_ms
+from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.lock import Acquisition, Lock
 from aiolock._locks.naming import naming
 from aiolock.errors import AcquireTimeout, StoreError
@@ -30,6 +33,8 @@ _RESULTS: Final = "outcome"
 """The kind of the names under which results are posted; no other lock has it."""
 _LONGER: Final = 60.0
 """Seconds for which a result is kept after it is forgotten that the work is done."""
+_TRIES: Final = 30.0
+"""Seconds for which a store that fails is asked again to keep a result."""
 
 
 class ResultGone(StoreError):
@@ -68,10 +73,11 @@ class Once:
     * When the body raises, or its lease is lost, nothing is remembered, and the next caller does
       the work. So a body may run again after one that failed or was cancelled half-way.
 
-    ``async with`` raises what a lock's does, including `AcquireTimeout`. It raises `StoreError`
-    when the body has ended but the store may not remember that: then the work may be done once
-    more. Cancelled at that moment, it is remembered all the same. As a decorator of an async
-    function it gives the function's result, or None if the work is done already.
+    ``async with`` raises what a lock's does, including `AcquireTimeout`. When the body has ended
+    and the store fails, it is told again and again, until the lease ends; after nine seconds
+    `StoreError` is raised: the store may not remember it, and then the work may be done once more.
+    Cancelled at that moment, it is remembered all the same. As a decorator of an async function it
+    gives the function's result, or None if the work is done already.
     """
 
     __slots__ = ("_lock", "_named", "_remember", "_wait")
@@ -172,10 +178,11 @@ class Once:
         remembers that the work is done, so every caller that is told so has the result.
 
         `ValueError` for more than 65,536 characters, raised after the work: then nothing is
-        remembered. `StoreError` when the store does not answer, when it has lost the result, or
-        when the work was done by ``async with``, which has no result. Use only one of the two ways
-        for a name: a run of `outcome` that failed late, or was forgotten less than a minute ago,
-        leaves a result. If ``async with`` then does the work, that old result would be returned.
+        remembered. `StoreError` when the store does not answer, when it does not take the result
+        for as long as a lease lasts (at most 30 s), when it has lost the result, or when the work
+        was done by ``async with``, which has no result. Use only one of the two ways for a name: a
+        run of `outcome` that failed late, or was forgotten less than a minute ago, leaves a result.
+        If ``async with`` then does the work, that old result would be returned.
         """
         async with self._asked() as found:
             if isinstance(found, Outcome):
@@ -196,19 +203,34 @@ class Once:
         try:
             doing = Doing(lease)
             yield doing
-            await self._keep(lease.fence, doing.result)
+            await self._keep(lease, doing.result)
         except BaseException as raised:
             error = raised
             raise
         finally:
             await self._close(acquisition, lease, error)
 
-    async def _keep(self, fence: int, result: object) -> None:
+    async def _keep(self, lease: Lease, result: object) -> None:
         if not isinstance(result, str):
             raise TypeError(f"what is kept must be a str, not {type(result).__name__}")
         if len(result) > LONGEST_RESULT:
             raise ValueError(f"what is kept must have at most {LONGEST_RESULT} characters")
         result.encode()  # UnicodeEncodeError, a ValueError
+        watchdog = lease._watchdog
+        until = watchdog.time() + min(_TRIES, lease._hold.ttl / 1000)
+        while True:
+            try:
+                await self._post(lease.fence, result)
+            except StoreError:
+                # The work is done: as long as nobody else may do it, a store that refuses for a
+                # moment is asked again.
+                if watchdog.time() + FIRST_PAUSE > until or lease.state is LeaseState.LOST:
+                    raise
+                await asyncio.sleep(FIRST_PAUSE)
+            else:
+                return
+
+    async def _post(self, fence: int, result: str) -> None:
         # A run whose lease was lost has a lower fence: it cannot overwrite the next result.
         with self._lock._policy.errors_named():
             await self._lock._engine.store.post(
