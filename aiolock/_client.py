@@ -7,6 +7,7 @@ import functools
 import re
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
@@ -249,7 +250,10 @@ class LockClient:
         if opening is None or opening.done():
             engine.begin()
             self._wanted = False
-            opening = self._opening = asyncio.create_task(engine.open(), name="aiolock open")
+            # In a context of its own: what it starts serves all tasks, and outlives this one.
+            opening = self._opening = asyncio.create_task(
+                engine.open(), name="aiolock open", context=Context()
+            )
             opening.add_done_callback(_seen)
         self._openers += 1
         task = asyncio.current_task()

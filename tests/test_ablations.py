@@ -4003,6 +4003,22 @@ SAFEGUARDS = (
         "                if lease.state is",
         "test_outcome.py::test_the_store_does_not_take_it[10-10]",
     ),
+    Safeguard(
+        "what a client starts lives in no task's context",
+        "_client.py",
+        'engine.open(), name="aiolock open", context=Context()\n',
+        'engine.open(), name="aiolock open"\n',
+        "test_client.py::test_what_serves_all_tasks_runs_in_the_context_of_none[redis]",
+        seconds=6,
+    ),
+    Safeguard(
+        "… nor do its timers",
+        "_engine/timers.py",
+        ".call_later, context=Context())\n",
+        ".call_later)\n",
+        "test_client.py::test_what_serves_all_tasks_runs_in_the_context_of_none[memory]",
+        seconds=6,
+    ),
 )
 
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -23,6 +24,7 @@ from aiolock._engine.engine import State
 from aiolock.store import Inbox
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests.failures import take, until
 from tests.servers import RedisServer, hold_port
 from tests.worlds import World, asking, queued, settled, virtual
 
@@ -369,6 +371,37 @@ async def test_prefixes_keep_locks_apart_on_redis(redis_server: RedisServer, pre
         assert not await two.lock("a").locked()
         assert redis_server.call("EXISTS", f"{prefix}-1:{{lock:a}}:holders") == 1
     assert redis_server.call("EXISTS", f"{prefix}-1:{{lock:a}}:holders") == 0
+
+
+async def test_what_serves_all_tasks_runs_in_the_context_of_none(world: World) -> None:
+    """A loss is not told in the context of the task that opened the client or armed a timer."""
+    request = ContextVar("request", default="nobody's")
+    told, leases = list[str](), list[aiolock.Lease]()
+
+    class Log(aiolock.Observer):
+        def lost(self, *_: Any, **facts: Any) -> None:
+            told.append(request.get())
+
+    client = world.client(ttl=60, observer=Log())
+
+    async def first() -> None:
+        request.set("first")
+        await client.open()
+        leases.append(await take(client.lock("held", ttl=1, renew=False)))
+
+    async def second() -> None:
+        request.set("second")
+        leases.append(await take(client.lock("broken")))
+
+    await asyncio.create_task(first())
+    try:
+        await asyncio.create_task(second())
+        async with world.client() as others:
+            await others.break_("broken")
+        await until(lambda: len(told) == 2)
+    finally:
+        await client.aclose()
+    assert told == ["nobody's", "nobody's"]
 
 
 async def test_ttl_of_the_client(world: World) -> None:

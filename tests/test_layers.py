@@ -27,6 +27,7 @@ CORE = [
     "aiolock.observe",
     "aiolock._engine",
     "aiolock._engine.library",
+    "aiolock._engine.timers",
     "aiolock._engine.limits",
     "aiolock._engine.grant",
     "aiolock._engine.policy",

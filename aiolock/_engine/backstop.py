@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aiolock._engine.acquisition import Attempt
+from aiolock._engine.timers import shared_timers
 from aiolock.store import CLAIM, Queued, Waiter
 
 KEEP_ALIVE: Final = 60.0
@@ -26,7 +27,7 @@ class LocalQueue:
         """``time`` is the clock of `Attempt.last_asked`."""
         self._ask_again = ask_again
         self._time = time
-        self._call_later = asyncio.get_running_loop().call_later
+        self._call_later = shared_timers()
         self._attempts: dict[Waiter, Attempt] = {}
         self.ask_at = math.inf
         """When the first asks again by itself."""

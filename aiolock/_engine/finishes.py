@@ -14,6 +14,7 @@ from typing import Final
 
 from aiolock._engine.hold import Hold
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
+from aiolock._engine.timers import shared_timers
 from aiolock.errors import StoreError
 from aiolock.store import WAS_ABSENT, Store
 
@@ -49,7 +50,7 @@ class Finishes:
         """``time`` is the clock of the deadlines."""
         self._store = store
         self._time = time
-        self._call_later = asyncio.get_running_loop().call_later
+        self._call_later = shared_timers()
         self._failed: dict[_Finish, asyncio.TimerHandle] = {}
         self._closed = False
 

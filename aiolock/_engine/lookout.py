@@ -17,6 +17,7 @@ from aiolock._engine.acquisition import Attempt, Phase
 from aiolock._engine.circles import KINDS
 from aiolock._engine.labels import Labels, Said, labelled
 from aiolock._engine.search import find_deadlocks
+from aiolock._engine.timers import shared_timers
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import StoreError
 from aiolock.observer import Observer
@@ -54,6 +55,7 @@ class Lookout:
         self._attempts = attempts
         self._time = watchdog.time
         self._loop = asyncio.get_running_loop()
+        self._call_later = shared_timers()
         self._deadlock_after = None
         if deadlock_after is not None and events.wants_deadlocks:
             self._deadlock_after = max(_LABELLED, deadlock_after)
@@ -82,7 +84,7 @@ class Lookout:
         self.awake = True
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(_EVERY, self._look)
+        self._timer = self._call_later(_EVERY, self._look)
 
     def forgotten(self) -> None:
         """The store may have forgotten the labels."""
@@ -130,7 +132,7 @@ class Lookout:
                     due = min(due, min(rest) + observer.slow_hold - now)
         if self._holds and due < math.inf:
             # It stays asleep, so a new acquisition wakes it earlier.
-            self._timer = self._loop.call_later(max(_EVERY, due), self._look)
+            self._timer = self._call_later(max(_EVERY, due), self._look)
 
     # Labels
 

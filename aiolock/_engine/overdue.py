@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from aiolock._engine.timers import shared_timers
 from aiolock.errors import StoreError
 
 
@@ -20,7 +21,7 @@ class Overdue:
     def __init__(self, time: Callable[[], float]) -> None:
         """``time`` is the clock of the deadlines."""
         self._time = time
-        self._call_later = asyncio.get_running_loop().call_later
+        self._call_later = shared_timers()
         self._deadlines: dict[asyncio.Future[Any], float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf

@@ -10,6 +10,7 @@ import asyncio
 from functools import partial
 from typing import Final, NamedTuple
 
+from aiolock._engine.timers import shared_timers
 from aiolock.errors import StoreError
 from aiolock.store import Form, Store, Waiter
 
@@ -38,6 +39,7 @@ class Releases:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
+        self._call_later = shared_timers()
         self._left: dict[Release, float] = {}
         """The time until which each of them is tried."""
         self._pause = FIRST_PAUSE
@@ -80,7 +82,7 @@ class Releases:
         if not failure._under_way and self._loop.time() < until and not self._closed:
             self._left[release] = until
             if self._timer is None:
-                self._timer = self._loop.call_later(self._pause, self._try_again)
+                self._timer = self._call_later(self._pause, self._try_again)
                 self._pause = min(LONGEST_PAUSE, 2 * self._pause)
 
     def _try_again(self) -> None:

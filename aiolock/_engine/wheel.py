@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from aiolock._engine.hold import Hold
+from aiolock._engine.timers import shared_timers
 
 _SLOTS: Final = 20
 """Slots per second: holds that are due in one slot are looked after together."""
@@ -35,7 +36,7 @@ class Wheel:
         self._time = time
         self._look_after = look_after
         self._longest = longest
-        self._call_later = asyncio.get_running_loop().call_later
+        self._call_later = shared_timers()
         self._slots: dict[int, dict[Hold, None]] = {}
         # The numbers of the slots in use. Slots that have become empty may still be among them.
         self._order: list[int] = []
