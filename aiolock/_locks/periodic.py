@@ -35,9 +35,9 @@ class Periodic:
         async with periodic as lease:  # waits for a period that nobody has begun, and for its turn
             await job()
 
-    A period that was begun is never begun again, even if the job failed or its instance died; only a
-    store that forgets (a Redis that restarts without persistence, or fails over after a crash) lets
-    it begin once more. It begins when the store has confirmed that, just before the job: so an
+    A period that was begun is never begun again, even if the job failed or its instance died. Only
+    a store that forgets (a Redis that restarts without persistence, or fails over after a crash)
+    lets it begin once more. It begins when the store has confirmed that, just before the job: so an
     instance that was stopped or cancelled when its turn came uses up no period. A run that lasts
     longer than its period makes the next one late, and the periods between are left out.
     Cancellation, loss and errors are those of ``async with lock``.
