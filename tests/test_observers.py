@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from typing import Any, Literal, Self
 
 import pytest
@@ -612,10 +613,14 @@ async def test_the_log_tells_of_a_deadlock() -> None:
     assert "'theirs' (" in deadlocks[0]
 
 
-@pytest.mark.parametrize("limit", [0, -1.0])
-def test_limits_of_the_log(limit: float) -> None:
+@pytest.mark.parametrize("limit", [0, -1.0, timedelta(0)])
+def test_limits_of_the_log(limit: float | timedelta) -> None:
     """They are more than nothing, or None."""
     with pytest.raises(ValueError, match="more than 0 seconds"):
         observe.log(slow_wait=limit)
     with pytest.raises(ValueError, match="more than 0 seconds"):
         observe.log(slow_hold=limit)
+    with pytest.raises(TypeError, match="a number of seconds, a timedelta or None"):
+        observe.log(slow_hold="1")  # type: ignore[arg-type]  # on purpose
+    limits: Any = observe.log(slow_wait=timedelta(minutes=1), slow_hold=2)
+    assert (limits.slow_wait, limits.slow_hold) == (60, 2)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from aiolock.observe._log import SLOW_HOLD, SLOW_WAIT, Log
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["log", "opentelemetry", "prometheus"]
 
 
-def log(*, slow_wait: float | None = SLOW_WAIT, slow_hold: float | None = SLOW_HOLD) -> Observer:
+def log(
+    *,
+    slow_wait: float | timedelta | None = SLOW_WAIT,
+    slow_hold: float | timedelta | None = SLOW_HOLD,
+) -> Observer:
     """A log of what goes wrong, to the logger ``aiolock``: on by default, with these defaults.
 
     It has one line for each loss, broken link and deadlock, for each wait of more than

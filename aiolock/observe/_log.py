@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Final
 
 from aiolock.observer import Deadlock, Link, LockRequest, Loss, LostBody, Observer, who
@@ -21,17 +22,28 @@ _BODIES: Final[dict[LostBody, str]] = {
 _log = logging.getLogger("aiolock")
 
 
+def _limit(what: str, given: float | timedelta | None) -> float | None:
+    if given is None:
+        return None
+    limit = given.total_seconds() if isinstance(given, timedelta) else given
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise TypeError(f"{what} must be a number of seconds, a timedelta or None, not {given!r}")
+    if not limit > 0:
+        raise ValueError(f"{what} must be more than 0 seconds, or None, not {given!r}")
+    return limit
+
+
 class Log(Observer):
     """Logs losses, links, deadlocks, and what takes long; other events cost nothing."""
 
     def __init__(
-        self, *, slow_wait: float | None = SLOW_WAIT, slow_hold: float | None = SLOW_HOLD
+        self,
+        *,
+        slow_wait: float | timedelta | None = SLOW_WAIT,
+        slow_hold: float | timedelta | None = SLOW_HOLD,
     ) -> None:
-        for what, limit in (("slow_wait", slow_wait), ("slow_hold", slow_hold)):
-            if limit is not None and not limit > 0:
-                raise ValueError(f"{what} must be more than 0 seconds, or None, not {limit!r}")
-        self.slow_wait = slow_wait
-        self.slow_hold = slow_hold
+        self.slow_wait = _limit("slow_wait", slow_wait)
+        self.slow_hold = _limit("slow_hold", slow_hold)
 
     def lost(
         self,
