@@ -3135,6 +3135,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "idempotency: background work that fails leaves the response kept",
+        "integrations/_exchange.py",
+        "            if task.done() and not response.done.done():\n",
+        "            if task.done():\n",
+        "test_idempotency.py::test_background_work_that_fails_at_once",
+        seconds=10,
+    ),
+    Safeguard(
         "what waits for a node waits no longer than any command",
         "stores/redis/_routing.py",
         "                until = command.born + COMMAND_TIMEOUT\n",

@@ -340,6 +340,24 @@ async def test_what_is_done_in_the_background() -> None:
         assert (await http.post(f"{url}/background", headers=KEY)).json() == 1
 
 
+async def test_background_work_that_fails_at_once() -> None:
+    """The response is complete before that, so it is kept like any other, and nothing is redone."""
+    shop = Shop(aiolock.connect("memory://"))
+    shop.fail = ZeroDivisionError()
+    async with opened(shop) as http:
+        for replayed in (None, "true"):
+            reply = await http.post("/background", headers=KEY)
+            assert (reply.status_code, reply.json()) == (200, 1)
+            assert reply.headers.get("Idempotent-Replayed") == replayed
+    transport = httpx.ASGITransport(shop.app)
+    async with (
+        shop.app.router.lifespan_context(shop.app),
+        httpx.AsyncClient(transport=transport, base_url="http://shop") as http,
+    ):
+        with pytest.raises(ZeroDivisionError):  # the server logs it, as ever
+            await http.post("/background", headers={"Idempotency-Key": "b"})
+
+
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart", "django"])
 async def test_whoever_goes_meanwhile(framework: str) -> None:
     """The request goes on, and its response is there for the next try: it is done once."""

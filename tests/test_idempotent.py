@@ -388,6 +388,32 @@ async def test_dependencies_of_fastapi() -> None:
         assert sorted(names) == ["Idempotency-Key", "authorization"]
 
 
+async def test_background_work_that_fails_at_once() -> None:
+    """The response of a route is complete before that, so it is kept, and nothing is redone."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+    charged = list[int]()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    @app.post("/", dependencies=[fastapi.idempotent(remember=60, who=lambda: "ada")])
+    async def post(background: BackgroundTasks) -> int:
+        charged.append(1)
+        background.add_task(fail)
+        return len(charged)
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as http,
+    ):
+        for replayed in (None, "true"):
+            reply = await http.post("/", headers=KEY)
+            assert (reply.status_code, reply.json()) == (200, 1)
+            assert reply.headers.get("Idempotent-Replayed") == replayed
+
+
 async def test_mounted() -> None:
     """An application in another has it with the same client; one that is not set up says so."""
     client = aiolock.connect("memory://")

@@ -130,8 +130,8 @@ class Exchange:
             if not self._entered.done():
                 self._entered.set_result(lease)
             await _wait(task, response.done)
-            if task.done():
-                task.result()
+            if task.done() and not response.done.done():
+                task.result()  # after a complete response, only its background work has failed
             return response.recorded()
 
         try:

@@ -54,14 +54,16 @@ class Idempotency:
     * One that comes while the first is under way gets 409; one with another method, path, query or
       body gets 422.
     * A response is not kept if its status is 500 or more, if it says to try again
-      (``Retry-After``, 408, 425, 429), or if the request was cancelled or raised. Such a request
-      may be sent again, and is carried out again; so is one whose process died.
+      (``Retry-After``, 408, 425, 429), or if the request was cancelled or raised before its
+      response was complete. Such a request may be sent again, and is carried out again; so is one
+      whose process died.
     * Requests without the header, and with other ``methods``, pass through.
 
     A response is gathered, kept and then sent. One longer than 48 KiB is sent as it comes; other
     requests with its key then get 409. While a request is carried out, it is not told that its
     client has gone: it is completed, and the client's next try gets its response. A framework's
-    background work after the response is done without the key, as ever.
+    background work after the response is done without the key, as ever: the response is kept even
+    if that work fails.
 
     The middleware does not open the client; `setup` does, for example. If the store cannot say
     whether a request was carried out, it is not, and gets 503. If it was carried out, but the store
