@@ -16,6 +16,8 @@ from typing import Any, Self, TypeVar
 import pytest
 
 import aiolock
+from aiolock.store import Waiter
+from aiolock.stores.memory import MemoryServer
 from tests.procs import Message, Worker
 from tests.proxy import Link, Proxy
 from tests.servers import RedisServer
@@ -31,6 +33,18 @@ _LONGEST_PAUSE = 0.005 if math.isinf(_PATIENCE) else 0.05
 
 _TURNS = 10
 """Turns of the event loop in which what lies in the sockets is read, passed on and looked at."""
+
+
+class Forgetful(MemoryServer):
+    """Has forgotten a run that is to be finished, as after a restart, while it is told to."""
+
+    forgets = False
+
+    def finish(self, name: str, waiter: Waiter, fence: int, remember: int, *, bury: int = 0) -> int:
+        """As a server that does not know it any more."""
+        if self.forgets:
+            self.release(name, waiter, fence)
+        return super().finish(name, waiter, fence, remember, bury=bury)
 
 
 async def until(

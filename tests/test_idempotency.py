@@ -22,7 +22,7 @@ from aiolock.integrations.idempotency import Idempotency
 from aiolock.integrations.starlette import setup
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
-from tests.failures import until
+from tests.failures import Forgetful, until
 from tests.servers import RedisServer
 from tests.webapps.bodies import Bodies
 from tests.webapps.servers import build, serving
@@ -202,6 +202,36 @@ async def test_one_that_loses_its_lock() -> None:
         assert (await asked).json()["code"] == "lock_lost"
         shop.go.set()
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
+
+
+async def test_one_that_is_interrupted_within() -> None:
+    """A lost request is told of the loss, also where its application answers interruptions."""
+    memory = MemoryServer()
+    bodies = Bodies(aiolock.connect(memory))
+    app = Idempotency(build("fastapi", bodies), client=bodies.client, remember=60, who=who)
+    async with (
+        serving("fastapi", app) as url,
+        httpx.AsyncClient(timeout=30) as http,
+        aiolock.connect(memory) as others,
+    ):
+        asked = asyncio.create_task(http.post(f"{url}/orders/42", headers=KEY))
+        await until(lambda: bodies.entered)
+        (name,) = await others.names(kind="once")
+        await others.break_(name, kind="once")
+        assert (await asked).json()["code"] == "lock_lost"
+
+
+async def test_a_loss_that_the_end_tells_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The request was carried out, so its response is sent, also one that is sent as it comes."""
+    memory = Forgetful()
+    shop = Shop(aiolock.connect(memory))
+    async with opened(shop) as http:
+        for number, size in ((1, 0), (2, 100_000), (3, 0)):
+            memory.forgets, shop.size = number < 3, size
+            reply = await http.post("/charges", headers=KEY)
+            assert (reply.status_code, reply.json()["charge"]) == (200, number)
+        assert [each.name for each in caplog.records].count("aiolock.web") == 2
+        assert (await http.post("/charges", headers=KEY)).json()["charge"] == 3
 
 
 async def test_what_is_not_for_it() -> None:

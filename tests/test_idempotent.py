@@ -24,7 +24,7 @@ from aiolock.integrations._exchange import Exchange
 from aiolock.integrations.idempotency import Idempotency, KeyReused, NotKept, UnderWay, idempotent
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
-from tests.failures import until
+from tests.failures import Forgetful, until
 from tests.webapps.servers import serving
 
 KEY = {"Idempotency-Key": "3f9c"}
@@ -234,6 +234,18 @@ async def test_one_that_loses_its_lease(framework: str) -> None:
         assert [each.name for each in await others.snapshot()] == []
         till.go.set()
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
+
+
+async def test_a_loss_that_the_end_tells_of(framework: str) -> None:
+    """The request was carried out, so its response is sent; it is not kept."""
+    memory = Forgetful()
+    till = Till(aiolock.connect(memory))
+    till.go.set()
+    async with opened(framework, till) as http:
+        for number in (1, 2, 2):
+            memory.forgets = till.charged == 0
+            reply = await http.post("/charges", headers=KEY)
+            assert (reply.status_code, reply.json()["charge"]) == (200, number)
 
 
 async def test_a_long_response(framework: str) -> None:

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from typing import Any, Final
 
-from aiolock import Lease, Once, StoreError
+from aiolock import Lease, LeaseLost, Once, StoreError
 from aiolock.integrations._asgi import App, Message, Receive, Scope, Send
 from aiolock.integrations._kept import (
     HEADER,
@@ -142,7 +142,7 @@ class Exchange:
             if not self._entered.done():
                 await self._unwind(task)
                 raise
-            if not isinstance(error, StoreError) or not response.done.done():
+            if not isinstance(error, StoreError | LeaseLost) or not response.final:
                 raise
             _log.warning("%s", error)  # the request was carried out, so the response is right
             came, first = "", True
@@ -253,6 +253,14 @@ class _Response:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set when it is complete."""
 
+    @property
+    def final(self) -> bool:
+        """Whether it is complete, and says that the request was carried out."""
+        start = self._start
+        if start is None or not self.done.done():
+            return False
+        return not is_to_be_tried_again(start["status"], start.get("headers", ()))
+
     async def take(self, message: Message) -> None:
         """As `send` of ASGI."""
         if self.ignored:
@@ -289,13 +297,11 @@ class _Response:
     def recorded(self) -> str | None:
         """The text to keep; None if too long. `NotToBeKept` for a response that must not be."""
         start = self._start
-        if start is None or not self.done.done():
-            raise NotToBeKept
-        headers = list(start.get("headers", ()))
-        if is_to_be_tried_again(start["status"], headers):
+        if start is None or not self.final:
             raise NotToBeKept
         if self.begun:
             return None
+        headers = start.get("headers", ())
         texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         return Recorded(start["status"], texts, bytes(self._body)).text
 

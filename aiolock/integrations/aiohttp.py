@@ -27,7 +27,7 @@ from aiohttp.hdrs import CONTENT_LENGTH
 from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDict
 
-from aiolock import ClientClosed, Lease, LockClient, Once, StoreError, connect
+from aiolock import ClientClosed, Lease, LeaseLost, LockClient, Once, StoreError, connect
 from aiolock._locks.options import LockOptions
 from aiolock.integrations._functions import check_async, check_parameters, checked_client
 from aiolock.integrations._kept import (
@@ -209,7 +209,7 @@ async def _once(
         came, _ = await kept(once, asked, work)
     except NotToBeKept:
         pass
-    except StoreError as error:
+    except (StoreError, LeaseLost) as error:
         if response is None:
             raise
         _log.warning("%s", error)  # the request was carried out, so the response is right

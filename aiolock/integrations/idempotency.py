@@ -66,8 +66,9 @@ class Idempotency:
     if that work fails.
 
     The middleware does not open the client; `setup` does, for example. If the store cannot say
-    whether a request was carried out, it is not, and gets 503. If it was carried out, but the store
-    may not remember that, the response is sent.
+    whether a request was carried out, it is not, and gets 503. A request that loses its lease is
+    cancelled, and gets 503. If it was carried out, but the store may not remember that, or its
+    lease is found to be lost when its response is complete, the response is sent.
 
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key, given the ASGI scope: the user or the tenant. Equal keys of
