@@ -3074,6 +3074,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "idempotency: busy is not kept",
+        "integrations/_kept.py",
+        "(408, 423, 425, 429)",
+        "(408, 425, 429)",
+        "test_idempotency.py::test_busy_is_not_remembered",
+        seconds=10,
+    ),
+    Safeguard(
         "idempotency: a key is somebody's",
         "integrations/_kept.py",
         "digest(who.encode(), key.encode())",

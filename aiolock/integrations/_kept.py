@@ -22,7 +22,7 @@ LONGEST_RESPONSE: Final = 49_152
 """Bytes of a response that are gathered: base64, in which it is kept, must fit `LONGEST_KEPT`."""
 
 _SERVER_ERROR: Final = 500
-_TRY_AGAIN: Final = (408, 425, 429)
+_TRY_AGAIN: Final = (408, 423, 425, 429)
 """Statuses that mean that nothing was done; so does any response with ``Retry-After``."""
 
 

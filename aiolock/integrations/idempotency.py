@@ -53,8 +53,9 @@ class Idempotency:
       ``Idempotent-Replayed: true``.
     * One that comes while the first is under way gets 409; one with another method, path, query or
       body gets 422.
-    * A response is not kept if its status is 500 or more, if it says to try again
-      (``Retry-After``, 408, 425, 429), or if the request was cancelled or raised before its
+    * Every other response is kept, also a refusal (400, 402, 404, 409, 422). A response is not kept
+      if its status is 500 or more, if it says to try again (``Retry-After``, 408, 423, 425, 429),
+      or if the request was cancelled or raised before its
       response was complete. Such a request may be sent again, and is carried out again; so is one
       whose process died.
     * Requests without the header, and with other ``methods``, pass through.
