@@ -3082,6 +3082,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "idempotency: a response of 48 KiB is kept with its headers",
+        "integrations/_kept.py",
+        "base64.b85encode(self.body)",
+        "base64.b64encode(self.body)",
+        "test_idempotent.py::test_what_is_just_kept[49152-3000-True]",
+        seconds=10,
+    ),
+    Safeguard(
         "idempotency: a key is somebody's",
         "integrations/_kept.py",
         "digest(who.encode(), key.encode())",

@@ -258,6 +258,39 @@ async def test_a_long_response(framework: str) -> None:
         assert till.charged == 1
 
 
+@pytest.mark.parametrize(
+    ("size", "header", "is_kept"),
+    [
+        (49_152, 3_000, True),
+        (49_153, 0, False),
+        (49_152, 4_500, False),
+        (0, 30_000, True),
+    ],
+)
+async def test_what_is_just_kept(size: int, header: int, is_kept: bool) -> None:  # a parameter
+    """A body of 48 KiB, of any bytes, with the headers that the documentation promises."""
+    app = Starlette()
+    starlette.setup(app, aiolock.connect("memory://"))
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+
+    @starlette.idempotent(remember=60, who=lambda _: "")
+    async def post(request: Request) -> Response:
+        return Response(body, headers={"X-Long": "x" * header})
+
+    app.add_route("/", post, methods=["POST"])
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http,
+    ):
+        assert (await http.post("/", headers=KEY)).content == body
+        again = await http.post("/", headers=KEY)
+        if is_kept:
+            assert again.content == body
+            assert again.headers["X-Long"] == "x" * header
+        else:
+            assert told(again) == (409, "idempotency_not_kept")
+
+
 async def test_a_store_that_fails(framework: str) -> None:
     """Before, nothing is done. After, the response is sent, for it is true."""
     store = FaultyStore(MemoryStore(MemoryServer()))

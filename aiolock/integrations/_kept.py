@@ -19,7 +19,10 @@ LONGEST_BODY: Final = 1_048_576
 LONGEST_KEPT: Final = 65_536 - 65
 """The longest result, in characters: what `Once.outcome` takes, less the request's digest."""
 LONGEST_RESPONSE: Final = 49_152
-"""Bytes of a response that are gathered: base64, in which it is kept, must fit `LONGEST_KEPT`."""
+"""Bytes of a response's body that are gathered and kept.
+
+Five characters keep four of them, so 4,000 characters of `LONGEST_KEPT` are left for its headers.
+"""
 
 _SERVER_ERROR: Final = 500
 _TRY_AGAIN: Final = (408, 423, 425, 429)
@@ -128,14 +131,15 @@ class Recorded(NamedTuple):
     @property
     def text(self) -> str:
         """The response as a text, as it is kept."""
-        body = base64.b64encode(self.body).decode()
+        # Base64 is faster, but in it a body of `LONGEST_RESPONSE` would leave no room for headers.
+        body = base64.b85encode(self.body).decode()
         return json.dumps([self.status, self.headers, body], separators=(",", ":"))
 
     @classmethod
     def of(cls, text: str) -> Self:
         """The response that was kept."""
         status, headers, body = json.loads(text)
-        return cls(status, [(name, value) for name, value in headers], base64.b64decode(body))
+        return cls(status, [(name, value) for name, value in headers], base64.b85decode(body))
 
 
 def is_to_be_tried_again(status: int, headers: Iterable[tuple[Any, Any]]) -> bool:

@@ -60,11 +60,13 @@ class Idempotency:
       whose process died.
     * Requests without the header, and with other ``methods``, pass through.
 
-    A response is gathered, kept and then sent. One longer than 48 KiB is sent as it comes; other
-    requests with its key then get 409. While a request is carried out, it is not told that its
-    client has gone: it is completed, and the client's next try gets its response. A framework's
-    background work after the response is done without the key, as ever: the response is kept even
-    if that work fails.
+    A response is gathered, kept and then sent. A body longer than 48 KiB is sent as it comes, and
+    not kept; nor is a response with headers of more than 3,000 characters in all, unless its body
+    leaves room for them. Other requests with its key then get 409.
+
+    While a request is carried out, it is not told that its client has gone: it is completed, and
+    the client's next try gets its response. A framework's background work after the response is
+    done without the key, as ever: the response is kept even if that work fails.
 
     The middleware does not open the client; `setup` does, for example. If the store cannot say
     whether a request was carried out, it is not, and gets 503. A request that loses its lease is
@@ -134,7 +136,7 @@ def idempotent(
       `AcquireTimeout`, after ``timeout``, or at once with ``wait=False``.
     * A call that raises, is cancelled or loses its lease keeps nothing: the next one does it.
     * A call with the same key but other arguments gets `KeyReused`, and nothing is done.
-    * If the result has more than 65,000 characters, only the first call gets it; later ones get
+    * If the result has more than 65,471 characters, only the first call gets it; later ones get
       `NotKept`.
 
     All calls, even the first, get the result as JSON gives it back. `StoreError` when nobody knows
