@@ -3090,6 +3090,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "idempotency: what was read to be compared is there for the handler",
+        "integrations/aiohttp.py",
+        "        request._payload = content\n",
+        "",
+        "test_idempotent.py::test_a_body_that_aiohttp_has_read[multipart]",
+        seconds=10,
+    ),
+    Safeguard(
         "idempotency: a key is somebody's",
         "integrations/_kept.py",
         "digest(who.encode(), key.encode())",

@@ -2,14 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import httpx
 import pytest
-from aiohttp import web
+from aiohttp import BodyPartReader, web
 from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.applications import Starlette
@@ -500,6 +500,78 @@ async def test_a_stream_of_aiohttp() -> None:
     async with serving("aiohttp", app) as url, httpx.AsyncClient(timeout=30) as http:
         assert (await http.post(url, headers=KEY)).content == b"done"
         assert told(await http.post(url, headers=KEY)) == (409, "idempotency_not_kept")
+
+
+async def read_post(request: web.Request) -> Any:
+    """The sizes of a form's fields, by `post`."""
+    form = await request.post()
+    return {k: len(v if isinstance(v, str) else v.file.read()) for k, v in form.items()}  # type: ignore[union-attr]  # no bytes
+
+
+async def read_multipart(request: web.Request) -> Any:
+    """The same, part by part."""
+    reader, sizes = await request.multipart(), dict[str, int]()
+    while isinstance(part := await reader.next(), BodyPartReader):
+        sizes[str(part.name)] = len(await part.read())
+    return sizes
+
+
+async def read_content(request: web.Request) -> Any:
+    """The size of the body, by its stream."""
+    return {"size": len(await request.content.read())}
+
+
+async def read_nothing(request: web.Request) -> Any:
+    """Whether there is a body."""
+    return {"body": request.can_read_body}
+
+
+@pytest.mark.parametrize(
+    ("read", "sent", "found"),
+    [
+        (read_post, {"data": {"a": "7"}, "files": {"b": b"x" * 300_000}}, {"a": 1, "b": 300_000}),
+        (read_multipart, {"data": {"a": "7"}, "files": {"b": b"xy"}}, {"a": 1, "b": 2}),
+        (read_content, {"content": b"x" * 300_000}, {"size": 300_000}),
+        (read_content, {}, {"size": 0}),
+        (read_nothing, {"content": b"x" * 300_000}, {"body": True}),
+    ],
+    ids=["post", "multipart", "content", "empty", "nothing"],
+)
+async def test_a_body_that_aiohttp_has_read(
+    read: Callable[[web.Request], Awaitable[Any]], sent: dict[str, Any], found: Any
+) -> None:
+    """The handler can read it once more in any way, or not at all."""
+    app = web.Application()
+    aiohttp.setup(app, aiolock.connect("memory://"))
+
+    @aiohttp.idempotent(remember=60, who=lambda _: "")
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response(await read(request))
+
+    app.router.add_post("/", handler)
+    async with serving("aiohttp", app) as url, httpx.AsyncClient(timeout=30) as http:
+        for key in ("a", "b"):  # by one connection
+            reply = await http.post(url, headers={"Idempotency-Key": key}, **sent)
+            assert reply.json() == found
+
+
+@pytest.mark.parametrize("body", ["paid ä", b"paid", bytearray(b"paid"), memoryview(b"paid"), None])
+async def test_a_body_of_aiohttp(body: Any) -> None:
+    """It is kept, whether it is of bytes or a text, of which aiohttp makes another object."""
+    app = web.Application()
+    aiohttp.setup(app, aiolock.connect("memory://"))
+
+    @aiohttp.idempotent(remember=60, who=lambda _: "")
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body)
+
+    app.router.add_post("/", handler)
+    async with serving("aiohttp", app) as url, httpx.AsyncClient(timeout=30) as http:
+        first, again = [await http.post(url, headers=KEY) for _ in range(2)]
+        assert (again.status_code, again.content) == (200, first.content)
+        for name in ("Content-Type", "Content-Length"):
+            assert again.headers.get(name) == first.headers.get(name)
+        assert again.headers["Idempotent-Replayed"] == "true"
 
 
 @pytest.mark.parametrize("module", [starlette, fastapi, aiohttp])

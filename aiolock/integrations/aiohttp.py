@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakSet
 
-from aiohttp import web
+from aiohttp import BytesPayload, StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.hdrs import CONTENT_LENGTH
 from aiohttp.typedefs import Handler, Middleware
@@ -180,7 +180,7 @@ def idempotent(
             whose = who(request)
             whose = whose if isinstance(whose, str) else await whose
             parts = request.method, request.path, request.query_string
-            asked = digest(*(part.encode() for part in parts), await request.read())
+            asked = digest(*(part.encode() for part in parts), await _read(request))
             return await _once(
                 once_of(client_of(request), whose, key, remember),
                 asked,
@@ -190,6 +190,19 @@ def idempotent(
         return call
 
     return decorate
+
+
+async def _read(request: web.Request) -> bytes:
+    """The request's body, which the handler can read as well."""
+    body = await request.read()
+    if body:
+        # `multipart()` and `content` would find nothing: only `read()` remembers what it has read.
+        # The limit is one that is not reached: the connection is not to be paused.
+        content = StreamReader(request.protocol, len(body), loop=asyncio.get_running_loop())
+        content.feed_data(body)
+        content.feed_eof()
+        request._payload = content
+    return body
 
 
 async def _once(
@@ -228,7 +241,11 @@ def _recorded(response: web.StreamResponse) -> str | None:
     """The text to keep; None if it cannot be kept."""
     if is_to_be_tried_again(response.status, response.headers.items()):
         raise NotToBeKept
-    body = response.body if isinstance(response, web.Response) and not response.prepared else ...
+    if not isinstance(response, web.Response) or response.prepared:
+        return None
+    body: object = response.body
+    if isinstance(body, BytesPayload):
+        body = bytes(body._value)  # aiohttp makes one of a str
     if not isinstance(body, bytes | bytearray | None) or len(body or b"") > LONGEST_RESPONSE:
         return None
     headers = [(name, value) for name, value in response.headers.items() if name != CONTENT_LENGTH]
