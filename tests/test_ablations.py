@@ -3030,6 +3030,14 @@ SAFEGUARDS = (
         "test_web_aiohttp.py::test_lost_when_the_response_has_begun",
     ),
     Safeguard(
+        "web: a lock of a view's method needs its path, too",
+        "integrations/aiohttp.py",
+        "for handler in (route.handler, *methods):",
+        "for handler in (route.handler,):",
+        "test_web_aiohttp.py::test_methods_of_a_view",
+        seconds=10,
+    ),
+    Safeguard(
         "web: whom the server interrupts is told so",
         "integrations/_asgi.py",
         "            if not begun:\n",

@@ -1,13 +1,14 @@
 """aiohttp: what the others have not."""
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 from aiohttp import ClientPayloadError, ClientSession, web
 
 import aiolock
 from aiolock import Lease
-from aiolock.integrations.aiohttp import KEY, client_of, locked, setup
+from aiolock.integrations.aiohttp import KEY, client_of, idempotent, locked, setup
 from aiolock.stores.memory import MemoryServer
 from tests.failures import queued, until
 from tests.webapps.bodies import Bodies
@@ -33,6 +34,43 @@ async def test_a_field_that_the_path_has_not() -> None:
         await runner.cleanup()
 
 
+class Pay(web.View):
+    """A view, with a handler for each method."""
+
+    @idempotent(remember=60, who=lambda request: request.host)
+    @locked("order:{order}")
+    async def post(self, lease: Lease) -> web.StreamResponse:
+        """Under its lock, once."""
+        return web.json_response([self.request.path, lease.name, lease.fence])
+
+    async def get(self) -> web.Response:
+        """Without a lock."""
+        return web.Response()
+
+
+async def test_methods_of_a_view() -> None:
+    """They hold locks as functions do, and are carried out once; their path is checked, too."""
+    app = web.Application()
+    app.router.add_view("/orders/{order}", Pay)
+    setup(app, aiolock.connect("memory://"))
+    async with serving("aiohttp", app) as url, ClientSession() as http:
+        fences = set[int]()
+        for key in ({}, {}, {"Idempotency-Key": "a"}, {"Idempotency-Key": "a"}):
+            reply = await http.post(f"{url}/orders/7", headers=key)
+            path, name, fence = await reply.json()
+            assert (path, name) == ("/orders/7", "order:7")
+            fences.add(fence)
+        assert len(fences) == 3
+        assert (await http.get(f"{url}/orders/7")).status == 200
+    app = web.Application()
+    app.router.add_view("/orders/{x}", Pay)
+    setup(app, aiolock.connect("memory://"))
+    runner = web.AppRunner(app)
+    with pytest.raises(ValueError, match=r"'/orders/\{x\}' has no 'order'"):
+        await runner.setup()
+    await runner.cleanup()
+
+
 async def test_set_up_in_a_wrong_way() -> None:
     """The texts say what to do."""
     app = web.Application()
@@ -41,8 +79,12 @@ async def test_set_up_in_a_wrong_way() -> None:
     setup(app, aiolock.connect("memory://"))
     with pytest.raises(ValueError, match="already"):
         setup(app, aiolock.connect("memory://"))
+
+    def plain(request: web.Request, lease: Lease) -> Awaitable[web.Response]:
+        return handler(request)
+
     with pytest.raises(TypeError, match="async functions"):
-        locked("x")(lambda request, lease: handler(request))
+        locked("x")(plain)
 
 
 async def test_not_set_up() -> None:

@@ -51,6 +51,17 @@ async def with_aiohttp(request: web.Request, lease: Lease) -> web.Response:
 assert_type(with_aiohttp, Callable[[web.Request], Coroutine[Any, Any, web.Response]])
 
 
+class View(web.View):
+    """So are methods of a view."""
+
+    @aiohttp.idempotent(remember=60, who=lambda request: request.host)
+    @aiohttp.locked("order:{order}")
+    async def post(self, lease: Lease) -> web.Response:
+        """It has its request as any view has."""
+        assert_type(lease, Lease)
+        return web.Response(text=self.request.path)
+
+
 @app.post("/charges")
 async def once_with_fastapi(
     once: Annotated[fastapi.Idempotent, fastapi.idempotent(remember=60, who=str)],

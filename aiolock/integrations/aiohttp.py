@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 from aiohttp import BytesPayload, StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.hdrs import CONTENT_LENGTH
+from aiohttp.hdrs import CONTENT_LENGTH, METH_ALL
 from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDict
 
@@ -50,6 +50,8 @@ from aiolock.integrations._waiting import GONE, Disconnected, held
 __all__ = ["KEY", "client_of", "idempotent", "locked", "setup"]
 
 Response_co = TypeVar("Response_co", bound=web.StreamResponse, covariant=True)
+Source = TypeVar("Source", bound=web.Request | web.View)
+"""What a handler is given first: its request or, as a method, its view."""
 
 KEY: Final = web.AppKey("aiolock", LockClient)
 """Where an application has its client: ``request.config_dict[KEY]``."""
@@ -107,10 +109,12 @@ def client_of(request: web.Request) -> LockClient:
 def locked(
     template: str, *, query: Collection[str] = (), **options: Unpack[LockOptions]
 ) -> Callable[
-    [Callable[[web.Request, Lease], Awaitable[Response_co]]],
-    Callable[[web.Request], Coroutine[Any, Any, Response_co]],
+    [Callable[[Source, Lease], Awaitable[Response_co]]],
+    Callable[[Source], Coroutine[Any, Any, Response_co]],
 ]:
     """Decorate a handler, which is given the `Lease` after its request.
+
+    In a `web.View`, it decorates the methods: ``async def post(self, lease)``.
 
     It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
     it does not wait. A client that closes the connection meanwhile leaves the queue. The lock is
@@ -125,17 +129,18 @@ def locked(
     lock = LockOf(template, query, **options)
 
     def decorate(
-        handler: Callable[[web.Request, Lease], Awaitable[Response_co]],
-    ) -> Callable[[web.Request], Coroutine[Any, Any, Response_co]]:
+        handler: Callable[[Source, Lease], Awaitable[Response_co]],
+    ) -> Callable[[Source], Coroutine[Any, Any, Response_co]]:
         check_async(handler)
         check_parameters(handler, "request", "lease")
 
         @functools.wraps(handler)
-        async def call(request: web.Request) -> Response_co:
+        async def call(source: Source) -> Response_co:
+            request = _request_of(source)
             values = lock.values(request.match_info, request.query)
             of_request = lock.on(client_of(request), values)
             async with held(of_request, functools.partial(_reason_to_leave, request)) as lease:
-                return await handler(request, lease)
+                return await handler(source, lease)
 
         setattr(call, _MARK, lock)
         return call
@@ -149,8 +154,8 @@ def idempotent(
     who: Callable[[web.Request], str | Awaitable[str]],
     required: bool = False,
 ) -> Callable[
-    [Callable[[web.Request], Awaitable[web.StreamResponse]]],
-    Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]],
+    [Callable[[Source], Awaitable[web.StreamResponse]]],
+    Callable[[Source], Coroutine[Any, Any, web.StreamResponse]],
 ]:
     """Decorate a handler: of requests with one ``Idempotency-Key``, one is carried out.
 
@@ -158,7 +163,7 @@ def idempotent(
     request gets its response, and that is kept; the others get the same. A `web.StreamResponse`
     that the handler sends by itself is not kept, nor a body of more than 48 KiB: others then get
     409.
-    It stands above `locked`. `setup` answers its errors.
+    It stands above `locked`. In a `web.View`, it decorates the methods. `setup` answers its errors.
 
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key, given the request: the user or the tenant. May be async.
@@ -168,15 +173,16 @@ def idempotent(
     check_remember(connect("memory://"), remember)
 
     def decorate(
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    ) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:
+        handler: Callable[[Source], Awaitable[web.StreamResponse]],
+    ) -> Callable[[Source], Coroutine[Any, Any, web.StreamResponse]]:
         check_async(handler, "idempotent")
 
         @functools.wraps(handler)
-        async def call(request: web.Request) -> web.StreamResponse:
+        async def call(source: Source) -> web.StreamResponse:
+            request = _request_of(source)
             key = key_of(request.headers.getall(HEADER, []), required=required)
             if key is None:
-                return await handler(request)
+                return await handler(source)
             whose = who(request)
             whose = whose if isinstance(whose, str) else await whose
             parts = request.method, request.path, request.query_string
@@ -184,12 +190,16 @@ def idempotent(
             return await _once(
                 once_of(client_of(request), whose, key, remember),
                 asked,
-                functools.partial(handler, request),
+                functools.partial(handler, source),
             )
 
         return call
 
     return decorate
+
+
+def _request_of(source: web.Request | web.View) -> web.Request:
+    return source.request if isinstance(source, web.View) else source
 
 
 async def _read(request: web.Request) -> bytes:
@@ -286,8 +296,13 @@ def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
 def _check(app: web.Application) -> None:
     """Check that each path has what its locks need of it."""
     for route in app.router.routes():
-        lock = getattr(route.handler, _MARK, None)
-        if isinstance(lock, LockOf) and route.resource is not None:
-            pattern = route.resource.get_info().get("pattern")
-            known = pattern.groupindex if pattern is not None else ()
-            lock.check_path(f"the path {route.resource.canonical!r}", tuple(known))
+        if route.resource is None:
+            continue
+        pattern = route.resource.get_info().get("pattern")
+        known = pattern.groupindex if pattern is not None else ()
+        # A view may have a handler for each method.
+        methods = [getattr(route.handler, method.lower(), None) for method in METH_ALL]
+        for handler in (route.handler, *methods):
+            lock = getattr(handler, _MARK, None)
+            if isinstance(lock, LockOf):
+                lock.check_path(f"the path {route.resource.canonical!r}", tuple(known))
