@@ -583,6 +583,11 @@ def test_made_in_a_wrong_way(module: Any) -> None:
         with pytest.raises(TypeError, match=r"idempotent\(\) decorates async functions"):
             module.idempotent(remember=1, who=lambda _: "")(lambda request: request)
 
+        async def method(self: Any, request: Any) -> None: ...
+
+        with pytest.raises(TypeError, match=r"method\(.*cannot be called with request"):
+            module.idempotent(remember=1, who=lambda _: "")(method)
+
 
 class Bank:
     """Pays, and counts how often."""

@@ -66,9 +66,14 @@ def check_async(handler: Callable[..., object], decorator: str = "locked") -> No
         raise TypeError(f"{decorator}() decorates async functions, and {handler!r} is not one")
 
 
-def check_parameters(handler: Callable[..., object], *given: str) -> None:
-    """Raise `TypeError` if it cannot be called with these: every request would fail."""
-    signature = inspect.signature(handler)
+def check_parameters(
+    handler: Callable[..., object], *given: str, follow_wrapped: bool = True
+) -> None:
+    """Raise `TypeError` if it cannot be called with these: every request would fail.
+
+    Without ``follow_wrapped``, a function that decorates another is looked at itself.
+    """
+    signature = inspect.signature(handler, follow_wrapped=follow_wrapped)
     try:
         signature.bind(*given)
     except TypeError as error:

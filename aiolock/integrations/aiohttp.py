@@ -176,6 +176,8 @@ def idempotent(
         handler: Callable[[Source], Awaitable[web.StreamResponse]],
     ) -> Callable[[Source], Coroutine[Any, Any, web.StreamResponse]]:
         check_async(handler, "idempotent")
+        # What `locked` made of a function with a lease is called without one.
+        check_parameters(handler, "request", follow_wrapped=False)
 
         @functools.wraps(handler)
         async def call(source: Source) -> web.StreamResponse:

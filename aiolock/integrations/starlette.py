@@ -173,6 +173,8 @@ def idempotent(
         endpoint: Callable[[Request], Awaitable[R]],
     ) -> Callable[[Request], Coroutine[Any, Any, R]]:
         check_async(endpoint, "idempotent")
+        # What `locked` made of a function with a lease is called without one.
+        check_parameters(endpoint, "request", follow_wrapped=False)
 
         @functools.wraps(endpoint)
         async def call(request: Request) -> R:
