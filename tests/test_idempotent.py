@@ -589,6 +589,40 @@ def test_made_in_a_wrong_way(module: Any) -> None:
             module.idempotent(remember=1, who=lambda _: "")(method)
 
 
+@pytest.mark.parametrize("module", [starlette, fastapi, aiohttp, Idempotency])
+async def test_an_owner_that_is_no_text(module: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says what `who` gave and what it must give, and nothing is carried out."""
+
+    async def who(request: Request) -> int:
+        return 7
+
+    client = aiolock.connect("memory://")
+    app: Any = Starlette()
+    if module is aiohttp:
+        app = web.Application()
+        untyped: Any = never
+        app.router.add_post("/", aiohttp.idempotent(remember=60, who=who)(untyped))  # type: ignore[arg-type]  # that is the test
+    elif module is fastapi:
+        app = FastAPI()
+        app.post("/", dependencies=[fastapi.idempotent(remember=60, who=who)])(never)
+    elif module is starlette:
+        endpoint = starlette.idempotent(remember=60, who=who)(never)  # type: ignore[arg-type]  # that is the test
+        app.add_route("/", endpoint, methods=["POST"])
+    else:
+        app.add_middleware(Idempotency, client=client, remember=60, who=who)
+        app.add_route("/", never, methods=["POST"])
+    (starlette if module is Idempotency else module).setup(app, client)
+    framework = "aiohttp" if module is aiohttp else "starlette"
+    async with serving(framework, app) as url, httpx.AsyncClient(timeout=30) as http:
+        assert (await http.post(url, headers=KEY)).status_code == 500
+    assert "who must give a str, the id of the user or tenant, and not int" in caplog.text
+
+
+async def never(request: Request) -> Any:
+    """A handler that is not called."""
+    raise AssertionError
+
+
 class Bank:
     """Pays, and counts how often."""
 

@@ -110,8 +110,21 @@ def key_of(values: Sequence[str], *, required: bool = False) -> str | None:
     return key
 
 
+async def owner(found: str | Awaitable[str]) -> str:
+    """What ``who`` gave, which may be async."""
+    return await found if isinstance(found, Awaitable) else found
+
+
 def once_of(client: LockClient, who: str, key: str, remember: float) -> Once:
-    """The `Once` of this owner and key; the store does not see either of the two."""
+    """The `Once` of this owner and key; the store does not see either of the two.
+
+    `TypeError` for an owner that is no str: equal owners of other types may be written differently.
+    """
+    if not isinstance(who, str):
+        raise TypeError(
+            f"who must give a str, the id of the user or tenant, and not {type(who).__name__}:"
+            ' return str(user.id), for example, and "" for a request of nobody'
+        )
     name = f"idempotency:{digest(who.encode(), key.encode())}"
     return client.once(name, remember=remember, wait=False)
 

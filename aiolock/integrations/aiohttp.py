@@ -42,6 +42,7 @@ from aiolock.integrations._kept import (
     kept,
     key_of,
     once_of,
+    owner,
 )
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
@@ -166,7 +167,8 @@ def idempotent(
     It stands above `locked`. In a `web.View`, it decorates the methods. `setup` answers its errors.
 
     :param remember: seconds for which a response is kept.
-    :param who: the owner of the key, given the request: the user or the tenant. May be async.
+    :param who: the owner of the key, given the request: the user or the tenant, as a str. May be
+        async. A request for which it gives anything else raises `TypeError`.
     :param required: whether a request without a key is answered with 400; if not, it is carried out
         as ever.
     """
@@ -185,8 +187,7 @@ def idempotent(
             key = key_of(request.headers.getall(HEADER, []), required=required)
             if key is None:
                 return await handler(source)
-            whose = who(request)
-            whose = whose if isinstance(whose, str) else await whose
+            whose = await owner(who(request))
             parts = request.method, request.path, request.query_string
             asked = digest(*(part.encode() for part in parts), await _read(request))
             return await _once(

@@ -118,7 +118,8 @@ def idempotent(*, remember: float, who: Callable[..., Any], required: bool = Fal
     after it have not; ``who`` always runs.
 
     :param remember: seconds for which a response is kept.
-    :param who: the owner of the key: a dependency, which gives the user or the tenant as a str.
+    :param who: the owner of the key: a dependency, which gives the user or the tenant as a str:
+        ``str(user.id)``. A request for which it gives anything else raises `TypeError`.
     :param required: whether a request without a key is answered with 400; if not, it is carried out
         as ever.
     """

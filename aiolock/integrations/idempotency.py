@@ -33,6 +33,7 @@ from aiolock.integrations._kept import (
     kept,
     key_of,
     once_of,
+    owner,
 )
 from aiolock.integrations._problems import ERRORS, problem
 
@@ -74,9 +75,10 @@ class Idempotency:
     lease is found to be lost when its response is complete, the response is sent.
 
     :param remember: seconds for which a response is kept.
-    :param who: the owner of the key, given the ASGI scope: the user or the tenant. Equal keys of
-        different owners are different keys, so no owner gets another's response. An empty text is
-        one owner, too.
+    :param who: the owner of the key, given the ASGI scope: the user or the tenant, as a str. May be
+        async. Equal keys of different owners are different keys, so no owner gets another's
+        response. An empty text is one owner, too. A request for which it gives anything else raises
+        `TypeError`.
     """
 
     def __init__(
@@ -113,8 +115,7 @@ class Idempotency:
     async def _under_key(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = key_of(keys_in(scope), required=True)
         assert key is not None
-        who = self._who(scope)
-        whose = who if isinstance(who, str) else await who
+        whose = await owner(self._who(scope))
         await begin(scope, once_of(self._client, whose, key, self._remember))
         await self._app(scope, receive, send)
 

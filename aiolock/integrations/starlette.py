@@ -35,7 +35,7 @@ from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import Interrupted, Receive, held_while_there
 from aiolock.integrations._exchange import Exchanges, begin, keys_in
 from aiolock.integrations._functions import check_async, check_parameters, checked_client
-from aiolock.integrations._kept import check_remember, key_of, once_of
+from aiolock.integrations._kept import check_remember, key_of, once_of, owner
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 
@@ -163,7 +163,8 @@ def idempotent(
     `setup` answers its errors.
 
     :param remember: seconds for which a response is kept.
-    :param who: the owner of the key, given the request: the user or the tenant. May be async.
+    :param who: the owner of the key, given the request: the user or the tenant, as a str. May be
+        async. A request for which it gives anything else raises `TypeError`.
     :param required: whether a request without a key is answered with 400; if not, it is carried out
         as ever.
     """
@@ -180,8 +181,7 @@ def idempotent(
         async def call(request: Request) -> R:
             key = key_of(keys_in(request.scope), required=required)
             if key is not None:
-                whose = who(request)
-                whose = whose if isinstance(whose, str) else await whose
+                whose = await owner(who(request))
                 await begin(request.scope, once_of(client_of(request), whose, key, remember))
             return await endpoint(request)
 
