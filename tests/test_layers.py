@@ -128,12 +128,14 @@ DECORATORS = {
 # Each framework's module, and whatever else of ours it builds on.
 FRAMEWORKS = {
     "starlette": set[str](),
-    "fastapi": {"aiolock.integrations.starlette"},
+    "fastapi": {"aiolock.integrations.starlette", "aiolock.integrations._parameters"},
     "aiohttp": set[str](),
     "litestar": set[str](),
     "quart": set[str](),
     "django": set[str](),
 }
+# A part of one of these, which knows its framework, too.
+PARTS = {"_parameters": "fastapi"}
 TASK_FRAMEWORKS = {"arq", "saq", "taskiq", "celery", "apscheduler", "faststream", "procrastinate"}
 
 
@@ -268,7 +270,9 @@ def test_integrations_import_what_is_below(module: str) -> None:
     assert ours(module) <= below
     roots = {imported.partition(".")[0] for imported in imports(module)}
     assert roots & TASK_FRAMEWORKS <= {name}
-    allowed = {name} | {other.rpartition(".")[2] for other in FRAMEWORKS.get(name, set())}
+    allowed = {PARTS.get(name, name)} | {
+        other.rpartition(".")[2] for other in FRAMEWORKS.get(name, set())
+    }
     assert roots & FRAMEWORKS.keys() <= (allowed & FRAMEWORKS.keys())
 
 

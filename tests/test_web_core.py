@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import itertools
 import json
 import logging
@@ -23,6 +24,18 @@ from tests.failures import queued, until
 Message = MutableMapping[str, Any]
 
 
+class Colour(enum.Enum):
+    """What a request may say."""
+
+    RED = "red"
+
+
+class Size(str, enum.Enum):  # noqa: UP042  # of which versions of Python write different names
+    """The same, as a str."""
+
+    SMALL = "s"
+
+
 @pytest.mark.parametrize(
     ("template", "values", "name"),
     [
@@ -31,6 +44,8 @@ Message = MutableMapping[str, Any]
         ("{a}:{b}:{a}", {"a": "x", "b": "{a}"}, "x:{a}:x"),
         ("{{a}}", {"a": "x"}, "{a}"),
         ("{size}", {"size": 3}, "3"),
+        ("{colour}", {"colour": Colour.RED}, "red"),
+        ("{size}", {"size": Size.SMALL}, "s"),
     ],
 )
 def test_names(template: str, values: dict[str, object], name: str) -> None:

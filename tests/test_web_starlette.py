@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import enum
 import functools
+import uuid
 import warnings
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Path, Request, WebSocket
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, WebSocket
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -21,6 +24,8 @@ from starlette.routing import Mount, Route, WebSocketRoute
 import aiolock
 from aiolock import Lease
 from aiolock.integrations import fastapi, starlette
+from aiolock.integrations._names import LockOf
+from aiolock.integrations._parameters import values_of
 from aiolock.stores.memory import MemoryServer
 from tests.failures import queued, until
 from tests.webapps.bodies import Bodies
@@ -192,6 +197,145 @@ async def test_fields_of_any_type() -> None:
         assert (await http.get("/42")).json() == "42"
         (parameter,) = app.openapi()["paths"]["/{request}"]["get"]["parameters"]
         assert (parameter["schema"]["type"], parameter["description"]) == ("integer", "mine")
+
+
+class Colour(enum.Enum):
+    """What a path may say."""
+
+    RED = "red"
+
+
+ONE = "0b9e3c84-7d2c-4b57-9b7c-7f7f6d1c2a11"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "url", "name"),
+    [
+        (uuid.UUID, f"/{ONE.upper()}", ONE),
+        (uuid.UUID, f"/{ONE.replace('-', '')}", ONE),
+        (int, "/007", "7"),
+        (Annotated[int, Path(ge=1)], "/+7", "7"),
+        (Colour, "/red", "red"),
+        (str, "/07", "07"),
+        (str, f"/{ONE.upper()}", ONE.upper()),
+        (int, "/?it=07", "7"),
+        (Annotated[int | None, Query()], "/?it=07", "7"),
+        (str, "/?it=07", "07"),
+    ],
+)
+async def test_a_name_is_of_what_the_path_operation_gets(
+    annotation: Any, url: str, name: str
+) -> None:
+    """However an id is spelled in the URL, it is one lock; a str is one letter by letter."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+    query = {"it"} if "?" in url else set[str]()
+
+    async def get(it: Any, lease: Annotated[Lease, fastapi.locked("{it}", query=query)]) -> str:
+        return lease.name
+
+    get.__annotations__["it"] = annotation
+    app.get("/" if query else "/{it}")(get)
+    async with app.router.lifespan_context(app), called(app) as http:
+        assert (await http.get(url)).json() == name
+
+
+async def test_where_a_field_may_be_declared() -> None:
+    """Under another name, in a dependency, behind a router's prefix; or not at all."""
+    app, router = FastAPI(), APIRouter()
+    fastapi.setup(app, aiolock.connect("memory://"))
+    held = fastapi.locked("{it}")
+
+    async def of_alias(
+        lease: Annotated[Lease, held], number: Annotated[int, Path(alias="it")]
+    ) -> str:
+        return lease.name
+
+    def number(it: int) -> int:
+        return it
+
+    async def of_dependency(
+        lease: Annotated[Lease, held], found: Annotated[int, Depends(number)]
+    ) -> str:
+        return lease.name
+
+    @router.get("/included")
+    async def included(lease: Annotated[Lease, held], it: int) -> str:
+        return lease.name
+
+    async def undeclared(lease: Annotated[Lease, held]) -> str:
+        return lease.name
+
+    for endpoint in (of_alias, of_dependency, undeclared):
+        app.get(f"/{endpoint.__name__}/{{it}}")(endpoint)
+    app.include_router(router, prefix="/of/{it}")
+    async with app.router.lifespan_context(app), called(app) as http:
+        for url in ("/of_alias/07", "/of_dependency/07", "/of/07/included"):
+            assert (await http.get(url)).json() == "7", url
+        assert (await http.get("/undeclared/07")).json() == "07"
+
+
+async def test_a_name_of_an_invalid_value() -> None:
+    """The request is answered as ever, and does not wait for a lock."""
+    client = aiolock.connect("memory://")
+    app = FastAPI()
+    fastapi.setup(app, client)
+
+    @app.get("/{it}")
+    async def get(it: int, lease: Annotated[Lease, fastapi.locked("{it}")]) -> str:
+        raise AssertionError
+
+    async with app.router.lifespan_context(app), called(app) as http, client.lock("x"):
+        reply = await asyncio.create_task(http.get("/x"))
+        assert reply.status_code == 422
+        assert [each["loc"] for each in reply.json()["detail"]] == [["path", "it"]]
+
+
+def test_a_request_of_an_unknown_path_operation() -> None:
+    """A name that may be another than elsewhere is not made."""
+    request = Request({"type": "http", "query_string": b"", "path_params": {"it": "07"}})
+    with pytest.raises(RuntimeError, match="this version of FastAPI"):
+        values_of(request, LockOf("{it}"), lambda _: False)
+
+
+class Filter(BaseModel):
+    """Several parameters at once."""
+
+    day: int
+
+
+async def test_a_name_of_more_than_one_value() -> None:
+    """The application does not start, and says what to declare."""
+    of_query = fastapi.locked("{day}", query={"day"})
+
+    async def of_list(
+        lease: Annotated[Lease, of_query], day: Annotated[list[int] | None, Query()] = None
+    ) -> None: ...
+
+    async def of_model(
+        lease: Annotated[Lease, of_query], given: Annotated[Filter, Query()]
+    ) -> None: ...
+
+    for endpoint, why in ((of_list, "may be a list there"), (of_model, "of the model Filter")):
+        app = FastAPI()
+        fastapi.setup(app, aiolock.connect("memory://"))
+        app.get("/x")(endpoint)
+        with pytest.raises(ValueError, match=rf"'/x'.*'day', .*{why}.* Declare it"):
+            await start(app)
+
+
+async def test_a_name_of_what_a_path_of_starlette_converts() -> None:
+    """Its converters make one value of all spellings."""
+
+    @starlette.locked("{it}")
+    async def endpoint(request: Request, lease: Lease) -> Response:
+        return PlainTextResponse(lease.name)
+
+    app = Starlette(routes=[Route("/u/{it:uuid}", endpoint), Route("/n/{it:int}", endpoint)])
+    starlette.setup(app, aiolock.connect("memory://"))
+    async with app.router.lifespan_context(app), called(app) as http:
+        for path, name in ((f"/u/{ONE.replace('-', '')}", ONE), ("/n/007", "7")):
+            assert (await http.get(path)).text == name
 
 
 def test_an_endpoint_without_a_place_for_the_lease() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Collection, Mapping
+from enum import Enum
 from typing import Unpack
 
 from aiolock import Lock, LockClient, connect
@@ -66,7 +67,9 @@ class LockOf:
         missing = [field for field in self.fields if field not in values]
         if missing:
             raise BadName(f"The request lacks {_list(missing)}.")
-        return self.template.format_map(values)
+        # A member of an Enum is named as the client names it, in all versions of Python.
+        texts = {name: _text(value) for name, value in values.items()}
+        return self.template.format_map(texts)
 
     def on(self, client: LockClient, values: Mapping[str, object]) -> Lock:
         """The lock itself; `BadName` if that is no valid name. No I/O."""
@@ -75,6 +78,10 @@ class LockOf:
             return client.lock(name, **self._options)
         except ValueError as error:  # the options were checked before, so it is the name
             raise BadName("What the request names is too long, or no name at all.") from error
+
+
+def _text(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _fields(template: str) -> list[str]:

@@ -123,7 +123,7 @@ def locked(
     answers its errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
-        fields.
+        fields. A field is the text that ``request.match_info`` has.
     :param query: the fields that come from the query and not from the path. A request without one
         of them, or with a value that makes no valid name, is answered with 400.
     """

@@ -28,6 +28,7 @@ from aiolock._locks.options import LockOptions
 from aiolock.integrations._exchange import begin, keys_in
 from aiolock.integrations._kept import HEADER, check_remember, key_of, once_of
 from aiolock.integrations._names import LockOf
+from aiolock.integrations._parameters import check_values, values_of
 from aiolock.integrations.starlette import NO_HTTP, held_for, set_up
 from aiolock.integrations.starlette import client_of as _client_of
 
@@ -45,8 +46,9 @@ def setup(app: FastAPI, client: LockClient) -> None:
     is answered with 503. An application that is mounted in another has handlers of its own: set
     that up too, with the same client.
 
-    When the application starts, a lock whose template needs a field that its path does not have
-    raises `ValueError`, and one around a path operation without ``async`` raises `TypeError`.
+    When the application starts, a lock whose template needs a field that its path does not have, or
+    that is a list or part of a model in the path operation, raises `ValueError`, and one around a
+    path operation without ``async`` raises `TypeError`.
     """
     set_up(app, client, _locks_of)
 
@@ -73,14 +75,18 @@ def locked(template: str, *, query: Collection[str] = (), **options: Unpack[Lock
     errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
-        fields.
+        fields. A field has the value that the parameter of this name has in the path operation, or
+        else in a dependency of it, after validation: all spellings of one `UUID` are one lock. A
+        request with an invalid value is answered with 422, before it waits. A field that no
+        parameter stands for has the text in the path.
     :param query: the fields that come from the query and not from the path. They become required
         query parameters.
     """
     lock = LockOf(template, query, **options)
 
     async def hold(aiolock_request: Request, **_: str) -> AsyncGenerator[Lease]:
-        async with held_for(aiolock_request, lock) as lease:
+        values = values_of(aiolock_request, lock, _is_lock)
+        async with held_for(aiolock_request, lock, values) as lease:
             yield lease
 
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -159,6 +165,7 @@ def _locks_of(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
             route = getattr(context, "original_route", context)
             if why := NO_HTTP if isinstance(route, WebSocketRoute) else _unfit(dependant.call):
                 raise TypeError(f"{path!r} holds a lock, {lock.template!r}, round {why}")
+            check_values(repr(path), dependant, lock, _is_lock)
             yield lock, path
 
 
@@ -167,6 +174,10 @@ def _flat(route: BaseRoute) -> Iterable[Any]:
     flatten: Any = getattr(routing, "iter_route_contexts", iter)
     flattened: Iterable[Any] = flatten([route])
     return flattened
+
+
+def _is_lock(dependant: Dependant) -> bool:
+    return isinstance(getattr(dependant.call, _MARK, None), LockOf)
 
 
 def _locks_in(dependant: Dependant) -> Iterable[LockOf]:

@@ -21,6 +21,7 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
+    Mapping,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar, Unpack
@@ -117,7 +118,7 @@ def locked(
     cancels the endpoint. `setup` answers its errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
-        fields.
+        fields. Fields of the path are as their converters make them: ``{order:uuid}``.
     :param query: the fields that come from the query and not from the path. A request without one
         of them, or with a value that makes no valid name, is answered with 400.
     """
@@ -131,7 +132,8 @@ def locked(
 
         @functools.wraps(endpoint)
         async def call(request: Request) -> R:
-            async with held_for(request, lock) as lease:
+            values = lock.values(request.path_params, request.query_params)
+            async with held_for(request, lock, values) as lease:
                 return await endpoint(request, lease)
 
         setattr(call, _MARK, lock)
@@ -140,13 +142,14 @@ def locked(
     return decorate
 
 
-def held_for(request: Request, lock: LockOf) -> AbstractAsyncContextManager[Lease]:
+def held_for(
+    request: Request, lock: LockOf, values: Mapping[str, object]
+) -> AbstractAsyncContextManager[Lease]:
     """Hold the lock of a request, and check meanwhile whether its client is still there."""
 
     def put(receive: Receive) -> None:
         request._receive = receive  # the handler gets this very request
 
-    values = lock.values(request.path_params, request.query_params)
     return held_while_there(lock.on(client_of(request), values), request.receive, put)
 
 
