@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Annotated, Any, assert_type
 
 from aiohttp import web
@@ -54,7 +55,7 @@ assert_type(with_aiohttp, Callable[[web.Request], Coroutine[Any, Any, web.Respon
 class View(web.View):
     """So are methods of a view."""
 
-    @aiohttp.idempotent(remember=60, who=lambda request: request.host)
+    @aiohttp.idempotent(remember=timedelta(minutes=1), who=lambda request: request.host)
     @aiohttp.locked("order:{order}")
     async def post(self, lease: Lease) -> web.Response:
         """It has its request as any view has."""
@@ -80,7 +81,7 @@ def whose(request: Request) -> str:
     return request.headers["Authorization"]
 
 
-@starlette.idempotent(remember=60, who=whose)
+@starlette.idempotent(remember=timedelta(minutes=1), who=whose)
 @starlette.locked("order:{order}")
 async def once_with_starlette(request: Request, lease: Lease) -> Response:
     """It stands above the lock."""
@@ -99,7 +100,12 @@ async def once_with_aiohttp(request: web.Request) -> web.Response:
 assert_type(once_with_aiohttp, Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]])
 
 
-@idempotent(aiolock.connect("memory://"), "payment:{order}", remember=60)
+@idempotent(
+    aiolock.connect("memory://"),
+    "payment:{order}",
+    remember=timedelta(minutes=1),
+    timeout=timedelta(seconds=1),
+)
 async def once(order: str, amount: int = 1) -> dict[str, int]:
     """A function takes and returns what it did."""
     return {order: amount}

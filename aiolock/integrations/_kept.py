@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
 from aiolock import AcquireTimeout, Lease, LockClient, Once
@@ -115,7 +116,7 @@ async def owner(found: str | Awaitable[str]) -> str:
     return await found if isinstance(found, Awaitable) else found
 
 
-def once_of(client: LockClient, who: str, key: str, remember: float) -> Once:
+def once_of(client: LockClient, who: str, key: str, remember: float | timedelta) -> Once:
     """The `Once` of this owner and key; the store does not see either of the two.
 
     `TypeError` for an owner that is no str: equal owners of other types may be written differently.
@@ -129,7 +130,7 @@ def once_of(client: LockClient, who: str, key: str, remember: float) -> Once:
     return client.once(name, remember=remember, wait=False)
 
 
-def check_remember(client: LockClient, remember: float) -> None:
+def check_remember(client: LockClient, remember: float | timedelta) -> None:
     """Raise `ValueError` or `TypeError` for an invalid duration."""
     client.once("checked", remember=remember)
 

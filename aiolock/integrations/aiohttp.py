@@ -18,6 +18,7 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Coroutine
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakSet
 
@@ -151,7 +152,7 @@ def locked(
 
 def idempotent(
     *,
-    remember: float,
+    remember: float | timedelta,
     who: Callable[[web.Request], str | Awaitable[str]],
     required: bool = False,
 ) -> Callable[
@@ -163,8 +164,7 @@ def idempotent(
     It does what `aiolock.integrations.idempotency.Idempotency` does in other frameworks: the first
     request gets its response, and that is kept; the others get the same. A `web.StreamResponse`
     that the handler sends by itself is not kept, nor a body of more than 48 KiB: others then get
-    409.
-    It stands above `locked`. In a `web.View`, it decorates the methods. `setup` answers its errors.
+    409. It stands above `locked`. In a `web.View`, it decorates the methods. `setup` answers its errors.
 
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key, given the request: the user or the tenant, as a str. May be

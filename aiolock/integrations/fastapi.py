@@ -16,6 +16,7 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any, Final, Unpack
 
 from fastapi import Depends, FastAPI, Header, Query, Request, routing
@@ -113,7 +114,9 @@ class Idempotent:
     """Held while the request with a key is carried out: use its ``fence`` for what it writes."""
 
 
-def idempotent(*, remember: float, who: Callable[..., Any], required: bool = False) -> Any:
+def idempotent(
+    *, remember: float | timedelta, who: Callable[..., Any], required: bool = False
+) -> Any:
     """A dependency: of requests with one ``Idempotency-Key``, one is carried out.
 
     It does what `aiolock.integrations.idempotency.Idempotency` does, for one path operation or,

@@ -18,6 +18,7 @@ import functools
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Collection, Coroutine
+from datetime import timedelta
 from typing import Any, Final, ParamSpec, TypeVar
 
 from aiolock import Lease, LockClient
@@ -56,9 +57,8 @@ class Idempotency:
       body gets 422.
     * Every other response is kept, also a refusal (400, 402, 404, 409, 422). A response is not kept
       if its status is 500 or more, if it says to try again (``Retry-After``, 408, 423, 425, 429),
-      or if the request was cancelled or raised before its
-      response was complete. Such a request may be sent again, and is carried out again; so is one
-      whose process died.
+      or if the request was cancelled or raised before its response was complete. Such a request may
+      be sent again, and is carried out again; so is one whose process died.
     * Requests without the header, and with other ``methods``, pass through.
 
     A response is gathered, kept and then sent. A body longer than 48 KiB is sent as it comes, and
@@ -86,7 +86,7 @@ class Idempotency:
         app: Callable[..., Awaitable[None]],
         *,
         client: LockClient,
-        remember: float,
+        remember: float | timedelta,
         who: Who,
         methods: Collection[str] = ("POST", "PATCH"),
     ) -> None:
@@ -124,10 +124,10 @@ def idempotent(
     client: LockClient,
     key: str,
     *,
-    remember: float,
+    remember: float | timedelta,
     compare: Collection[str] | None = None,
     wait: bool = True,
-    timeout: float | None = None,
+    timeout: float | timedelta | None = None,
     dumps: Callable[[Any], str] = _dumps,
     loads: Callable[[str], Any] = json.loads,
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:

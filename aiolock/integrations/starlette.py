@@ -24,6 +24,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from typing import Any, Final, TypeVar, Unpack
 
 from starlette.applications import Starlette
@@ -155,7 +156,7 @@ def held_for(
 
 def idempotent(
     *,
-    remember: float,
+    remember: float | timedelta,
     who: Callable[[Request], str | Awaitable[str]],
     required: bool = False,
 ) -> Callable[[Callable[[Request], Awaitable[R]]], Callable[[Request], Coroutine[Any, Any, R]]]:
