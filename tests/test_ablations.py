@@ -3175,6 +3175,20 @@ SAFEGUARDS = (
         "test_tasks_core.py::test_done_by_somebody_else",
     ),
     Safeguard(
+        "tasks: what has returned is not put back",
+        "integrations/_tasks.py",
+        "                        if not returned:\n",
+        "                        if True:\n",
+        "test_tasks_core.py::test_done_and_perhaps_not_remembered[finish-refuse]",
+    ),
+    Safeguard(
+        "… in Celery, too",
+        "integrations/celery.py",
+        "                        if not returned:\n",
+        "                        if True:\n",
+        "test_tasks_celery.py::test_done_and_perhaps_not_remembered[finish]",
+    ),
+    Safeguard(
         "arq: a job that waited in vain has lost no try",
         "integrations/arq.py",
         '            await redis.decr(f"{retry_key_prefix}{job}")\n',

@@ -18,6 +18,8 @@ from celery.result import AsyncResult
 import aiolock
 import aiolock.sync
 from aiolock.integrations.celery import Locks
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
 from tests.failures import queued, take, until
 from tests.servers import RedisServer
 
@@ -158,6 +160,27 @@ def test_without_a_worker() -> None:
             with pytest.raises(aiolock.AcquireTimeout):
                 welcome.apply((7,)).get()
     app.close()
+
+
+@pytest.mark.parametrize("ends", ["post", "finish", "lost"])
+def test_done_and_perhaps_not_remembered(ends: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What has returned is not put back, if the store then fails, or the lease was lost."""
+    server = MemoryServer()
+    store = FaultyStore(MemoryStore(server))
+    others = aiolock.sync.connect(server)
+    locks = Locks(aiolock.sync.connect(store))
+
+    @locks.once("payment:{order}", remember=60)
+    def pay(order: int) -> str:
+        if ends == "lost":
+            assert others.once("payment:7", remember=60).break_()
+        else:
+            store.refuse("post" if ends == "post" else "finish")
+        return "paid"
+
+    with others, locks.client:
+        assert pay(7) == "paid"
+    assert "'payment:7' is done, but the store may not remember that" in caplog.text
 
 
 def test_made_in_a_wrong_way() -> None:

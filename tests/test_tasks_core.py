@@ -12,9 +12,9 @@ import pytest
 import aiolock
 from aiolock.integrations._tasks import TaskLocks, TryAgain
 from aiolock.stores.memory import MemoryServer, MemoryStore
-from aiolock.testing import FaultyStore
+from aiolock.testing import FaultyStore, Operation
 from tests.cancel import KINDS, Kind, cancel_everywhere
-from tests.failures import queued, take
+from tests.failures import queued, take, until
 
 
 class Locks(TaskLocks):
@@ -176,6 +176,62 @@ async def test_done_by_somebody_else(locks: Locks, others: aiolock.LockClient) -
 
     assert await task() is None
     assert not locks.put_back
+
+
+@pytest.mark.parametrize("fault", ["refuse", "lose"])
+@pytest.mark.parametrize("operation", ["post", "finish"])
+async def test_done_and_perhaps_not_remembered(
+    fault: str, operation: Operation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What has returned is not put back because the store then fails; its result comes out."""
+    store = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(store) as client:
+        locks = Locks(client)
+
+        @locks.once("x", remember=60)
+        async def task() -> str:
+            getattr(store, fault)(operation)
+            return "paid"
+
+        assert await task() == "paid"
+        assert not locks.put_back
+    (record,) = (record for record in caplog.records if record.name == "aiolock.tasks")
+    assert record.levelno == logging.WARNING
+    assert "'x' is done, but the store may not remember that" in record.message
+
+
+@pytest.mark.parametrize("ends", ["lost", "lost unheard", "closed"])
+async def test_done_and_lost_by_then(
+    ends: str,
+    memory: MemoryServer,
+    others: aiolock.LockClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """So it is if the lease is lost, or the client closed, before the store remembers it."""
+    store = FaultyStore(MemoryStore(memory))
+    async with aiolock.connect(store, ttl=1) as client:
+        locks = Locks(client)
+
+        @locks.once("x", remember=60)
+        async def task() -> str:
+            if ends == "lost unheard":
+                store.lose("push")
+                assert await others.once("x", remember=60).break_()
+            else:
+                store.hold("post")
+            return "paid"
+
+        running = asyncio.create_task(task())
+        if ends != "lost unheard":
+            await until(lambda: store.calls["post"])
+            if ends == "lost":
+                assert await others.once("x", remember=60).break_()
+            else:
+                await client.aclose()
+        assert await running == "paid"
+        assert not running.cancelling()
+        assert not locks.put_back
+    assert "'x' is done, but the store may not remember that" in caplog.text
 
 
 async def test_above_each_other(locks: Locks) -> None:

@@ -43,6 +43,8 @@ RETRY_AFTER: Final = 5.0
 """Seconds after which a task that did not get its lock is tried again by default."""
 PUT_BACK: Final = (AcquireTimeout, QueueFull, LeaseLost, StoreError, ClientClosed)
 """Errors after which a task is tried again. Other errors of aiolock are bugs in the program."""
+NOT_REMEMBERED: Final = (LeaseLost, StoreError, ClientClosed)
+"""Errors after a task has returned: it is done, and the store may not remember that."""
 
 _log = logging.getLogger("aiolock.tasks")
 
@@ -210,8 +212,12 @@ class TaskLocks(ABC):
         When it has returned, the store remembers that and its result. Further runs return the same
         at once: as JSON gives it back, or None if JSON cannot hold it in 65,536 characters (that is
         logged). A run that comes while it is being done waits for ``timeout`` seconds, and is then
-        put back, as by `locked`. If it raises, loses its lease or its worker dies, nothing is
-        remembered: the next run does it.
+        put back, as by `locked`. If it raises, is cancelled by the loss of its lease, or its worker
+        dies, nothing is remembered: the next run does it.
+
+        What has returned is never put back. If the lease is lost by then, or the store does not
+        confirm that it remembers the work, that is logged (a warning), and the result is that of
+        the function. Then the work is done once more if it is sent again.
 
         :param name: formatted with the arguments of the task, as in `locked`: the name of the work.
         :param remember: seconds for which it is remembered; as long as the same may come again.
@@ -232,7 +238,7 @@ class TaskLocks(ABC):
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
                 async def do(body: Body) -> R | None:
-                    returned = list[R]()
+                    asked, returned = naming_of(*args, **kwargs), list[R]()
 
                     async def work(lease: Lease) -> str:
                         with body.under(lease):
@@ -240,9 +246,14 @@ class TaskLocks(ABC):
                         return kept(lease.name, returned[0])
 
                     try:
-                        outcome = await describe(naming_of(*args, **kwargs)).outcome(work)
+                        outcome = await describe(asked).outcome(work)
                     except ResultGone:  # it was done without a result
                         return None
+                    except NOT_REMEMBERED as error:
+                        if not returned:
+                            raise
+                        tell_not_remembered(asked, error)
+                        return returned[0]
                     return returned[0] if outcome.first else restored(outcome.result)
 
                 return await self._or_put_back(do, args)
@@ -282,6 +293,19 @@ def tell(error: LockError, put_back: BaseException) -> None:
     """Log that a task is put back."""
     if put_back is not error:
         _log.info("a task is put back: %s", error)
+
+
+def tell_not_remembered(name: str, error: LockError) -> None:
+    """Log that a task has returned, and that the store may not remember it.
+
+    It is not put back: then it would be carried out twice for certain, also by a broker that never
+    delivers it a second time.
+    """
+    _log.warning(
+        "%r is done, but the store may not remember that, and then it can be done again: %s",
+        name,
+        error,
+    )
 
 
 def kept(name: str, returned: object) -> str:

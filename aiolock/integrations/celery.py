@@ -27,6 +27,7 @@ from aiolock._locks.naming import fields, naming
 from aiolock._locks.once import ResultGone
 from aiolock._locks.options import LockOptions, SemaphoreOptions
 from aiolock.integrations._tasks import (
+    NOT_REMEMBERED,
     PATIENCE,
     PUT_BACK,
     RETRY_AFTER,
@@ -35,6 +36,7 @@ from aiolock.integrations._tasks import (
     kept,
     restored,
     tell,
+    tell_not_remembered,
 )
 from aiolock.sync import Lease, LockClient
 
@@ -136,8 +138,12 @@ class Locks:
         When it has returned, the store remembers that and its result. Further runs return the same
         at once: as JSON gives it back, or None if JSON cannot hold it in 65,536 characters (that is
         logged). A run that comes while it is being done waits for ``timeout`` seconds, and is then
-        put back, as by `locked`. If it raises, loses its lease or its worker dies, nothing is
-        remembered: the next run does it.
+        put back, as by `locked`. If it raises or its worker dies, nothing is remembered: the next
+        run does it.
+
+        What has returned is never put back. If the lease was lost meanwhile, or the store does not
+        confirm that it remembers the work, that is logged (a warning), and the result is that of
+        the function. Then the work is done once more if it is sent again.
 
         :param name: formatted with the arguments of the task, as in `locked`: the name of the work.
         :param remember: seconds for which it is remembered; as long as the same may come again.
@@ -156,7 +162,7 @@ class Locks:
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
                 def do(body: Body) -> R | None:
-                    returned = list[R]()
+                    asked, returned = naming_of(*args, **kwargs), list[R]()
 
                     def work(lease: Lease) -> str:
                         with body.under(lease):
@@ -164,9 +170,14 @@ class Locks:
                         return kept(lease.name, returned[0])
 
                     try:
-                        outcome = describe(naming_of(*args, **kwargs)).outcome(work)
+                        outcome = describe(asked).outcome(work)
                     except ResultGone:  # it was done without a result
                         return None
+                    except NOT_REMEMBERED as error:
+                        if not returned:
+                            raise
+                        tell_not_remembered(asked, error)
+                        return returned[0]
                     return returned[0] if outcome.first else restored(outcome.result)
 
                 return self._or_put_back(do)
