@@ -3197,6 +3197,14 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "SAQ: … and no attempt",
+        "integrations/saq.py",
+        "            job.attempts -= 1  #",
+        "            pass  #",
+        "test_tasks_frameworks.py::test_no_try_is_lost_while_it_waits",
+        seconds=20,
+    ),
+    Safeguard(
         "APScheduler: max_instances is for all processes together",
         "integrations/apscheduler.py",
         "async with self._room(job), once as first:",

@@ -8,6 +8,7 @@ import importlib
 from collections.abc import AsyncGenerator
 
 import pytest
+from saq import Status
 
 import aiolock
 from tests.failures import queued, take, until
@@ -139,3 +140,22 @@ async def test_stopped_while_it_waits(app: App, tasks: Tasks, others: aiolock.Lo
     async with app.working():
         await app.done(sent)
     assert len(tasks.begun) == 1
+
+
+@pytest.mark.parametrize("app", ["saq"], indirect=True)
+async def test_no_try_is_lost_while_it_waits(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
+    """A job in SAQ has lost no attempt by workers that ended while it waited for its lock."""
+    lease = await take(others.lock("user:7"))
+    sent = await app.send("patient", 7)
+    for _ in range(2):
+        async with app.working():
+            await queued(others.lock("user:7"), 1)
+        await sent.refresh()
+        assert (sent.status, sent.attempts) == (Status.QUEUED, 0)
+    await lease.release()
+    tasks.go.set()
+    async with app.working():
+        await app.done(sent)
+    assert sent.attempts == 1

@@ -39,7 +39,8 @@ class Locks(TaskLocks):
 
     SAQ puts back a job that raises, as long as ``retries`` are left. A run that did not get its
     lock is not counted as an attempt, and waits ``retry_after`` seconds, whatever the job's
-    ``retry_delay`` is.
+    ``retry_delay`` is. It is not counted either if it was cancelled while it waited, because its
+    worker ended or the job's ``timeout`` had passed: SAQ puts that back by itself.
     """
 
     async def startup(self, ctx: Context) -> None:
@@ -64,6 +65,11 @@ class Locks(TaskLocks):
         job.retry_delay, job.retry_backoff = self.retry_after, False
         job.attempts = min(job.attempts, job.retries) - 1
         return TryAgain(str(error))
+
+    async def _interrupted(self, args: Sequence[Any]) -> None:
+        job = _job(args)
+        if job is not None:
+            job.attempts -= 1  # SAQ stores the job when it puts it back, after this
 
 
 def _job(args: Sequence[Any]) -> Job | None:
