@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +23,7 @@ from apscheduler.schedulers.asyncio import (  # type: ignore[import-untyped]  # 
 import aiolock
 from aiolock.integrations.apscheduler import SharedExecutor
 from aiolock.stores.memory import MemoryServer, MemoryStore
-from aiolock.testing import FaultyStore
+from aiolock.testing import FaultyStore, Operation
 from tests.failures import until
 
 
@@ -48,13 +49,15 @@ class Scheduler:
 
 
 @asynccontextmanager
-async def schedulers(count: int, store: Any = None) -> AsyncGenerator[list[Scheduler]]:
+async def schedulers(
+    count: int, store: Any = None, *, ttl: float = 30
+) -> AsyncGenerator[list[Scheduler]]:
     """So many, which run."""
     server = MemoryServer()
     async with AsyncExitStack() as stack:
         started = list[Scheduler]()
         for _ in range(count):
-            client = await stack.enter_async_context(aiolock.connect(store or server))
+            client = await stack.enter_async_context(aiolock.connect(store or server, ttl=ttl))
             started.append(Scheduler(client))
             started[-1].scheduler.start()
         try:
@@ -102,6 +105,26 @@ async def test_one_that_failed_is_not_begun_again() -> None:
         assert [event.code for event in first.events] == [EVENT_JOB_ERROR]
         assert isinstance(first.events[0].exception, aiolock.AcquireTimeout)
         assert not second.events
+
+
+async def test_one_that_dies_is_not_begun_again() -> None:
+    """A run whose scheduler renews nothing any more ends with its lease, and is not repeated."""
+    server = MemoryServer()
+    store = FaultyStore(MemoryStore(server))
+    begun = list[str]()
+
+    async def job(who: str) -> None:
+        begun.append(who)
+        store.refuse("renew", math.inf)
+        await asyncio.Event().wait()
+
+    async with schedulers(1, server) as (second,), schedulers(1, store, ttl=0.5) as (first,):
+        first.add(job, PAST, args=["first"])
+        await first.idle()
+        second.add(job, PAST, args=["second"])
+        await second.idle()
+        assert not await second.executor._client.lock("job").locked()
+    assert begun == ["first"]
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -160,18 +183,22 @@ async def test_a_function_that_is_not_async() -> None:
         assert [event.code for event in only.events] == [EVENT_JOB_EXECUTED]
 
 
-async def test_a_store_that_cannot_say(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody begins it, and APScheduler's log says why."""
+@pytest.mark.parametrize("operation", ["acquire", "finish"])
+async def test_a_store_that_cannot_say(
+    operation: Operation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody begins what may have been begun or be forgotten, and APScheduler's log says why."""
     store = FaultyStore(MemoryStore(MemoryServer()))
+    begun = list[None]()
 
     async def job() -> None:
-        raise AssertionError
+        begun.append(None)
 
     async with schedulers(1, store) as (only,):
-        store.refuse("acquire")
+        store.refuse(operation)
         only.add(job, PAST)
         await only.idle()
-        assert not only.events
+        assert not begun
     assert any("Error running job job" in record.message for record in caplog.records)
 
 

@@ -48,14 +48,16 @@ _log = logging.getLogger("aiolock.tasks")
 class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
     """An executor for schedulers that all have the same jobs: each run time is begun by one.
 
-    * The first scheduler that comes to a run time begins it; the others skip it. It is never begun
-      again, even if the job raised, or its process died.
+    * The first scheduler that comes to a run time begins it; the others skip it. It begins when the
+      store has confirmed that it remembers this, just before the job. So it is never begun again,
+      even if the job raised, or its process died. Its process may die, or its scheduler be shut
+      down, just between the two: then nobody runs the job at this run time.
     * A job has ``max_instances`` runs at a time, over all processes together. A run time for which
       there is no room is skipped.
     * A run that loses its lock is cancelled, if the job is an async function. Any other job runs in
       a thread, which nothing can stop.
-    * If the store cannot say whether a run time was begun, it is not begun: `StoreError`, in
-      APScheduler's log.
+    * If the store cannot say whether a run time was begun, or does not confirm that it remembers
+      this, it is not begun: `StoreError`, in APScheduler's log.
 
     Open the client before the scheduler starts, and close it after the scheduler has shut down.
 
@@ -63,7 +65,8 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
     trigger, or an ``interval`` with a fixed ``start_date``; no ``jitter``. A job without an id is
     refused (`ValueError`, in APScheduler's log). Clocks may differ, by less than ``remember``.
 
-    :param remember: seconds for which the store remembers that a run time was begun.
+    :param remember: seconds for which the store remembers that a run time was begun, from the
+        moment in which it was.
     """
 
     def __init__(self, client: LockClient, *, remember: Seconds = 3600.0) -> None:
@@ -97,7 +100,9 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
             name = f"{job.id} {run_time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
             once = self._client.once(name, remember=self._remember, wait=False)
             try:
-                async with self._room(job), once as first:
+                async with self._room(job):
+                    async with once as first:
+                        pass  # remembered from here on, whatever becomes of the job
                     if first is not None:
                         events += await self._run(job, run_time)
                     else:
