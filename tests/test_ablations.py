@@ -3218,6 +3218,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "APScheduler: the lock is held until the thread has ended",
+        "integrations/apscheduler.py",
+        "    while not running.done():\n",
+        "    for _ in range(1):\n",
+        "test_tasks_apscheduler.py::test_a_thread_that_goes_on_when_all_ends[True]",
+        seconds=10,
+    ),
+    Safeguard(
         "APScheduler: max_instances is for all processes together",
         "integrations/apscheduler.py",
         "                async with self._room(job):\n",

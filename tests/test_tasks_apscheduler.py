@@ -19,6 +19,9 @@ from apscheduler.events import (  # type: ignore[import-untyped]  # has none
 from apscheduler.schedulers.asyncio import (  # type: ignore[import-untyped]  # has none
     AsyncIOScheduler,
 )
+from apscheduler.schedulers.base import (  # type: ignore[import-untyped]  # has none
+    STATE_STOPPED,
+)
 
 import aiolock
 from aiolock.integrations.apscheduler import SharedExecutor
@@ -181,6 +184,34 @@ async def test_a_function_that_is_not_async() -> None:
         go.set()
         await only.idle()
         assert [event.code for event in only.events] == [EVENT_JOB_EXECUTED]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_a_thread_that_goes_on_when_all_ends(wait: bool) -> None:
+    """Its lock is held until it has ended: by the scheduler's end, and by that of the client."""
+    loop, server = asyncio.get_running_loop(), MemoryServer()
+    begun, go = asyncio.Event(), threading.Event()
+
+    def job() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert go.wait(30)
+
+    async with aiolock.connect(server) as others, aiolock.connect(server) as client:
+        ending = Scheduler(client)
+        ending.scheduler.start()
+        ending.add(job, PAST)
+        await begun.wait()
+        ending.scheduler.shutdown(wait=wait)
+        closing = asyncio.create_task(client.aclose())
+        await until(lambda: ending.scheduler.state == STATE_STOPPED)
+        await asyncio.sleep(0.05)
+        try:
+            assert not closing.done()
+            assert await others.lock("job").locked()
+        finally:
+            go.set()
+        await closing
+        assert not await others.lock("job").locked()
 
 
 @pytest.mark.parametrize("operation", ["acquire", "finish"])

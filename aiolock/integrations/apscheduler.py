@@ -15,10 +15,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -55,11 +57,14 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
     * A job has ``max_instances`` runs at a time, over all processes together. A run time for which
       there is no room is skipped.
     * A run that loses its lock is cancelled, if the job is an async function. Any other job runs in
-      a thread, which nothing can stop.
+      a thread, which nothing can stop: it goes on, and the loss is logged when it has ended.
+    * ``scheduler.shutdown()`` waits for no run, with ``wait=True`` as with ``wait=False``. It
+      cancels runs of async functions. A thread goes on, and its run holds the lock until it ends.
     * If the store cannot say whether a run time was begun, or does not confirm that it remembers
       this, it is not begun: `StoreError`, in APScheduler's log.
 
-    Open the client before the scheduler starts, and close it after the scheduler has shut down.
+    Open the client before the scheduler starts, and close it after the scheduler has shut down. The
+    client waits for threads that still run, until their leases end: for its ``ttl`` at most.
 
     The jobs need an ``id`` and run times that are the same everywhere: a ``cron`` or ``date``
     trigger, or an ``interval`` with a fixed ``start_date``; no ``jitter``. A job without an id is
@@ -121,5 +126,26 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
         if iscoroutinefunction_partial(job.func):
             found: list[Any] = await run_coroutine_job(*about)
         else:
-            found = await asyncio.to_thread(run_job, *about)
+            found = await _in_a_thread(run_job, *about)
         return found
+
+
+async def _in_a_thread(function: Callable[..., list[Any]], *args: object) -> list[Any]:
+    """Call it in a thread. If this is cancelled, it ends when the thread has ended, not before.
+
+    Nothing stops a thread, so what is held round this must be held as long. When a program ends,
+    there are two cancellations: by the scheduler, and by the lease, which is lost when the client
+    closes.
+    """
+    # No task, as to_thread() would be: asyncio.run() cancels all tasks at its end.
+    call = functools.partial(contextvars.copy_context().run, function, *args)
+    running = asyncio.get_running_loop().run_in_executor(None, call)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    if cancelled is not None:
+        raise cancelled
+    return running.result()
