@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+import termios
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -476,6 +478,56 @@ async def test_run_every(cli: Cli) -> None:
             assert (await end_of(each))[0] == 128 + signal.SIGTERM
 
 
+@asynccontextmanager
+async def at_a_terminal(
+    cli: Cli, *args: str
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, int]]:
+    """A command in the foreground of a terminal of its own; and our end of that."""
+    ours, its_end = pty.openpty()
+
+    def take() -> None:
+        os.setsid()
+        fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)
+
+    try:
+        async with cli.started(*args, before=take, stdin=its_end, stdout=its_end) as it:
+            os.close(its_end)
+            yield it, ours
+    finally:
+        os.close(ours)
+
+
+async def test_run_every_at_a_terminal(cli: Cli) -> None:
+    """Ctrl-C ends the run, and whoever would begin the next one; the command gets it once."""
+    script = "trap 'echo got it; n=x$n' INT; echo begun; while [ -z $n ]; do sleep 0.05; done"
+    command = ("run", "--every", "0.5", "job", *sh(f"{script}; sleep 0.2; echo ends with $n"))
+    async with at_a_terminal(cli, *command) as (it, terminal):
+        await shown(terminal, "begun")
+        os.write(terminal, b"\x03")
+        assert "begun" not in await shown(terminal, "ends with x\r\n")
+        assert (await end_of(it))[0] == 128 + signal.SIGINT
+
+
+async def test_run_that_has_left_the_foreground(cli: Cli) -> None:
+    """A command that takes the foreground for itself, as a shell does, gets our signals from us."""
+    program = """
+import os, signal, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+os.setpgid(0, 0)
+os.tcsetpgrp(0, os.getpid())
+try:
+    print("in", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    raise SystemExit(9)
+"""
+    command = ("run", "job", "--", sys.executable, "-c", program)
+    async with at_a_terminal(cli, *command) as (it, terminal):
+        await shown(terminal, "in")
+        it.send_signal(signal.SIGINT)
+        assert (await end_of(it))[0] == 9
+
+
 async def test_run_that_loses_the_lock(cli: Cli, client: aiolock.LockClient) -> None:
     """The command, and what it has started, gets SIGTERM, and SIGKILL if that ends nothing."""
     polite = "trap 'echo ended; exit 0' TERM; echo $$; sleep 60 & wait"
@@ -512,18 +564,21 @@ async def test_run_under_nohup(cli: Cli) -> None:
         assert (await end_of(it))[:2] == (0, "in\nout\n")
 
 
-def test_a_signal_that_comes_early() -> None:
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_signal_that_comes_early(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that comes while the program is being started is passed on as soon as it runs."""
+    monkeypatch.setattr("aiolock.cli.child._has_terminal", lambda: terminal)
+    number = signal.SIGINT if terminal else signal.SIGTERM
 
     async def end_it() -> int:
-        child = Child(("sh", "-c", "sleep 60"), os.environ, grace=1)
+        child = Child(("sleep", "60"), os.environ, grace=1)
         running = asyncio.create_task(child.run())
         await asyncio.sleep(0)
-        child._pass_on(signal.SIGTERM)
+        child._pass_on(number)
         return await asyncio.wait_for(running, WITHIN)
 
     # On asyncio's own loop, as the command line is.
-    assert asyncio.run(end_it()) == 128 + signal.SIGTERM
+    assert asyncio.run(end_it()) == 128 + number
 
 
 async def test_run_is_ended_while_it_waits(cli: Cli, client: aiolock.LockClient) -> None:

@@ -99,11 +99,18 @@ class Child:
         await process.wait()
 
     def _pass_on(self, number: int) -> None:
-        if self._interactive and number in _BY_TERMINAL:
-            return  # the terminal sends these to the whole group
         if number in ENDING:
             self.told_to_end = number
-        self._send(number)
+        if not self._has_it_already(number):
+            self._send(number)
+
+    def _has_it_already(self, number: int) -> bool:
+        """Whether the terminal has sent it to the program: it does so to all in the foreground.
+
+        Python does not say who has sent a signal: one by kill(1) is taken for the terminal's.
+        """
+        started = self._process is not None
+        return self._interactive and started and number in _BY_TERMINAL and _has_terminal()
 
     def _send(self, number: int) -> None:
         if self._process is None:
@@ -125,7 +132,7 @@ class Child:
 
 
 def _has_terminal() -> bool:
-    """Whether this was started at a terminal, in the foreground."""
+    """Whether this is in the foreground of a terminal."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
