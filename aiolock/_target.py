@@ -59,7 +59,8 @@ def store_for(
             least=SHORTEST_TTL,
             most=LONGEST_TTL,
         )
-        return quorum_of(target, prefix, longest, durable=durable)
+        several = cast(Sequence[object], target)
+        return quorum_of(several, prefix, longest, durable=durable)
     if longest_ttl is not None or durable:
         raise ValueError("longest_ttl and durable are for a list of servers: leave them out")
     return store_at(target, prefix, _replicas(replicas))

@@ -164,7 +164,8 @@ def idempotent(
     It does what `aiolock.integrations.idempotency.Idempotency` does in other frameworks: the first
     request gets its response, and that is kept; the others get the same. A `web.StreamResponse`
     that the handler sends by itself is not kept, nor a body of more than 48 KiB: others then get
-    409. It stands above `locked`. In a `web.View`, it decorates the methods. `setup` answers its errors.
+    409. It stands above `locked`. In a `web.View`, it decorates the methods. `setup` answers its
+    errors.
 
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key, given the request: the user or the tenant, as a str. May be
