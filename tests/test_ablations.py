@@ -345,7 +345,7 @@ SAFEGUARDS = (
     Safeguard(
         "a release that failed is sent again",
         "_engine/releases.py",
-        "                self._timer = self._loop.call_later(self._pause, self._try_again)\n",
+        "                self._timer = self._call_later(self._pause, self._try_again)\n",
         "                pass\n",
         "test_waiting.py::test_a_release_that_failed_is_sent_again_until_it_is_answered",
     ),
