@@ -24,7 +24,7 @@ import pytest
 import aiolock
 from aiolock._engine import lookout
 from aiolock.cli.main import main
-from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Answer, Form, Granted, Waiter
+from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Answer, Form, Granted, Queued, Waiter
 from aiolock.stores import mysql
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores.mysql import _database, _ear, _session, _settings
@@ -890,6 +890,49 @@ def test_opposite_orders(mariadb_server: MariaDBServer) -> None:
     run(ann, names)
     other.join()
     assert not failures
+
+
+def before_the_dead(server: MariaDBServer, name: str) -> Database:
+    """A client that has the name, for which another waits that has died."""
+    ours, theirs = alone(server, "ada"), alone(server, "bob")
+    ours.open()
+    theirs.open()
+    assert isinstance(ask(ours, asking("ada", name)), Granted)
+    assert isinstance(ask(theirs, asking("bob", name)), Queued)
+    theirs.link.close()
+    server.execute("SELECT GET_LOCK('aiolock:bob', 5), RELEASE_LOCK('aiolock:bob')")
+    return ours
+
+
+def living(client: Database, name: str) -> list[bool]:
+    """Of each waiter for the name: whether that client takes it for alive."""
+    shown = Operation((name,), lambda steps: steps.step(name, lambda step: step.status(name)))
+    return [waiter.alive for waiter in ask(client, shown).waiters]
+
+
+def test_a_clock_that_is_set_back(mariadb_server: MariaDBServer) -> None:
+    """The dead are passed over and forgotten as before, and not only when it has caught up."""
+    database = before_the_dead(mariadb_server, "set-back")
+    mariadb_server.execute("INSERT INTO aiolock_clients VALUES ('set-back', 'host', 7, 0)")
+    database.link.run("SET timestamp = UNIX_TIMESTAMP() - 3600")
+    assert living(database, "set-back") == [False]
+    database._set_up()  # as with each other connection: nor is that a start of the server
+    assert living(database, "set-back") == [False]
+    database.sweep()
+    gone = "SELECT * FROM aiolock_clients WHERE client = 'set-back'"
+    assert mariadb_server.execute(gone) == []
+    database.close()
+
+
+def test_a_start_by_an_earlier_clock(own_mariadb: MariaDBServer) -> None:
+    """Then, too, nobody is dead just after it."""
+    database = before_the_dead(own_mariadb, "earlier")
+    hour = 3_600_000_000
+    assert database._started is not None
+    database._started, database._grace = database._started + hour, database._grace + hour
+    own_mariadb.restart()
+    assert living(database, "earlier") == [True]
+    database.close()
 
 
 async def test_ten_thousand_characters_and_nul(mariadb_server: MariaDBServer, prefix: str) -> None:

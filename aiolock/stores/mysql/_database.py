@@ -93,6 +93,7 @@ class Database:
         """The newest protocol of those that have used the tables."""
         self._was_up = False
         self._grace = 0
+        """Until when all clients count as alive, by the server's clock, in µs."""
         self._started: int | None = None
         """When the server was started, by its own clock."""
         self._guard = Guard()
@@ -165,9 +166,10 @@ class Database:
                 ["SET SESSION wait_timeout = 28800"],
             )
         ((now,),), ((_, uptime),) = link.run(CLOCK, "SHOW GLOBAL STATUS LIKE 'Uptime'")
-        started = now - 1_000_000 * int(uptime)
-        if self._started is not None and started > self._started + _RESTARTED:
-            # The server may have recovered for long before it accepted connections.
+        started = now - 1_000_000 * _signed(int(uptime))
+        if self._started is not None and abs(started - self._started) > _RESTARTED:
+            # The server may have recovered for long before it accepted connections. By a clock that
+            # was set back meanwhile, it has started earlier than before.
             self._grace = now + _GRACE
         else:
             self._grace = max(self._grace, started + _GRACE)
@@ -178,6 +180,14 @@ class Database:
             f" ('{self._client}', x'{host.hex()}', {os.getpid()}, {now})"
             f" ON DUPLICATE KEY UPDATE seen = {now}"
         )
+
+    def _in_grace(self, now: int) -> bool:
+        """Whether all clients count as alive.
+
+        Not before that time either: otherwise, where the server's clock is set back, nobody would
+        be dead until it has caught up.
+        """
+        return self._grace - _GRACE <= now < self._grace
 
     def beat(self) -> None:
         """Check whether the connection is up, and make another if it is not.
@@ -280,7 +290,7 @@ class Database:
             self._says.clear()
         transaction = Transaction(
             *(self.link, self._prefix, self._client),
-            started=self._grace,
+            in_grace=self._in_grace,
             says=self._says,
             again=again,
         )
@@ -387,7 +397,7 @@ class Database:
             "SELECT id, over_at, changed_at, state FROM aiolock_names"
             f" WHERE id > x'{self._swept.hex()}' ORDER BY id LIMIT {_SWEPT}",
         )
-        if now < self._grace:
+        if self._in_grace(now):
             return False
         # Only what is there now: a client that comes back keeps the pushes that come from now on.
         removing = [
@@ -480,6 +490,14 @@ def take(link: Link, lock: str) -> None:
         if by is not None:
             link.run_until(f"KILL {by}")
     raise OSError(errno.EBUSY, f"another connection has its lock {lock!r}")
+
+
+def _signed(number: int) -> int:
+    """An unsigned number of 64 bits that stands for a negative one.
+
+    The server says so how long it is up, if its clock was set back to before its start.
+    """
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _carried_out(operation: Operation, transaction: Transaction) -> Any:

@@ -77,15 +77,15 @@ class Transaction:
         prefix: str,
         client: str,
         *,
-        started: int,
+        in_grace: Callable[[int], bool],
         says: dict[str, tuple[str, int]],
         again: bool = False,
     ) -> None:
-        """``started``: until when (µs) all clients count as alive, after a start of the server."""
+        """``in_grace``: whether all clients count as alive at that time (µs), after a start."""
         self._link = link
         self._prefix = prefix
         self._client = client
-        self._grace = started
+        self._in_grace = in_grace
         self._known_to_say = says
         self.again = again
         """Whether all of it may have been done already, with the answer lost."""
@@ -191,7 +191,7 @@ class Transaction:
         """Whether the client is alive; asked once in this transaction."""
         if client == self._client or self.presence(client).alive:
             return True
-        return self.now < self._grace and self._has_not_left(client)
+        return self._in_grace(self.now) and self._has_not_left(client)
 
     def _has_not_left(self, client: str) -> bool:
         """Whether it has not left: after a start of the server it may still come back."""
