@@ -1546,6 +1546,49 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… and some of the dead clients",
+        "stores/mysql/_database.py",
+        "{_FORGOTTEN} AND {dead} LIMIT {_SWEPT}",
+        "{_FORGOTTEN} AND {dead}",
+        "test_mysql.py::test_a_hundred_dead_clients_at_a_time",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and of what was for them",
+        "stores/mysql/_database.py",
+        "aiolock_inbox WHERE {dead} LIMIT {_SWEPT}",
+        "aiolock_inbox WHERE {dead}",
+        "test_mysql.py::test_a_hundred_dead_clients_at_a_time",
+        seconds=20,
+    ),
+    Safeguard(
+        "… in one commit",
+        "stores/mysql/_database.py",
+        'removing.append(f"DELETE FROM aiolock_clients WHERE (client, seen) IN ({gone})")',
+        "removing += [\n"
+        '                f"DELETE FROM aiolock_clients WHERE (client, seen) IN (({each}))"\n'
+        '                for each in gone[1:-1].split("), (")\n'
+        "            ]",
+        "test_mysql.py::test_a_hundred_dead_clients_at_a_time",
+        seconds=20,
+    ),
+    Safeguard(
+        "… soon after each other",
+        "stores/mysql/_database.py",
+        " or _SWEPT in (len(clients), len(pushes))",
+        "",
+        "test_mysql.py::test_a_hundred_dead_clients_at_a_time",
+        seconds=20,
+    ),
+    Safeguard(
+        "… but none that has come back",
+        "stores/mysql/_database.py",
+        "f\"('{client}', {seen})\"",
+        "f\"('{client}', seen)\"",
+        "test_mysql.py::test_a_dead_client_that_comes_back_is_not_forgotten",
+        seconds=20,
+    ),
+    Safeguard(
         "the first sweep of a client of MySQL begins anywhere",
         "stores/mysql/_database.py",
         "self._swept = self._anywhere()",

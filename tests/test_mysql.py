@@ -1043,6 +1043,54 @@ async def test_sweeps_follow_each_other_while_names_are_forgotten(
         await until(lambda: session.rest == _session.HEARTBEAT)
 
 
+def test_a_hundred_dead_clients_at_a_time(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as many pushes for them, in two commits; the next sweep comes soon if there are more."""
+    monkeypatch.setattr(_database, "_GRACE", 0)
+    database, many = alone(own_mariadb), "FROM seq_1_to_150"
+    database.open()
+    own_mariadb.execute(f"INSERT INTO aiolock_clients SELECT CONCAT('d', seq), '', 7, 1 {many}")
+    own_mariadb.execute(
+        f"INSERT INTO aiolock_inbox (client, name, push) SELECT CONCAT('d', seq), '', '' {many}"
+    )
+    counts = "SELECT (SELECT COUNT(*) FROM aiolock_clients), (SELECT COUNT(*) FROM aiolock_inbox)"
+    before = commits(own_mariadb)
+    assert database.sweep()
+    assert commits(own_mariadb) - before <= 2
+    assert own_mariadb.execute(counts) == [(51, 50)]  # and that client itself
+    assert not database.sweep()
+    assert own_mariadb.execute(counts) == [(1, 0)]
+    database.close()
+
+
+def commits(server: MariaDBServer) -> int:
+    """How many statements have removed something, each of which is a commit."""
+    return int(server.execute("SHOW GLOBAL STATUS LIKE 'Com_delete'")[0][1])
+
+
+def test_a_dead_client_that_comes_back_is_not_forgotten(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was dead when a sweep looked, and is alive when that removes what it has found."""
+    monkeypatch.setattr(_database, "_GRACE", 0)
+    database = alone(own_mariadb)
+    database.open()
+    own_mariadb.execute("INSERT INTO aiolock_clients VALUES ('back', '', 7, 1), ('dead', '', 7, 1)")
+    run = database.link.run
+
+    def comes_back(*statements: str) -> Any:
+        if statements[0].startswith("DELETE"):
+            own_mariadb.execute("UPDATE aiolock_clients SET seen = 2 WHERE client = 'back'")
+        return run(*statements)
+
+    monkeypatch.setattr(database.link, "run", comes_back)
+    database.sweep()
+    left = own_mariadb.execute("SELECT client FROM aiolock_clients ORDER BY client")
+    assert left == [("ada",), ("back",)]
+    database.close()
+
+
 def test_ten_names_with_a_state_at_a_time(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

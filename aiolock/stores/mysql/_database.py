@@ -27,7 +27,7 @@ from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
-from aiolock.stores.mysql._transaction import CLOCK, Failed, Guard, Transaction
+from aiolock.stores.mysql._transaction import CLOCK, NOW, Failed, Guard, Transaction
 
 log = logging.getLogger("aiolock")
 
@@ -45,7 +45,8 @@ _KEPT: Final = 600_000_000
 _FORGOTTEN: Final = 3_600_000_000
 """Microseconds after which a client that is gone is forgotten."""
 _SWEPT: Final = 100
-"""Names that are checked in one sweep, for whether they can be forgotten."""
+"""Names that are checked in one sweep, for whether they can be forgotten; also the dead clients,
+and the pushes for them, that are removed in one: the client's operations wait meanwhile."""
 _AT_A_TIME: Final = 10
 """How many of these are checked closely, each in a transaction of its own, of about a millisecond:
 the client's operations wait meanwhile."""
@@ -198,9 +199,8 @@ class Database:
             try:
                 if not self.link.is_up:
                     self._connect()
-                now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
                 self.link.run(
-                    f"UPDATE aiolock_clients SET seen = {now} WHERE client = '{self._client}'"
+                    f"UPDATE aiolock_clients SET seen = {NOW} WHERE client = '{self._client}'"
                 )
                 self._ring_owed()
             except Exception:  # noqa: BLE001  # the next operation fails with it
@@ -375,7 +375,7 @@ class Database:
     def sweep(self) -> bool:
         """Forget what nobody needs, as far as that takes little time.
 
-        Returns whether a name was forgotten: there may be more.
+        Returns whether there may be more: a name was forgotten, or as many clients as in one sweep.
         """
         try:
             return self.link.is_up and self._sweep()
@@ -387,28 +387,25 @@ class Database:
         link = self.link
         if self._swept is None:
             self._swept = self._anywhere()
-        ((now,),), clients, inboxes, rows = link.run(
+        dead = "IS_USED_LOCK(CONCAT('aiolock:', client)) IS NULL"
+        ((now,),), clients, pushes, rows = link.run(
             CLOCK,
             "SELECT client, seen FROM aiolock_clients"
-            " WHERE IS_USED_LOCK(CONCAT('aiolock:', client)) IS NULL",
-            "SELECT client, last FROM"
-            " (SELECT client, MAX(id) AS last FROM aiolock_inbox GROUP BY client) AS c"
-            " WHERE IS_USED_LOCK(CONCAT('aiolock:', client)) IS NULL",
+            f" WHERE seen < {NOW} - {_FORGOTTEN} AND {dead} LIMIT {_SWEPT}",
+            f"SELECT id FROM aiolock_inbox WHERE {dead} LIMIT {_SWEPT}",
             "SELECT id, over_at, changed_at, state FROM aiolock_names"
             f" WHERE id > x'{self._swept.hex()}' ORDER BY id LIMIT {_SWEPT}",
         )
         if self._in_grace(now):
             return False
         # Only what is there now: a client that comes back keeps the pushes that come from now on.
-        removing = [
-            f"DELETE FROM aiolock_inbox WHERE client = '{client}' AND id <= {last}"
-            for client, last in inboxes
-        ]
-        removing += [
-            f"DELETE FROM aiolock_clients WHERE client = '{client}' AND seen = {seen}"
-            for client, seen in clients
-            if seen < now - _FORGOTTEN
-        ]
+        removing: list[str] = []
+        if pushes:
+            ids = ", ".join(str(each) for (each,) in pushes)
+            removing.append(f"DELETE FROM aiolock_inbox WHERE id IN ({ids})")
+        if clients:
+            gone = ", ".join(f"('{client}', {seen})" for client, seen in clients)
+            removing.append(f"DELETE FROM aiolock_clients WHERE (client, seen) IN ({gone})")
         unused = [
             (each, state)
             for each, over, changed, state in rows
@@ -427,7 +424,7 @@ class Database:
             self._swept = left[_AT_A_TIME - 1]
         else:
             self._swept = rows[-1][0] if len(rows) == _SWEPT else b""
-        return bool(empty) or any(forgotten)
+        return bool(empty) or any(forgotten) or _SWEPT in (len(clients), len(pushes))
 
     def _anywhere(self) -> bytes:
         """Behind which name the first sweep begins.

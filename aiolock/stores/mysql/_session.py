@@ -31,7 +31,7 @@ HEARTBEAT: Final = 10.0
 SWEEP: Final = 60.0
 """Seconds after which it looks for things of others that nobody needs any more."""
 _SOON: Final = 1.0
-"""Seconds after which it does so again, while it finds names to forget: there may be many."""
+"""Seconds after which it does so again, while there is more to forget: there may be much."""
 _WITHOUT: Final = 1.0
 """Seconds after which it tries to connect again: the others take it for dead meanwhile."""
 _WATCH: Final = 0.25
@@ -67,7 +67,7 @@ class Session:
         self._look_at = self._sweep_at = 0.0
         self._swept = time.monotonic()
         self._sweeps_soon = False
-        """Whether the last sweep has forgotten a name."""
+        """Whether there may be more to forget than the last sweep has."""
         self._under_way = dict[asyncio.Future[Any], float]()
         """The operations that are not answered, and since when."""
         self._watch: asyncio.TimerHandle | None = None

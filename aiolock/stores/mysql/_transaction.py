@@ -19,9 +19,11 @@ from aiolock.stores.mysql._link import Link
 
 Value = TypeVar("Value")
 
-CLOCK: Final = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-"""Not `SYSDATE` or `NOW`, which give a local time. It is a statement of its own, because the time
-stands still within one: here the row locks have been waited for already."""
+NOW: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+"""The server's time, in µs. Not `SYSDATE` or `NOW`, which give a local time."""
+CLOCK: Final = f"SELECT {NOW}"
+"""A statement of its own, because the time stands still within one: here the row locks have been
+waited for already."""
 _LONGEST: Final = 200
 """Bytes of a name that is its own id."""
 _PAGE: Final = 200
