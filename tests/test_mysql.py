@@ -771,9 +771,9 @@ def alone(server: MariaDBServer, client: str = "ada", prefix: str = "test") -> D
     return Database(settings, prefix, client, Read(), lost=lambda _: None, back=lambda: None)
 
 
-def asking(client: str, name: str, seq: int = 1) -> Operation:
+def asking(client: str, name: str, seq: int = 1, *, shared: bool = False) -> Operation:
     """A waiter of it asks for a name."""
-    waiter, form = Waiter(client, seq), Form(3000)
+    waiter, form = Waiter(client, seq), Form(3000, shared=shared)
 
     def run(steps: Steps) -> Answer:
         return steps.step(
@@ -868,6 +868,77 @@ def test_a_snapshot_between_two_operations(mariadb_server: MariaDBServer) -> Non
     seen = [status for page in pages for status in page.statuses]
     assert [(len(each.holders), len(each.waiters)) for each in seen] == [(1, 1), (1, 0), (1, 0)]
     assert ask(database, releasing("ada", "seen", grant.fence)) == WAS_HOLDER
+    database.close()
+
+
+def small_packets(server: MariaDBServer) -> Database:
+    """A client whose server takes messages of up to 64 KiB."""
+    server.execute("SET GLOBAL max_allowed_packet = 65536")
+    database = alone(server)
+    database.open()
+    return database
+
+
+def posting(name: str, value: str) -> Operation:
+    """A value is left by that name."""
+
+    def run(steps: Steps) -> int:
+        return steps.step(
+            name, lambda step: step.post(1, token="", declared=0, value=value, remember=60_000)
+        )
+
+    return Operation((name,), run)
+
+
+def test_a_batch_that_is_longer_than_a_packet(own_mariadb: MariaDBServer) -> None:
+    """All of it is done, by the same connection, but for what is too long alone, which is told."""
+    database = small_packets(own_mariadb)
+    connection = database.link.number()
+    names = [f"n{number}" for number in range(30)]
+    rows = "SELECT COUNT(*) FROM aiolock_names WHERE LENGTH(state) > 4000"
+    done = database.carry_out([posting(each, "x" * 4000) for each in names], time.monotonic())
+    assert not [each for each in done.outcomes if each.failure]
+    assert own_mariadb.execute(rows) == [(30,)]
+    values = dict.fromkeys(names, 4500 * "y") | {"n7": 40_000 * "y"}
+    operations = [posting(name, value) for name, value in values.items()]
+    done = database.carry_out(operations, time.monotonic())
+    failures = {name: each.failure for name, each in zip(names, done.outcomes, strict=True)}
+    refused = failures.pop("n7")
+    assert refused is not None
+    assert refused.refused
+    assert "one name, its queue perhaps or a value, is longer" in str(refused)
+    assert set(failures.values()) == {None}
+    assert own_mariadb.execute(rows.replace("4000", "4500")) == [(29,)]
+    assert database.link.number() == connection
+    database.close()
+
+
+def test_the_longest_message(own_mariadb: MariaDBServer) -> None:
+    """As long as the server takes; one that is a byte longer does not end the connection."""
+    link = small_packets(own_mariadb).link
+    longest = "SELECT '" + "x" * (65534 - 9) + "'"
+    assert len(longest) == 65534
+    ((text,),) = link.run("SELECT 1", longest, "SELECT 2")[1]
+    assert len(text) == 65525
+    connection = link.number()
+    with pytest.raises(pymysql.OperationalError, match=r"65,535 bytes .* max_allowed_packet, 65,5"):
+        link.run("SELECT 1", longest + " ")
+    assert link.number() == connection
+    link.close()
+
+
+def test_pushes_for_more_waiters_than_a_packet_holds(own_mariadb: MariaDBServer) -> None:
+    """All are left for them: as readers who enter together when a writer leaves."""
+    database, other = small_packets(own_mariadb), alone(own_mariadb, "bob")
+    other.open()
+    writer = ask(database, asking("ada", "many"))
+    readers = [asking("bob", "many", seq, shared=True) for seq in range(400)]
+    done = other.carry_out(readers, time.monotonic()).outcomes
+    assert {type(each.answer) for each in done} == {Queued}
+    assert ask(database, releasing("ada", "many", writer.fence)) == WAS_HOLDER
+    pushes = "SELECT COUNT(*), SUM(2 * LENGTH(push)) > 65536 FROM aiolock_inbox"
+    assert own_mariadb.execute(pushes) == [(400, 1)]
+    other.close()
     database.close()
 
 

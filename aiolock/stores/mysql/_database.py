@@ -230,11 +230,10 @@ class Database:
                     self._connect()
                 answers, told = self._together(operations, again=again)
             except Failed as fault:
-                if len(operations) == 1:
-                    failure = self._failure(fault.why, refused=not again)
-                    return CarriedOut([Outcome(None, failure)], ())
-                return self._each_by_itself(operations, since, again=again)
+                return self._apart(fault.why, operations, since, again=again)
             except Exception as error:  # noqa: BLE001  # no error may end the thread
+                if _errors.is_too_long(error):
+                    return self._apart(error, operations, since, again=again)
                 if isinstance(error, _Unsure):
                     again = True
                     self.link.close()  # if it was committed, pushes for us may be waiting
@@ -266,10 +265,13 @@ class Database:
             if failure is not None:
                 self.link.close()
 
-    def _each_by_itself(
-        self, operations: Sequence[Operation], since: float, *, again: bool
+    def _apart(
+        self, why: BaseException, operations: Sequence[Operation], since: float, *, again: bool
     ) -> CarriedOut:
         """One of them cannot be carried out: give each a transaction of its own."""
+        self._roll_back()
+        if len(operations) == 1:
+            return CarriedOut([Outcome(None, self._failure(why, refused=not again))], ())
         outcomes: list[Outcome] = []
         told: list[Told] = []
         for number, operation in enumerate(operations):
@@ -294,12 +296,8 @@ class Database:
             says=self._says,
             again=again,
         )
-        try:
-            transaction.load([name for each in operations for name in each.names], self._guard)
-            answers = [_carried_out(operation, transaction) for operation in operations]
-        except Failed:
-            self._roll_back()
-            raise
+        transaction.load([name for each in operations for name in each.names], self._guard)
+        answers = [_carried_out(operation, transaction) for operation in operations]
         mine: list[Told] = []
         theirs: list[Told] = []
         bells = dict[str, int | None]()

@@ -40,7 +40,8 @@ _ADVICE: Final = {
     ER.TOO_MANY_USER_CONNECTIONS: "this user may have no more connections: each client needs two",
     ER.LOCK_WAIT_TIMEOUT: "a row of aiolock's tables was locked for too long: see who does that"
     " (SHOW ENGINE INNODB STATUS)",
-    ER.NET_PACKET_TOO_LARGE: "the queue is longer than a packet may be (max_allowed_packet)",
+    ER.NET_PACKET_TOO_LARGE: "what is known of one name, its queue perhaps or a value, is longer"
+    " than a packet may be: raise max_allowed_packet",
     1665: "let it write its binary log by rows (binlog_format=ROW)",
     **dict.fromkeys(_READ_ONLY, "it is read-only, a replica perhaps: connect to the primary"),
 }
@@ -63,6 +64,11 @@ def is_lost(error: BaseException) -> bool:
 def is_in_the_way(error: BaseException) -> bool:
     """Whether a conflict with others made it fail, which passes; it was rolled back."""
     return code(error) in _IN_THE_WAY
+
+
+def is_too_long(error: BaseException) -> bool:
+    """Whether a statement is longer than the server takes; the connection may be up."""
+    return code(error) == ER.NET_PACKET_TOO_LARGE
 
 
 def store_error(

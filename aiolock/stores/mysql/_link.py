@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, ER
 
 from aiolock.stores.mysql._settings import Settings
 
@@ -38,8 +38,10 @@ _SESSION: Final = (
     ),
     "SET SESSION innodb_lock_wait_timeout = 2",
     "SET SESSION wait_timeout = 28800",
-    "SELECT VERSION(), CURRENT_USER()",
+    "SELECT VERSION(), CURRENT_USER(), @@max_allowed_packet",
 )
+_LEAST: Final = 1024
+"""Bytes of a packet that every server allows."""
 
 
 if TYPE_CHECKING:
@@ -83,6 +85,9 @@ class Link:
         """A duplicate of the socket, which PyMySQL may have wrapped."""
         self._files: tuple[int, ...] = ()
         self._version = ""
+        self._room = _LEAST
+        """Bytes of the longest message that the server takes: for one that is longer, it ends the
+        connection."""
         self.account = settings.user
         """As whom the server has let us in: with the host of the account, once it has."""
         _all.add(self)
@@ -108,7 +113,8 @@ class Link:
         )
         connection.connect(self._dialled(connection))
         self._connection = connection
-        *_, ((self._version, self.account),) = self.run(*_SESSION)
+        *_, ((self._version, self.account, allowed),) = self.run(*_SESSION)
+        self._room = allowed - 2  # all but a byte that says what follows, and less than allowed
         # A time limit for all statements would end a sleep.
         limit = "max_statement_time" if "MariaDB" in self._version else "max_execution_time"
         self.run(f"SET SESSION {limit} = 0")
@@ -170,7 +176,7 @@ class Link:
         return "MariaDB" in self._version
 
     def run(self, *statements: str) -> list[Rows]:
-        """The rows of these statements, sent at once; the first error is raised."""
+        """The rows of these statements, sent at once if they fit; the first error is raised."""
         found, failure = self.run_until(*statements)
         if failure is not None:
             raise failure
@@ -179,19 +185,40 @@ class Link:
     def run_until(self, *statements: str) -> tuple[list[Rows], BaseException | None]:
         """The rows of these statements up to the first that failed, and that error.
 
-        After an exception of PyMySQL that is not an error of the server, the connection is lost.
+        After an exception of PyMySQL that is not an error of the server, the connection is lost. If
+        one of them is too long for the server, none is sent.
         """
         assert self._connection is not None
         found: list[Rows] = []
         try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(";".join(statements))
-                found.append(cursor.fetchall())
-                while cursor.nextset():
+            for message in self._messages(statements):
+                with self._connection.cursor() as cursor:
+                    cursor.execute(message)
                     found.append(cursor.fetchall())
+                    while cursor.nextset():
+                        found.append(cursor.fetchall())
         except Exception as error:  # noqa: BLE001  # its parser may fail in any way
             return found, error
         return found, None
+
+    def _messages(self, statements: Sequence[str]) -> list[str]:
+        """As few messages as the server takes. Each letter is a byte: values are written in hex."""
+        messages: list[list[str]] = [[]]
+        room = self._room
+        for statement in statements:
+            size = len(statement)
+            if size > self._room:
+                raise pymysql.OperationalError(
+                    ER.NET_PACKET_TOO_LARGE,
+                    f"a statement of {size:,} bytes is too long for max_allowed_packet,"
+                    f" {self._room + 2:,}",
+                )
+            if size > room:
+                messages.append([])
+                room = self._room
+            messages[-1].append(statement)
+            room -= size + len(";")
+        return [";".join(message) for message in messages]
 
     def break_(self) -> None:
         """Shut it down, so that a thread that waits for it goes on; from any thread."""

@@ -32,6 +32,9 @@ _ASKED_AT_ONCE: Final = 100
 """Clients that are checked in one statement for being alive."""
 _TRIES: Final = 10
 """How often rows are made that are not there: somebody may remove them at that very moment."""
+_LEFT_AT_ONCE: Final = 100
+"""Pushes in one statement, which must not be longer than the server takes: there may be as many as
+there are waiters."""
 
 
 class Failed(Exception):
@@ -259,15 +262,17 @@ class Transaction:
         return statements
 
     def left(self, told: Sequence[Told]) -> list[str]:
-        """The statement that leaves pushes for other clients, if there are any."""
+        """The statements that leave pushes for other clients, if there are any."""
         rows = [
             f"('{push.waiter.client}', {blob(full(self._prefix, name))},"
             f" {blob(encode_push(push).encode())})"
             for name, push in told
         ]
-        if not rows:
-            return []
-        return [f"INSERT INTO aiolock_inbox (client, name, push) VALUES {', '.join(rows)}"]
+        parts = [rows[at : at + _LEFT_AT_ONCE] for at in range(0, len(rows), _LEFT_AT_ONCE)]
+        return [
+            f"INSERT INTO aiolock_inbox (client, name, push) VALUES {', '.join(part)}"
+            for part in parts
+        ]
 
 
 def full(prefix: str, name: str) -> bytes:
