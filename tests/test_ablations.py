@@ -2375,6 +2375,14 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… nor does it keep the table for long",
+        "stores/mysql/_ear.py",
+        "SLEEP: Final = 1.0",
+        "SLEEP: Final = 10.0",
+        "test_mysql.py::test_a_table_is_changed_while_all_sleep",
+        seconds=20,
+    ),
+    Safeguard(
         "… who may not have been rung is rung later",
         "stores/mysql/_database.py",
         "        self._owed |= dict.fromkeys(bells)\n",

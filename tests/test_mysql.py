@@ -98,15 +98,19 @@ async def test_two_connections(own_mariadb: MariaDBServer) -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("aiolock mysql")]
 
 
-async def test_nothing_happens_while_all_wait(own_mariadb: MariaDBServer) -> None:
-    """Who waits asks the server nothing: a question in five seconds is enough to be seen."""
+async def test_nothing_happens_while_all_wait(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits asks the server nothing: its sleep, once a second, is enough to be seen."""
+    later = SimpleNamespace(uniform=lambda _, most: most, random=lambda: 1.0)
+    monkeypatch.setattr(_session, "random", later)  # a sweep is another thing
     async with pair(own_mariadb.url("app")) as (ours, theirs), ours.lock("x", ttl=600):
         waiting = [asyncio.create_task(take(theirs.lock("x"))) for _ in range(200)]
         await queued(ours.lock("x"), 200)
         await asyncio.sleep(0.5)
         before = questions(own_mariadb)
         await asyncio.sleep(1.0)
-        assert questions(own_mariadb) - before <= 8  # the look itself, and a heartbeat of both
+        assert questions(own_mariadb) - before <= 8  # the look itself, and two sleeps of both
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
@@ -635,6 +639,22 @@ async def test_a_bell_as_mysql_has_it(
             await lease.release()
             await (await soon(waiting, within=5)).release()
             assert time.monotonic() - began < 5
+
+
+async def test_a_table_is_changed_while_all_sleep(own_mariadb: MariaDBServer) -> None:
+    """Whoever does that waits for a sleep, which is short; then others hear of pushes as before."""
+    asleep = "SELECT 1 FROM information_schema.processlist WHERE state = 'User lock'"
+    change = "ALTER TABLE aiolock_inbox COMMENT 'changed'"
+    async with pair(own_mariadb.url("app")) as (ours, theirs):
+        await until(lambda: len(own_mariadb.execute(asleep)) == 2)
+        await asyncio.to_thread(
+            own_mariadb.execute, f"SET STATEMENT lock_wait_timeout = 4 FOR {change}"
+        )
+        lease = await take(ours.lock("x"))
+        waiting = asyncio.create_task(take(theirs.lock("x")))
+        await queued(ours.lock("x"), 1)
+        await lease.release()
+        await (await soon(waiting, within=5)).release()
 
 
 async def test_rings_that_were_lost(

@@ -19,8 +19,18 @@ from aiolock.stores.mysql._settings import Settings
 
 log = logging.getLogger("aiolock")
 
-SLEEP: Final = 10.0
-"""Seconds after which it sleeps again, which also shows that it is connected."""
+SLEEP: Final = 1.0
+"""Seconds after which it sleeps again, which also shows that it is connected.
+
+Nobody can change the table of pushes while the statement lasts that looks into it and sleeps.
+Whoever wants to waits for one sleep, for two in `OPTIMIZE TABLE`, and a push cannot be written
+meanwhile: that is tried again for five seconds. (A look in a statement before the sleep would miss
+a push that comes between the two. In a block of statements, where each lets go of its tables,
+MariaDB 10.11 missed three in a thousand.)
+"""
+_HELD_UP: Final = 10.0
+"""Seconds for which a sleep may not begin, while somebody else has the table, or the server stands
+still: only then is the connection taken for dead."""
 _TRIAL: Final = 1.0
 """Seconds within which a bell that works has rung."""
 _AT_LEISURE: Final = 1.0
@@ -70,7 +80,7 @@ class Ear:
         self._heard = heard
         self._lost = lost
         self._back = back
-        self._link = Link(settings, lasts=SLEEP)
+        self._link = Link(settings, lasts=_HELD_UP)
         self._stopped = threading.Event()
         self._listens = threading.Event()
         self._slept = threading.Event()
