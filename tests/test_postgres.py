@@ -658,6 +658,24 @@ async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -
     await until(lambda: own_postgres.execute(listens) == [(False,)], after=5)
 
 
+@pytest.mark.one_loop
+async def test_a_clock_that_was_set_back_since_the_start(own_rights: PostgresServer) -> None:
+    """The server seems to start in the future; by then the dead have been dead for long."""
+    source = "SELECT pg_get_functiondef('aiolock._listens(text)'::regprocedure)"
+    ((function,),) = own_rights.execute(source)
+    begun = "pg_postmaster_start_time()"
+    assert function.count(begun) == 1
+    own_rights.execute("INSERT INTO aiolock.clients VALUES ('gone', 5, 'h', 1)")
+    try:
+        for since, alive in (("1 hour", False), ("2 s", True), ("-1 hour", False)):
+            then = f"(clock_timestamp() + interval '{since}')"
+            own_rights.execute(function.replace(begun, then))
+            assert own_rights.execute("SELECT aiolock._listens('gone')") == [(alive,)]
+    finally:
+        own_rights.execute(function)
+        own_rights.execute("DELETE FROM aiolock.clients WHERE id = 'gone'")
+
+
 STOPS = """
 import asyncio, os, signal, sys, aiolock
 from aiolock.stores.postgres._wire import Wire

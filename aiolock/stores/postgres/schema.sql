@@ -182,8 +182,9 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock_shared(k) THEN
         RETURN true;
     END IF;
-    -- Just after a start of the server, clients have not had the time to come back.
-    RETURN clock_timestamp() < pg_postmaster_start_time() + interval '5 s';
+    -- Just after a start of the server, clients have not had the time to come back. On both sides of
+    -- it, as the clock may have been set back since, by a moment or by hours.
+    RETURN abs(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())) < 5;
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock._is_there(c text, me text) RETURNS boolean LANGUAGE sql AS $$
