@@ -1220,9 +1220,10 @@ OURS = {
     "current_setting(text, boolean)": "text",
     "has_function_privilege(oid, text)": "boolean",
     "now()": "timestamptz",
+    "pg_advisory_unlock_shared(bigint)": "boolean",
     "pg_advisory_xact_lock(bigint)": "void",
     "pg_notify(text, text)": "void",
-    "pg_try_advisory_xact_lock_shared(bigint)": "boolean",
+    "pg_try_advisory_lock_shared(bigint)": "boolean",
     "set_config(text, text, boolean)": "text",
     "unnest(text[])": "SETOF text",
 }
@@ -1442,9 +1443,60 @@ async def test_a_sweep(own_postgres: PostgresServer) -> None:
         ask = "SELECT aiolock.acquire(%s, 'me', 1, %s, 30000, 0, true, 0, 0)"
         app.execute(ask, (b"old 7", "{3000,0,0,0,0,0,0,0,0,0,0,0}"))
         swept = [app.execute("SELECT aiolock.sweep(100)").fetchone() for _ in range(3)]
-    assert sum(each[0] for each in swept if each) == 249
+    assert sum(each[0] for each in swept if each) == 249 + 1
     assert own_postgres.execute("SELECT id FROM aiolock.clients") == []
     assert own_postgres.execute("SELECT name FROM aiolock.names") == [(b"old 7",)]
+
+
+_GONE = (
+    "INSERT INTO aiolock.clients SELECT 'gone ' || n, n, 'h', 1, now() - '2 h'::interval"
+    " FROM generate_series(1, %s) n"
+)
+
+
+@pytest.mark.one_loop
+async def test_a_sweep_where_many_clients_are_gone(own_postgres: PostgresServer) -> None:
+    """Some go at a time, past any number that live, and no lock of the server's is kept for them."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
+    fill(own_postgres)
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        own_postgres.execute("UPDATE aiolock.clients SET seen = now() - '3 h'::interval")
+        own_postgres.execute(_GONE, 250)
+        with contextlib.closing(own_postgres.connect()) as sweeping:
+            left = []
+            for names in (20, 0, 0, 0):
+                with sweeping.transaction():
+                    row = sweeping.execute("SELECT aiolock.sweep(100)").fetchone()
+                    held = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND "
+                    of_clients = f"{held} locktype = 'advisory' AND mode = 'ShareLock'"
+                    assert sweeping.execute(of_clients.encode()).fetchone() == (0,)
+                assert row is not None
+                left.append(row[0] - names)
+        assert left == [100, 100, 50, 0]
+        assert own_postgres.execute("SELECT id FROM aiolock.clients") == [(client.id,)]
+
+
+@pytest.mark.one_loop
+async def test_names_are_forgotten_where_clients_cannot_be(
+    own_postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What keeps the one from going does not keep the other; and a sweep that fails is told."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
+    fill(own_postgres)
+    own_postgres.execute(_GONE, 1)
+    fails = "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'they stay'; END $$"
+    own_postgres.execute(f"CREATE FUNCTION stays() {fails}")
+    before = "CREATE TRIGGER stays BEFORE DELETE ON aiolock."
+    own_postgres.execute(f"{before}clients FOR EACH ROW EXECUTE FUNCTION stays()")
+    assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(20,)]
+    fill(own_postgres)
+    own_postgres.execute(f"{before}names FOR EACH ROW EXECUTE FUNCTION stays()")
+    client = aiolock.connect(own_postgres.url("app"))
+    await client.open()
+    store_of(client)._sweep_in(0.0)
+    await until(lambda: "they stay" in caplog.text)
+    own_postgres.execute("DROP TRIGGER stays ON aiolock.clients")
+    await client.aclose()
 
 
 @pytest.mark.one_loop

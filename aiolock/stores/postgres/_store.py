@@ -46,11 +46,11 @@ HEARTBEAT_TIMEOUT: Final = 4.0
 _SWEEP: Final = 60.0
 """Seconds after which a client sweeps some of what nobody needs any more."""
 _SOON: Final = 1.0
-"""Seconds after which it does so again, while it finds names to forget: there may be many."""
+"""Seconds after which it does so again, while it finds anything to forget: there may be much."""
 _PAGE: Final = 200
 """Names on one page of a snapshot."""
 _SWEPT: Final = b"100"
-"""Names that are checked in one sweep."""
+"""Names that are checked in one sweep, and clients that are forgotten, at most."""
 
 
 class PostgresStore:
@@ -198,9 +198,12 @@ class PostgresStore:
         self._call("sweep", "", [_SWEPT], _count).add_done_callback(self._has_swept)
 
     def _has_swept(self, done: asyncio.Future[int]) -> None:
-        """Go on soon if a name was forgotten: there may be more."""
-        forgot = not done.cancelled() and done.exception() is None and done.result() > 0
+        """Go on soon if anything was forgotten: there may be more."""
+        failure = None if done.cancelled() else done.exception()
+        forgot = not done.cancelled() and failure is None and done.result() > 0
         if not self._closing:
+            if failure is not None:
+                log.warning("aiolock: what nobody needs is not forgotten now: %s", failure)
             self._sweep_in(_SOON if forgot else _SWEEP)
 
     # The operations

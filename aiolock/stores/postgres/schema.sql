@@ -174,14 +174,18 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     k bigint;
+    done boolean;
 BEGIN
     SELECT key INTO k FROM aiolock.clients WHERE id = c;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF NOT pg_try_advisory_xact_lock_shared(k) THEN
+    IF NOT pg_try_advisory_lock_shared(k) THEN
         RETURN true;
     END IF;
+    -- Not kept until the transaction ends: one that finds thousands of dead clients would fill the
+    -- server's table of locks, which is for all databases.
+    done := pg_advisory_unlock_shared(k);
     -- Just after a start of the server, clients have not had the time to come back. On both sides of
     -- it, as the clock may have been set back since, by a moment or by hours.
     RETURN abs(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())) < 5;
@@ -1062,15 +1066,18 @@ BEGIN
 END $$;
 
 -- Forget clients that are gone, and names that nobody has used for ten minutes after all that was
--- known of them has ended. One sweep at a time, from where the last has stopped.
+-- known of them has ended: `most` of each, at most. Returns how many. One sweep at a time, from where
+-- the last has stopped.
 CREATE OR REPLACE FUNCTION aiolock.sweep(most integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     us bigint := aiolock._clock();
     after_ bytea;
     m aiolock.names;
+    c record;
     looked integer := 0;
     forgotten integer := 0;
+    gone integer := 0;
 BEGIN
     SELECT last INTO after_ FROM aiolock.swept FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
@@ -1099,9 +1106,18 @@ BEGIN
         forgotten := forgotten + 1;
     END LOOP;
     UPDATE aiolock.swept SET last = CASE WHEN looked < most THEN '' ELSE after_ END;
-    DELETE FROM aiolock.clients WHERE seen < now() - interval '1 hour'
-        AND NOT aiolock._listens(id);
-    RETURN forgotten;
+    BEGIN
+        FOR c IN SELECT id, key FROM aiolock.clients WHERE seen < now() - interval '1 hour' LOOP
+            EXIT WHEN gone >= most; -- many would take longer than a statement may
+            CONTINUE WHEN aiolock._listens(c.id);
+            DELETE FROM aiolock.clients WHERE id = c.id AND key = c.key; -- it may have come back
+            gone := gone + 1;
+        END LOOP;
+    EXCEPTION WHEN OTHERS THEN -- the names are forgotten all the same
+        RAISE WARNING 'aiolock cannot forget clients that are gone: %', SQLERRM;
+        gone := 0;
+    END;
+    RETURN forgotten + gone;
 END $$;
 
 -- For users of a lock, within a transaction of theirs: check that the lock `name` is still held
