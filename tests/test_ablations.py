@@ -2129,10 +2129,31 @@ SAFEGUARDS = (
     Safeguard(
         "… a child lets go of its parent's connections",
         f"{POSTGRES}/_link.py",
-        "    os.register_at_fork(after_in_child=_forked)\n",
-        "    pass\n",
+        "    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child",
+        "    dict(before=_before_fork, after_in_parent=_after_fork, after_in_child",
         "test_postgres.py::test_a_child_does_not_keep_its_parent_alive",
         seconds=20,
+    ),
+    Safeguard(
+        "… also of one that is being greeted",
+        f"{POSTGRES}/_link.py",
+        "                self.made = connection\n",
+        "                self.made = self.connection\n",
+        "test_postgres.py::test_a_fork_while_a_connection_is_greeted",
+    ),
+    Safeguard(
+        "… and one that was being made is of no use",
+        f"{POSTGRES}/_link.py",
+        "            if not shared:\n",
+        "            if True:\n",
+        "test_postgres.py::test_a_fork_while_a_connection_is_made",
+    ),
+    Safeguard(
+        "… none is added while somebody forks",
+        f"{POSTGRES}/_link.py",
+        "        with _fork:\n            _all.add(self)\n",
+        "        _all.add(self)\n",
+        "test_postgres.py::test_a_link_that_is_made_while_another_thread_forks",
     ),
     Safeguard(
         "… in the order in which it was asked for",

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import pytest
 import aiolock
 from aiolock.cli.main import main
 from aiolock.stores import postgres
-from aiolock.stores.postgres import _link, _notices, _pipe, _schema, _settings, _store, _wire
+from aiolock.stores.postgres import _ear, _link, _notices, _pipe, _schema, _settings, _store, _wire
 from aiolock.stores.postgres._store import PostgresStore
 from tests import databases
 from tests.databases import PgBouncer, PostgresServer, Standby
@@ -225,6 +226,69 @@ async def test_a_child_does_not_keep_its_parent_alive(own_postgres: PostgresServ
     """A fork has let go of the parent's connections, which end with the parent."""
     async with parent_that_died(own_postgres.url("app")):
         await until(lambda: not own_postgres.backends())
+
+
+def holds_a_socket(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a child that is forked now has this connection."""
+    number = connection.pgconn.socket
+    child = os.fork()
+    if not child:  # pragma: no cover
+        os._exit(stat.S_ISSOCK(os.fstat(number).st_mode))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+async def test_a_fork_while_a_connection_is_greeted(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child does not keep it, though nobody uses it yet: it listens soon."""
+    holds = list[bool]()
+    greeting = _ear.Ear._greet
+
+    async def greets(self: Any, connection: Any) -> None:
+        holds.append(holds_a_socket(connection))
+        await greeting(self, connection)
+
+    monkeypatch.setattr(_ear.Ear, "_greet", greets)
+    async with aiolock.connect(postgres_server.url("app")):
+        assert holds == [False]
+
+
+async def test_a_fork_while_a_connection_is_made(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child may have a copy of it: it is ended, and another one is made."""
+    made = list[psycopg.AsyncConnection[Any]]()
+    connect = psycopg.AsyncConnection.connect
+    forks = {1, 3}
+
+    async def connects(*arguments: Any, **options: Any) -> psycopg.AsyncConnection[Any]:
+        made.append(await connect(*arguments, **options))
+        if len(made) in forks:
+            assert holds_a_socket(made[-1])
+        return made[-1]
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", connects)
+    async with aiolock.connect(postgres_server.url("app")) as client, client.lock("x"):
+        assert [each.closed for each in made] == [True, False, True, False]
+        assert not holds_a_socket(made[1])
+        assert not holds_a_socket(made[3])
+
+
+async def test_a_link_that_is_made_while_another_thread_forks() -> None:
+    """Nothing is added to what the fork goes through meanwhile."""
+    made = threading.Event()
+
+    def makes() -> None:
+        _link.Link("connect_timeout=3", greet=_never, up=_never, down=_never)
+        made.set()
+
+    _link._before_fork()
+    thread = threading.Thread(target=makes)
+    thread.start()
+    assert not made.wait(0.2)
+    _link._after_fork()
+    assert made.wait(10)
+    thread.join()
 
 
 _SETTLED = "SELECT clock_timestamp() > pg_postmaster_start_time() + interval '5 s'"
@@ -1456,7 +1520,7 @@ _GONE = (
 
 @pytest.mark.one_loop
 async def test_a_sweep_where_many_clients_are_gone(own_postgres: PostgresServer) -> None:
-    """Some go at a time, past any number that live, and no lock of the server's is kept for them."""
+    """Some go at a time, past those that live, and no lock of the server is kept for them."""
     await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
     fill(own_postgres)
     async with aiolock.connect(own_postgres.url("app")) as client:

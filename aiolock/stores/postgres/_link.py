@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -52,7 +53,12 @@ class Link:
         self.connection: Connection | None = None
         self.error: Exception = Failed("not connected")
         """Why there was no connection, the last time."""
-        _all.add(self)
+        self.made: Connection | None = None
+        """The last connection that was made, from before it is greeted: a child lets go of it."""
+        self.shared = False
+        """Whether a child has what was being made when it was forked."""
+        with _fork:
+            _all.add(self)
 
     async def open(self) -> None:
         """Connect for the first time; raises what psycopg raises."""
@@ -80,7 +86,7 @@ class Link:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self._patience):
-                connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+                connection = await self._make()
                 await self._greet(connection)
         except TimeoutError:
             await _close(connection)
@@ -89,6 +95,22 @@ class Link:
             await _close(connection)
             raise
         return connection
+
+    async def _make(self) -> Connection:
+        """A connection of which no child has a copy.
+
+        A fork while psycopg connects cannot let go of a socket that only psycopg knows. Such a
+        connection is closed, which ends it for the child as well, and another one is made.
+        """
+        while True:
+            self.shared = False
+            connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+            with _fork:
+                self.made = connection
+                shared = self.shared
+            if not shared:
+                return connection
+            await connection.close()
 
     def proved(self) -> None:
         """The server answered properly, so after the next break it is dialled without delay."""
@@ -134,21 +156,34 @@ async def _close(connection: Connection | None) -> None:
 
 
 _all: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
+_fork: Final = threading.RLock()
+"""Held during a fork; it may be made by a signal handler, wherever this thread is."""
 
 
-def _forked() -> None:
-    """In the child of a fork: let go of the parent's connections, without a word to the server.
+def _before_fork() -> None:
+    _fork.acquire()
+
+
+def _after_fork() -> None:
+    for link in _all:
+        link.shared = True
+    _fork.release()
+
+
+def _in_child() -> None:
+    """Let go of the parent's connections, without a word to the server.
 
     Otherwise they would outlive the parent, whose waiters would count as alive. Their file numbers
     stay taken, so that no other file gets one that is still in use.
     """
+    _fork.release()
     nothing = os.open(os.devnull, os.O_RDWR)
     for link in _all:
-        if link.connection is not None:
+        if link.made is not None:
             with contextlib.suppress(psycopg.Error, OSError):  # it has no socket just now
-                os.dup2(nothing, link.connection.pgconn.socket, inheritable=False)
+                os.dup2(nothing, link.made.pgconn.socket, inheritable=False)
     os.close(nothing)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
