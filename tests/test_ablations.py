@@ -2196,6 +2196,22 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… who listens may be idle",
+        f"{POSTGRES}/_ear.py",
+        '"SET statement_timeout = 3000; {STAYS}"',
+        '"SET statement_timeout = 3000"',
+        "test_postgres.py::test_an_idle_session_is_not_ended[True]",
+        seconds=5,
+    ),
+    Safeguard(
+        "… and so may who commands",
+        f"{POSTGRES}/_settings.py",
+        "for name, value in chosen.items()), STAYS])",
+        "for name, value in chosen.items())])",
+        "test_postgres.py::test_an_idle_session_is_not_ended[False]",
+        seconds=5,
+    ),
+    Safeguard(
         "in MySQL the dead are passed over",
         "stores/mysql/_transaction.py",
         "        if client == self._client or self.presence(client).alive:\n",

@@ -323,6 +323,26 @@ async def test_a_server_that_does_not_answer(
             assert await client.lock("x").locked()
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_an_idle_session_is_not_ended(own_rights: PostgresServer, *, pooled: bool) -> None:
+    """Whatever the role has set: who listens is idle for as long as nothing comes."""
+    url = own_rights.url("app")
+    setting = "SELECT name FROM pg_settings WHERE name = 'idle_session_timeout'"
+    if not own_rights.execute(setting):
+        pytest.skip("this PostgreSQL ends no idle sessions")
+    own_rights.execute("ALTER ROLE app SET idle_session_timeout = '300ms'")
+    try:
+        async with aiolock.connect(f"{url}?pooled=1&listen_url={url}" if pooled else url) as client:
+            store = store_of(client)
+            before = store._pipe._link.connection, store._ear._link.connection
+            await asyncio.sleep(1)
+            if not pooled:
+                assert store._pipe._link.connection is before[0]
+            assert store._ear._link.connection is before[1]
+    finally:
+        own_rights.execute("ALTER ROLE app RESET idle_session_timeout")
+
+
 async def test_silence_is_noticed(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import psycopg
 
 from aiolock.stores.postgres._errors import failed
 from aiolock.stores.postgres._link import Connection, Link
-from aiolock.stores.postgres._settings import Settings
+from aiolock.stores.postgres._settings import STAYS, Settings
 
 log = logging.getLogger("aiolock")
 
@@ -60,7 +60,7 @@ class Ear:
         key = self._connections << 40 | secrets.randbits(40)
         who = (self._client, key, socket.gethostname(), os.getpid())
         connection.prepare_threshold = None
-        await connection.execute("SET statement_timeout = 3000")
+        await connection.execute(f"SET statement_timeout = 3000; {STAYS}".encode())
         await connection.execute("SELECT aiolock.hello(%s, %s, %s, %s)", who)
         await connection.execute(f'LISTEN "aiolock:{self._client}"'.encode())
 

@@ -37,6 +37,11 @@ PINNED: Final = {
     "idle_in_transaction_session_timeout": "10000",
 }
 """The settings of the command connection, if it is the server's own."""
+STAYS: Final = (
+    "SELECT pg_catalog.set_config('idle_session_timeout', '0', false)"
+    " WHERE pg_catalog.current_setting('idle_session_timeout', true) IS NOT NULL"
+)
+"""The SQL that keeps the server from ending an idle session: PostgreSQL 13 has no such setting."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Settings:
             chosen["aiolock.flushed"] = "on"
         if not self.durable:
             chosen["synchronous_commit"] = "off"
-        return "; ".join(f"SET {name} = {value}" for name, value in chosen.items())
+        return "; ".join([*(f"SET {name} = {value}" for name, value in chosen.items()), STAYS])
 
 
 def from_url(url: str) -> Settings:
