@@ -2212,6 +2212,22 @@ SAFEGUARDS = (
         seconds=5,
     ),
     Safeguard(
+        "… a GRANT is for the role that is connected",
+        f"{POSTGRES}/_pipe.py",
+        "        self._settings.place.connected(connection.info)\n",
+        "",
+        "test_postgres.py::test_a_user_that_the_url_does_not_name",
+        seconds=5,
+    ),
+    Safeguard(
+        "… or for the one that listens",
+        f"{POSTGRES}/_ear.py",
+        "            why.role = connection.info.user\n",
+        "",
+        "test_postgres.py::test_who_listens_as_another_lacks_a_right",
+        seconds=5,
+    ),
+    Safeguard(
         "in MySQL the dead are passed over",
         "stores/mysql/_transaction.py",
         "        if client == self._client or self.presence(client).alive:\n",

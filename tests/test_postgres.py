@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -1162,6 +1164,75 @@ async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str
 
 
 @pytest.mark.one_loop
+@pytest.mark.one_loop
+def test_a_user_that_the_url_does_not_name(
+    own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is who libpq takes, from PGUSER say; this process need not even have a name."""
+
+    def unknown(user: int) -> Any:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGUSER", "app")
+    monkeypatch.setenv("PGPORT", str(own_rights.port))
+    own_rights.execute("REVOKE EXECUTE ON FUNCTION aiolock.release FROM app")
+    try:
+        client = aiolock.connect("postgresql://127.0.0.1/postgres")
+        where = rf"at 127\.0\.0\.1:{own_rights.port}/postgres: .* TO \"app\""
+        with pytest.raises(aiolock.StoreError, match=where):
+            asyncio.run(client.open())
+    finally:
+        own_rights.execute("GRANT EXECUTE ON FUNCTION aiolock.release TO app")
+    with pytest.raises(aiolock.StoreError, match='ON DATABASE "template1" TO "app"'):
+        postgres.create_schema("postgresql://127.0.0.1/template1")
+
+
+@pytest.mark.one_loop
+async def test_who_listens_as_another_lacks_a_right(own_rights: PostgresServer) -> None:
+    """The advice is for that one, and not for who commands."""
+    own_rights.execute("CREATE ROLE ear LOGIN")
+    try:
+        pooled = own_rights.url("app", f"?pooled=1&listen_url={own_rights.url('ear')}")
+        with pytest.raises(aiolock.StoreError, match='TO "ear"'):
+            await aiolock.connect(pooled).open()
+    finally:
+        own_rights.execute("DROP ROLE ear")
+
+
+@pytest.mark.one_loop
+async def test_a_service_file(
+    own_rights: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL may say no more than the name of the service."""
+    services = tmp_path / "services"
+    services.write_text(
+        f"[shop]\nhost=127.0.0.1\nport={own_rights.port}\nuser=app\ndbname=postgres\n"
+    )
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    async with aiolock.connect("postgresql://?service=shop&durable=0") as client, client.lock("x"):
+        pass
+
+
+@pytest.mark.one_loop
+def test_where_a_service_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a name; where that is, is known to libpq only, which may not find it."""
+    monkeypatch.setenv("PGHOST", "elsewhere")
+    for query, where in (
+        ("postgresql://?service=shop", "the service shop"),
+        ("postgresql:///?service=shop&durable=0", "the service shop"),
+        ("postgresql://h/d?service=shop", "h:5432/d"),
+        ("postgresql://", "elsewhere:5432"),
+        ("postgresql://h", "h:5432"),
+    ):
+        store = aiolock.connect(query)._engine.store
+        assert isinstance(store, PostgresStore)
+        assert store._settings.place.where == where
+
+
+@pytest.mark.one_loop
 def test_all_that_is_called_is_granted() -> None:
     """And of what is granted, a client calls all but what is for its user."""
     assert {*CALLED, "check_fence"} == {*_schema.functions()}
@@ -1547,7 +1618,7 @@ async def test_a_sweep_where_many_clients_are_gone(own_postgres: PostgresServer)
         own_postgres.execute("UPDATE aiolock.clients SET seen = now() - '3 h'::interval")
         own_postgres.execute(_GONE, 250)
         with contextlib.closing(own_postgres.connect()) as sweeping:
-            left = []
+            left = list[int]()
             for names in (20, 0, 0, 0):
                 with sweeping.transaction():
                     row = sweeping.execute("SELECT aiolock.sweep(100)").fetchone()

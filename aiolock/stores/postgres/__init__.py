@@ -42,6 +42,7 @@ def create_schema(url: str, *roles: str) -> str:
     try:
         with psycopg.connect(settings.listens) as connection:
             making = True
+            settings.place.connected(connection.info)
             connection.execute(f"SET {_schema.SEARCH_PATH}".encode())
             connection.execute("SET client_min_messages = warning")
             connection.execute(schema(*roles).encode())

@@ -61,7 +61,12 @@ class Ear:
         who = (self._client, key, socket.gethostname(), os.getpid())
         connection.prepare_threshold = None
         await connection.execute(f"SET statement_timeout = 3000; {STAYS}".encode())
-        await connection.execute("SELECT aiolock.hello(%s, %s, %s, %s)", who)
+        try:
+            await connection.execute("SELECT aiolock.hello(%s, %s, %s, %s)", who)
+        except psycopg.Error as error:
+            why = failed(error)
+            why.role = connection.info.user
+            raise why from error
         await connection.execute(f'LISTEN "aiolock:{self._client}"'.encode())
 
     def _up(self, connection: Connection) -> None:

@@ -35,10 +35,14 @@ _ADVICE: Final = {
 class Place:
     """Where the server is, for texts: nothing secret."""
 
-    def __init__(self, where: str, role: str, database: str = "") -> None:
+    def __init__(self, where: str) -> None:
         self.where = where
-        self.role = role
-        self.database = database or role  # as libpq has it
+        self.role = self.database = ""
+        """As whom we have connected, and to which database: libpq may take them from elsewhere."""
+
+    def connected(self, info: psycopg.ConnectionInfo) -> None:
+        """There is a connection: take from it what a URL need not say."""
+        self.role, self.database = info.user, info.dbname
 
 
 class Failed(Exception):
@@ -46,6 +50,8 @@ class Failed(Exception):
 
     making = False
     """Whether it was one that makes the schema."""
+    role = ""
+    """As whom it was tried, if not as the one who commands."""
 
     def __init__(self, text: str, state: str | None = None) -> None:
         super().__init__(text)
@@ -89,7 +95,7 @@ def store_error(error: BaseException, place: Place, *, refused: bool = False) ->
             f"GRANT CREATE ON DATABASE {quoted(place.database)} TO {quoted(place.role)};"
         )
     elif why.state == "42501":
-        advice = "this role lacks a right. As the owner: " + _line(rights(place.role))
+        advice = "this role lacks a right. As the owner: " + _line(rights(why.role or place.role))
     text = f"PostgreSQL at {place.where}: {why}"
     told = StoreError(f"{text}: {advice}" if advice else text)
     told.__cause__ = error

@@ -322,6 +322,7 @@ class Pipe:
 
     async def _greet(self, connection: Connection) -> None:
         """Check that this server serves us."""
+        self._settings.place.connected(connection.info)
         connection.prepare_threshold = None
         if not self._settings.pooled:
             await connection.execute(self._settings.session().encode())

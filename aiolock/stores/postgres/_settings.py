@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -89,11 +88,12 @@ def from_url(url: str) -> Settings:
             "this is no URL of PostgreSQL's: write what has a meaning in URLs, such as / @ : %,"
             " percent-encoded, also in a password"
         )
-    given = _options(parts.query)
+    head, _, query = url.partition("?")
+    given = _options(query)
     ours = {name: value for name, value in given if name in _OURS}
     others = [(name, value) for name, value in given if name not in _OURS]
     rest = urlencode(others, quote_via=quote)
-    commands = _conninfo(urlunsplit(parts._replace(query=rest)))
+    commands = _conninfo(f"{head}?{rest}" if rest else head)
     listens = ours.get("listen_url")
     pooled = _flag(ours, "pooled", default=False)
     if pooled != (listens is not None):
@@ -101,11 +101,10 @@ def from_url(url: str) -> Settings:
             "pooled=1 and listen_url= go together: commands through the pooler, and the URL of the"
             " server itself, for listening, which no pooler can do"
         )
-    user = str(commands.get("user") or getpass.getuser())
     return Settings(
         make_conninfo(**commands),
         make_conninfo(**(_conninfo(listens) if listens else commands)),
-        Place(_where(commands), user, str(commands.get("dbname") or "")),
+        Place(_where(commands)),
         durable=_flag(ours, "durable", default=True),
         pooled=pooled,
         create=_flag(ours, "create", default=False),
@@ -145,7 +144,15 @@ def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     return value == "1"
 
 
-def _where(conninfo: Mapping[str, Any]) -> str:
+def _where(given: Mapping[str, Any]) -> str:
+    if "service" in given and "host" not in given and "hostaddr" not in given:
+        return f"the service {given['service']}"  # libpq finds it in its file
+    defaults = psycopg.pq.Conninfo.get_defaults()  # from the environment, for the most part
+    conninfo = {each.keyword.decode(): each.val.decode() for each in defaults if each.val}
+    if "host" in given or "hostaddr" in given:
+        conninfo.pop("host", None)
+        conninfo.pop("hostaddr", None)
+    conninfo.update(given)
     hosts = str(conninfo.get("host") or conninfo.get("hostaddr") or "localhost").split(",")
     ports = str(conninfo.get("port") or 5432).split(",")
     if len(ports) == 1:
