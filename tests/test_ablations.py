@@ -2228,6 +2228,14 @@ SAFEGUARDS = (
         seconds=5,
     ),
     Safeguard(
+        "… a fence is checked whatever a session has set",
+        f"{POSTGRES}/schema.sql",
+        "decode('00', 'hex')\n",
+        "'\\x00'::bytea\n",
+        "test_postgres.py::test_unusual_settings",
+        seconds=10,
+    ),
+    Safeguard(
         "in MySQL the dead are passed over",
         "stores/mysql/_transaction.py",
         "        if client == self._client or self.presence(client).alive:\n",

@@ -1477,6 +1477,41 @@ async def test_check_fence(own_postgres: PostgresServer) -> None:
         await second.release()
 
 
+UNUSUAL = {
+    "array_nulls": "off",
+    "bytea_output": "escape",
+    "\"DateStyle\"": "'SQL, DMY'",
+    "extra_float_digits": "-15",
+    "\"IntervalStyle\"": "sql_standard",
+    "plpgsql.extra_errors": "'all'",
+    "quote_all_identifiers": "on",
+    "standard_conforming_strings": "off",
+    "\"TimeZone\"": "'America/St_Johns'",
+    "transform_null_equals": "on",
+}
+"""What a role may have set, and changes how texts are read and written, or how functions run."""
+
+
+@pytest.mark.one_loop
+async def test_unusual_settings(own_rights: PostgresServer) -> None:
+    """They change nothing: neither in the user's sessions, nor in aiolock's own."""
+    for name, value in UNUSUAL.items():
+        own_rights.execute(f"ALTER ROLE app SET {name} = {value}")
+    try:
+        url = own_rights.url("app")
+        for each in (url, f"{url}?pooled=1&listen_url={url}"):
+            async with pair(each) as (ours, theirs):
+                await hand_on(ours, theirs)
+                async with ours.semaphore("s", 2), ours.lock("y") as lease:
+                    assert [holder.client for holder in (await theirs.lock("y").status()).holders]
+                    with contextlib.closing(own_rights.connect("app")) as connection:
+                        assert connection.execute("SHOW bytea_output").fetchone() == ("escape",)
+                        check(connection, lease)
+                        connection.execute("SELECT aiolock.sweep(100)")
+    finally:
+        own_rights.execute("ALTER ROLE app RESET ALL")
+
+
 @pytest.mark.one_loop
 async def test_a_release_waits_for_who_has_checked(own_postgres: PostgresServer) -> None:
     """It is not done before the transaction that has checked ends; then the next one enters."""

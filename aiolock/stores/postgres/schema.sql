@@ -1129,7 +1129,8 @@ CREATE OR REPLACE FUNCTION aiolock.check_fence(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM FROM aiolock.grants g
-        WHERE g.name = convert_to(prefix, 'UTF8') || '\x00'::bytea
+        -- No backslash: what that means in a text depends on settings of the session.
+        WHERE g.name = convert_to(prefix, 'UTF8') || decode('00', 'hex')
             || convert_to(concat(kind, ':', check_fence.name), 'UTF8')
         AND g.fence = check_fence.fence AND g.client <> '-' AND g.ends > aiolock._clock() / 1000
         FOR KEY SHARE;
