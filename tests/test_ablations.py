@@ -2236,6 +2236,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "… a time that is no number is refused at once",
+        f"{POSTGRES}/_settings.py",
+        '    if not re.fullmatch("[0-9]{1,9}", ',
+        '    if not re.fullmatch(".*", ',
+        "test_postgres.py::test_a_url_that_says_too_much"
+        "[?connect_timeout=abc-a whole number of seconds, such as 3, not 'abc']",
+    ),
+    Safeguard(
         "in MySQL the dead are passed over",
         "stores/mysql/_transaction.py",
         "        if client == self._client or self.presence(client).alive:\n",

@@ -941,10 +941,13 @@ async def fail_over(primary: PostgresServer, standby: Standby) -> None:
         ("?durable=0&durable=1", "'durable' is in this URL twice"),
         ("?sslmode=disable&sslmode=require", "'sslmode' is in this URL twice"),
         ("?durable", "each of which is name=value"),
+        ("?connect_timeout=abc", "a whole number of seconds, such as 3, not 'abc'"),
+        ("?connect_timeout=-1", "connect_timeout must be a whole number"),
+        ("?pooled=1&listen_url=postgresql://x/y%3Fconnect_timeout%3Dinf", "not 'inf'"),
     ],
 )
 def test_a_url_that_says_too_much(query: str, what: str) -> None:
-    """An option that is not known, or alone, is an error before any I/O."""
+    """An option that is not known, alone, or no number is an error before any I/O."""
     with pytest.raises(ValueError, match=what):
         aiolock.connect(f"postgresql://app@127.0.0.1/x{query}")
 
@@ -1480,13 +1483,13 @@ async def test_check_fence(own_postgres: PostgresServer) -> None:
 UNUSUAL = {
     "array_nulls": "off",
     "bytea_output": "escape",
-    "\"DateStyle\"": "'SQL, DMY'",
+    '"DateStyle"': "'SQL, DMY'",
     "extra_float_digits": "-15",
-    "\"IntervalStyle\"": "sql_standard",
+    '"IntervalStyle"': "sql_standard",
     "plpgsql.extra_errors": "'all'",
     "quote_all_identifiers": "on",
     "standard_conforming_strings": "off",
-    "\"TimeZone\"": "'America/St_Johns'",
+    '"TimeZone"': "'America/St_Johns'",
     "transform_null_equals": "on",
 }
 """What a role may have set, and changes how texts are read and written, or how functions run."""

@@ -125,8 +125,7 @@ def _options(query: str) -> list[tuple[str, str]]:
 
 def _conninfo(url: str) -> dict[str, Any]:
     try:
-        # What is read and written here is UTF-8, whatever the database keeps its own texts in.
-        return {**_KEPT_ALIVE, **conninfo_to_dict(url), "client_encoding": "UTF8"}
+        given = {**_KEPT_ALIVE, **conninfo_to_dict(url)}
     except psycopg.ProgrammingError as error:
         # The text of this error may hold a part of a password, so only an option's name is taken.
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
@@ -135,6 +134,12 @@ def _conninfo(url: str) -> dict[str, Any]:
             f"this is no URL of PostgreSQL's: {what}; write what has a meaning in URLs, such as"
             " / @ : %, percent-encoded"
         ) from None
+    if not re.fullmatch("[0-9]{1,9}", timeout := str(given["connect_timeout"])):
+        raise ValueError(
+            f"connect_timeout must be a whole number of seconds, such as 3, not {timeout!r}"
+        )
+    # What is read and written here is UTF-8, whatever the database keeps its own texts in.
+    return {**given, "client_encoding": "UTF8"}
 
 
 def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
