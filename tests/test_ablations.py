@@ -1387,6 +1387,13 @@ SAFEGUARDS = (
         "test_sqlite.py::test_a_part_of_the_file_that_is_removed[('-shm',)]",
     ),
     Safeguard(
+        "a log that is used is not removed, whoever has read the file",
+        "stores/sqlite/_filelock.py",
+        "            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)\n",
+        "            pass\n",
+        "test_sqlite.py::test_a_file_that_is_read_by_who_uses_it[False]",
+    ),
+    Safeguard(
         "a log without its file is removed",
         "stores/sqlite/_connection.py",
         "            # A log without its file is useless, and an error to SQLite.\n"

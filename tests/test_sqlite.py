@@ -1058,6 +1058,42 @@ async def test_a_part_of_the_file_that_is_removed(
             await second.release()
 
 
+_LOOKS = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+print(*database.execute("SELECT count(*) FROM names").fetchone())
+database.close()
+"""
+
+
+def looked_at(path: Path) -> str:
+    """How many names another process finds in the file, which it opens and closes."""
+    command = [sys.executable, "-P", "-c", _LOOKS, str(path)]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+
+@LINUX
+@pytest.mark.parametrize("another_client", [False, True])
+async def test_a_file_that_is_read_by_who_uses_it(
+    path: Path, url: str, *, another_client: bool
+) -> None:
+    """The kernel drops SQLite's lock then, but nobody takes himself for the last to close it."""
+    async with aiolock.connect(url) as ours:
+        lease = await take(ours.lock("x", ttl=30))
+        if another_client:  # of this process: it closes the file as well
+            async with aiolock.connect(url):
+                pass
+        else:
+            path.read_bytes()
+        assert await asyncio.to_thread(looked_at, path) == "1\n"
+        async with aiolock.connect(url) as theirs:
+            assert await theirs.lock("x").acquire(blocking=False) is None
+        assert await lease.verify()
+        async with ours.lock("y"):
+            pass
+    assert not path.with_name("locks.db-wal").exists()  # who is the last has removed it
+
+
 _WRITES = """
 import sqlite3, sys
 database = sqlite3.connect(sys.argv[1], isolation_level=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,7 @@ class Connection:
         self._presence = presence
         self._files = Files(path, presence.directory)
         self._database: sqlite3.Connection | None = None
+        self._kept_open: int | None = None
         self._identity: Identity | None = None
         """The identity of the open files; None if they must be opened again."""
         self._patience = BUSY
@@ -88,6 +90,7 @@ class Connection:
         )
         try:
             self._set_up(database)
+            self._kept_open = self._files.keep_open()
             identity = self._files.identity()
         except BaseException:
             self.close()
@@ -184,6 +187,9 @@ class Connection:
     def close(self) -> None:
         """Close all. Idempotent."""
         self._identity = None
+        if self._kept_open is not None:  # before: SQLite sees whether anybody else has it open
+            os.close(self._kept_open)
+            self._kept_open = None
         if self._database is not None:
             self._database.close()
             self._database = None

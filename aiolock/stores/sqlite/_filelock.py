@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -30,6 +31,11 @@ if sys.platform == "win32":  # pragma: no cover  # written, but never tried
 
 else:
     import fcntl
+    import struct
+
+    _SHARED = 0x40000002, 510
+    """Where SQLite locks a database file: shared while it has that open, and exclusively while it
+    closes the file as the last. The first byte, and how many."""
 
     def take(file: int) -> bool:
         """Lock it; True if that succeeds. Others hold it only for the moment of a look."""
@@ -46,3 +52,16 @@ else:
         except BlockingIOError:
             return False
         return True
+
+
+def keep_open(file: int) -> None:
+    """Show SQLite in any process that somebody has this database open, until ``file`` is closed.
+
+    It has such a lock of its own. But that belongs to the process, and the kernel drops it as soon
+    as the process closes the file anywhere, after a look into it, say. This one belongs to the open
+    file. Only Linux has such locks; elsewhere, and on a file system without them, it does nothing.
+    """
+    if sys.platform == "linux":
+        lock = struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, *_SHARED, 0)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)

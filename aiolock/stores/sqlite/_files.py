@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from aiolock.errors import StoreError
-from aiolock.stores.sqlite._filelock import take
+from aiolock.stores.sqlite._filelock import keep_open, take
 
 Identity = tuple[tuple[int, int] | None, ...]
 """Device and inode number of the file, its log and its index; None for one that is not there."""
@@ -37,6 +37,12 @@ class Files:
     def exists(self) -> bool:
         """Whether the file is there."""
         return self._paths[0].exists()
+
+    def keep_open(self) -> int:
+        """An open file, which keeps others from removing the log as if nobody used it."""
+        file = os.open(self._paths[0], os.O_RDONLY)
+        keep_open(file)
+        return file
 
     def remove(self) -> None:
         """Remove those that are there, the database file first."""
