@@ -1235,6 +1235,13 @@ SAFEGUARDS = (
         "test_sqlite.py::test_two_forks_at_once",
     ),
     Safeguard(
+        "no fork while the files of clients are opened",
+        "stores/sqlite/_database.py",
+        "        with self._mutex:\n            yield\n",
+        "        yield\n",
+        "test_sqlite.py::test_no_fork_while_the_files_of_clients_are_opened",
+    ),
+    Safeguard(
         "a child lets go of its parent's files",
         "stores/sqlite/_database.py",
         "        self._presence.forget()\n",

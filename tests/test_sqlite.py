@@ -38,6 +38,7 @@ from aiolock.stores.sqlite import (
     _filelock,
     _places,
     _presence,
+    _session,
     from_url,
 )
 from aiolock.stores.sqlite._connection import Connection
@@ -578,6 +579,33 @@ def test_a_client_that_is_made_while_another_thread_forks(
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
     Database(path, "aiolock", "ada", presence, replaced=bool)
     assert kept_out == [True]
+
+
+async def test_no_fork_while_the_files_of_clients_are_opened(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a child would have a file that it does not know, and its parent would count as alive."""
+    monkeypatch.setattr(_session, "HEARTBEAT", 0.01)
+    undisturbed = dict[str, list[bool]]()
+
+    def watch(name: str) -> None:
+        does = getattr(_presence.Presence, name)
+
+        def watched(presence: _presence.Presence) -> None:
+            (database,) = (each for each in _database._all if each._presence is presence)
+            undisturbed.setdefault(name, []).append(database._mutex.locked())
+            does(presence)
+
+        monkeypatch.setattr(_presence.Presence, name, watched)
+
+    for name in ("enter", "clean_up", "leave"):
+        watch(name)
+    async with aiolock.connect(url):
+        for own in path.with_name("locks.db.clients").glob("*.lock"):
+            own.unlink()
+        await until(lambda: len(undisturbed["enter"]) == 2 and "clean_up" in undisturbed)
+    assert undisturbed.keys() == {"enter", "clean_up", "leave"}
+    assert all(map(all, undisturbed.values()))
 
 
 @pytest.mark.one_loop

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,6 +86,12 @@ class Database:
                     self._connection.wait_for(_IN_PASSING)
                     self._connection.execute("DELETE FROM inbox WHERE client = ?", (self._client,))
             self._connection.close()
+
+    @contextlib.contextmanager
+    def no_fork(self) -> Generator[None]:
+        """Meanwhile no process is forked: for work with files that a child is to let go of."""
+        with self._mutex:
+            yield
 
     def carry_out(self, operations: Sequence[Operation]) -> CarriedOut:
         """Carry out these operations, in order: all in one transaction."""

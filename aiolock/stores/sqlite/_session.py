@@ -141,7 +141,8 @@ class Session:
     def begin(self) -> None:
         """Open the file, and become visible to others."""
         self._database.open()
-        self._presence.enter()
+        with self._database.no_fork():
+            self._presence.enter()
         self._look_at = time.monotonic() + HEARTBEAT
 
     def carry_out(self, operations: Sequence[Operation], _: float) -> CarriedOut:
@@ -157,7 +158,8 @@ class Session:
                 self._look()
             if now >= self._sweep_at:
                 self._sweep_at = now + SWEEP
-                self._presence.clean_up()
+                with self._database.no_fork():
+                    self._presence.clean_up()
                 self._worker.tell(self._database.sweep())
                 if self._database.forgot:
                     self._sweep_at = time.monotonic() + _SOON
@@ -165,13 +167,14 @@ class Session:
     def _look(self) -> None:
         """Check whether the others still see us: our files may have been removed."""
         if not self._presence.is_there():
-            self._presence.enter()
+            with self._database.no_fork():
+                self._presence.enter()
             self._worker.say(self._come_back)
 
     def end(self) -> None:
         """Leave, and close the file."""
-        with contextlib.suppress(OSError):  # the others remove what is left
-            self._presence.leave()
+        with contextlib.suppress(OSError), self._database.no_fork():
+            self._presence.leave()  # the others remove what is left
         self._database.close()
 
     def failure(self, error: BaseException) -> StoreError:
