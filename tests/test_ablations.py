@@ -1439,9 +1439,16 @@ SAFEGUARDS = (
     Safeguard(
         "the clock goes on after another start",
         "stores/sqlite/_connection.py",
+        "max(_clock.wall(), fence, changed)",
+        "_clock.wall()",
+        "test_sqlite.py::test_after_another_start_of_the_machine[False]",
+    ),
+    Safeguard(
+        "… from its last reading",
+        "stores/sqlite/_connection.py",
+        "max(_clock.wall(), fence, changed)",
         "max(_clock.wall(), fence)",
-        "max(_clock.wall(), 0)",
-        "test_sqlite.py::test_after_another_start_of_the_machine",
+        "test_sqlite.py::test_after_a_start_that_ended_a_renewed_lease",
     ),
     Safeguard(
         "while somebody lives it is the same start",
@@ -1462,7 +1469,7 @@ SAFEGUARDS = (
         "stores/sqlite/_transaction.py",
         '            self._database.execute("UPDATE fence SET last = ?", (self._fence,))\n',
         "            pass\n",
-        "test_sqlite.py::test_after_another_start_of_the_machine",
+        "test_sqlite.py::test_after_another_start_of_the_machine[True]",
     ),
     Safeguard(
         "a time of another namespace is not used",

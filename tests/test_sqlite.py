@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import aiolock
 import aiolock.store
 from aiolock._engine import lookout
-from aiolock.store import Answer, Form, Granted, Rule, Waiter
+from aiolock.store import Answer, Form, Granted, Renewal, Rule, Waiter
 from aiolock.stores._codec import decode, encode
 from aiolock.stores._operations import Operation
 from aiolock.stores.machine import Grant, Holder, NameState, Step
@@ -891,8 +891,9 @@ async def test_a_wall_clock_that_is_set(
             await second.release()
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
 async def test_after_another_start_of_the_machine(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, *, forgotten: bool
 ) -> None:
     """The clock goes on from what it showed last, also where the wall clock is wrong then."""
     store = from_url(url, "aiolock")
@@ -903,12 +904,43 @@ async def test_after_another_start_of_the_machine(
     )
     assert isinstance(before, Granted)
     await store.aclose()  # which gives nothing back
+    if forgotten:  # all but the last fence
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            database.execute("DELETE FROM names")
     monkeypatch.setattr(_clock, "boot", lambda: "the next")
     monkeypatch.setattr(_clock, "wall", lambda: 10**15)
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         after = await take(ours.lock("x", timeout=5))
         assert before.fence < after.fence < before.fence + 10 * 10**6
         assert await theirs.lock("x").locked()
+
+
+async def test_after_a_start_that_ended_a_renewed_lease(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last reading may be that of a renewal: the lease of the dead ends when it would have."""
+    shown = _clock.since_boot()
+    monkeypatch.setattr(_clock, "boot", lambda: "the first")
+    monkeypatch.setattr(_clock, "since_boot", lambda: shown)
+    store = from_url(url, "aiolock")
+    inbox: Any = object()
+    await store.open("dead", inbox)
+    form, waiter = Form(claim=0), Waiter("dead", 1)
+    granted = await store.acquire(
+        "lock:x", waiter, form, 30_000, ticket=0, wait=False, max_waiters=0
+    )
+    assert isinstance(granted, Granted)
+    for _ in range(100):
+        shown += 25_000_000
+        again = Renewal("lock:x", waiter, form, granted.fence, 30_000)
+        assert await store.renew([again]) == [True]
+    await store.aclose()  # which gives nothing back
+    monkeypatch.setattr(_clock, "boot", lambda: "the next")
+    monkeypatch.setattr(_clock, "wall", lambda: 10**15)
+    shown = 20_000_000
+    async with aiolock.connect(url) as client:
+        (holder,) = (await client.lock("x").status()).holders
+        assert holder.remaining <= 30.0
 
 
 @pytest.mark.parametrize(

@@ -146,11 +146,13 @@ class Connection:
     def _set_clock(self, database: sqlite3.Connection) -> None:
         """Take the clock that all processes share, for this start of the machine."""
         row = database.execute("SELECT boot, began FROM clock").fetchone()
-        (fence,) = database.execute("SELECT last FROM fence").fetchone()
         boot = _clock.boot()
         if row is None or (row[0] != boot and not self._presence.others()):
-            # It continues from its last reading, in case the wall clock is wrong after the start.
-            began = max(_clock.wall(), fence) - _clock.since_boot() if boot else 0
+            # It continues from its last reading, in case the wall clock is wrong after the start:
+            # that of the last grant, or of a later renewal. (All names are read, but only here.)
+            readings = "SELECT last, coalesce((SELECT max(changed) FROM names), 0) FROM fence"
+            fence, changed = database.execute(readings).fetchone()
+            began = max(_clock.wall(), fence, changed) - _clock.since_boot() if boot else 0
             row = boot, began
             database.execute("DELETE FROM clock")
             database.execute("INSERT INTO clock VALUES (?, ?)", row)
