@@ -1330,8 +1330,8 @@ SAFEGUARDS = (
     Safeguard(
         "a closing that fails is a closing",
         "stores/sqlite/_session.py",
-        "        with contextlib.suppress(OSError):  # the others",
-        "        with contextlib.suppress():  # the others",
+        "        with contextlib.suppress(OSError), self._database.no_fork():\n",
+        "        with contextlib.suppress(), self._database.no_fork():\n",
         "test_sqlite.py::test_a_closing_that_fails",
     ),
     Safeguard(
