@@ -555,15 +555,15 @@ SAFEGUARDS = (
     Safeguard(
         "closed after a release",
         f"{LUA}/release_general.lua",
-        "    if closes and close(step, grant) and exclusive or not waits then\n",
+        "    if closes and close(step, grant, lost) and exclusive or not waits then\n",
         "    if not waits then\n",
         "test_contract.py::TestRedis::test_closed_from_the_grant",
     ),
     Safeguard(
         "what was not entered does not close",
         f"{LUA}/release_general.lua",
-        "    if closes and close(step, grant) and exclusive or not waits then\n",
-        "    if close(step, grant) and exclusive or not waits then\n",
+        "    if closes and close(step, grant, lost) and exclusive or not waits then\n",
+        "    if close(step, grant, lost) and exclusive or not waits then\n",
         "test_contract.py::TestRedis::test_not_closed_by_what_was_not_entered",
     ),
     Safeguard(
@@ -572,6 +572,28 @@ SAFEGUARDS = (
         "  close(step, grant, ended, claim)\n",
         "",
         "test_contract.py::TestRedis::test_closed_after_a_loss",
+    ),
+    Safeguard(
+        "whoever releases what has ended has lost it",
+        f"{LUA}/release_general.lua",
+        "    local lost = closes and ends <= NOW and math.floor(ends) or nil\n",
+        "    local lost\n",
+        "test_contract.py::TestRedis::test_closed_after_a_late_release",
+    ),
+    Safeguard(
+        "… in the state machine too",
+        "stores/machine.py",
+        "        lost = holder.end if holder.end <= self._ms else None\n",
+        "        lost = None\n",
+        "test_contract.py::TestMemory::test_closed_after_a_late_release",
+    ),
+    Safeguard(
+        "… and in PostgreSQL",
+        f"{POSTGRES}/schema.sql",
+        "        lost := CASE WHEN g.ends <= us / 1000 THEN g.ends END;\n",
+        "",
+        "test_contract.py::TestPostgres::test_closed_after_a_late_release",
+        seconds=15,
     ),
     Safeguard(
         "what is closed is not broken open",

@@ -352,8 +352,10 @@ class Step:
         holder = state.holders.pop(Grant(waiter, fence), None)
         if holder is None:
             return WAS_ABSENT
+        # A lease that has ended was lost, although its holder could still release it.
+        lost = holder.end if holder.end <= self._ms else None
         exclusive = not holder.shared
-        if not (entered and self._close(holder) and exclusive):
+        if not (entered and self._close(holder, lost=lost, entered=True) and exclusive):
             self._advance()
         return WAS_HOLDER
 
@@ -633,18 +635,18 @@ class Step:
         self._passing = others
         return True
 
-    def _close(self, holder: Holder, *, lost: int | None = None) -> bool:
+    def _close(self, holder: Holder, *, lost: int | None, entered: bool = False) -> bool:
         """Keep the lock closed for as long as the form of an ended grant demands; True if it does.
 
         A hold without an owner keeps others out. It ends like any other hold, and is shared if the
-        ended grant was.
+        ended grant was. ``entered``: its holder has said so.
         """
         form, fence = holder.form, holder.grant.fence
         if not form.closes:
             return False
         granted = min(fence, self._now) // 1000
-        # A claim that was lost may have been entered, or not.
-        unsure = lost is not None and holder.claim
+        # Else a claim may have been entered, or not.
+        unsure = holder.claim and not entered
         opens = form.opens(granted, lost, confirmed=not unsure)
         if opens <= self._ms:
             return False

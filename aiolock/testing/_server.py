@@ -268,6 +268,20 @@ class ServerContract(Contract):
                 else:
                     await ann.take(name)
 
+    async def test_closed_after_a_late_release(self) -> None:
+        """A holder that releases what has ended has lost it, so `after_loss` closes the lock."""
+        async with self.peers(2) as (ann, bob):
+            forms = [replace(form, after_loss=LONG) for form in (PLAIN, READER, _FIXED)]
+            for form in forms:
+                grant = await ann.take(name := fresh_name(), ann.waiter(form))
+                await ann.expire(name, grant)
+                await ann.release(name, grant)
+                await self._closed(name, bob, most=LONG)
+                grant = await ann.take(name := fresh_name(), ann.waiter(form))
+                await ann.expire(name, grant)
+                await ann.leave(name, grant.waiter)
+                await self._closed(name, bob, most=LONG)
+
     async def test_closing_is_told(self) -> None:
         """The first waiter in the queue hears that it stays closed, and is told for how long."""
         async with self.peers(2) as (ann, bob):

@@ -688,6 +688,7 @@ CREATE OR REPLACE FUNCTION aiolock.release(
 DECLARE
     us bigint := aiolock._lock(n, true);
     g aiolock.grants;
+    lost bigint;
     line boolean; -- whether anybody waits
 BEGIN
     IF bury > 0 THEN
@@ -715,8 +716,11 @@ BEGIN
         RETURN '0';
     END IF;
     IF line OR g.after_loss + g.after_grant + g.period > 0 THEN
+        g.claimed := false; -- it counts as confirmed: its holder says whether it was entered
+        -- A lease that has ended was lost, although its holder could still release it.
+        lost := CASE WHEN g.ends <= us / 1000 THEN g.ends END;
         PERFORM aiolock._forget(n, us);
-        IF NOT (entered AND aiolock._close(n, g, us, NULL, me) AND NOT g.shared) THEN
+        IF NOT (entered AND aiolock._close(n, g, us, lost, me) AND NOT g.shared) THEN
             PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
         END IF;
     END IF;

@@ -13,7 +13,7 @@ local function release_general(waiter, fence, closes, copies)
   end
   local waits = redis.call('EXISTS', QUEUE) == 1
   local function released()
-    local was, grant = take_out(step, waiter, fence)
+    local was, grant, ends = take_out(step, waiter, fence, closes)
     if was == 0 then
       return 0
     elseif was == 2 then
@@ -26,7 +26,9 @@ local function release_general(waiter, fence, closes, copies)
       return 2
     end
     local exclusive = grant:byte() == EXCLUSIVE
-    if closes and close(step, grant) and exclusive or not waits then
+    -- A lease that has ended was lost, although its holder could still release it.
+    local lost = closes and ends <= NOW and math.floor(ends) or nil
+    if closes and close(step, grant, lost) and exclusive or not waits then
       return 1
     end
     step.floor, step.reply_to = tonumber(grant:match(FENCE_OF)), step.asker
