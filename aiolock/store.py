@@ -470,13 +470,22 @@ class Store(Protocol):
         ...
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         """Remove the waiter from the holders or the queue; grant the lock to the next if it held.
 
         A ``fence`` releases only the grant with that fence; 0 releases the waiter whatever it is
         now. Without ``entered``, the grant was given up or given back unused, so the lock does not
-        stay closed after it (see `Form.opens`).
+        stay closed after it (see `Form.opens`). With ``lost``, the client takes its lease for
+        ended, so this is a loss, also if it ends at the store a little later. (A lease that has
+        ended there was lost in any case.) The client says so only with `Form.after_loss`.
         Answers one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
         """
         ...
@@ -718,11 +727,19 @@ class Relay:
         )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         """As the other store."""
         return self._call(
-            "release", lambda: self._store.release(name, waiter, form, fence, entered=entered)
+            "release",
+            lambda: self._store.release(name, waiter, form, fence, entered=entered, lost=lost),
         )
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:

@@ -185,12 +185,19 @@ class Store(MemoryStore):
         )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         # A waiter that gives back one grant without entering asks again.
         over = entered or not fence
         return self._send(
-            partial(self.server.release, name, waiter, fence, entered=entered),
+            partial(self.server.release, name, waiter, fence, entered=entered, lost=lost),
             buries=over,
             ends=(waiter,) if over else (),
         )

@@ -99,6 +99,138 @@ async def test_lock_delay() -> None:
         await lease.release()
 
 
+ENDS: list[dict[str, Any]] = [{"ttl": 10, "max_hold": 15}, {"ttl": 15, "renew": False}]
+"""Options by which a lease ends after 15 seconds, or a hundredth earlier by its client's clock."""
+
+
+@virtual
+@pytest.mark.parametrize("options", ENDS, ids=lambda options: [*options][-1])
+async def test_lock_delay_where_the_holder_itself_ends(options: dict[str, Any]) -> None:
+    """A holder that notices the end of its lease, and releases it a little before, has lost it."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        start = loop.time()
+        lost = asyncio.create_task(hold(ours.lock("a", lock_delay=30, **options)))
+        await settled()
+        waiting = asking(theirs.lock("a"))
+        with pytest.raises(LeaseLost):
+            await lost
+        assert loop.time() - start < 15
+        lease = await waiting
+        assert 44.8 <= loop.time() - start < 45.1
+        await lease.release()
+
+
+@virtual
+async def test_lock_delay_when_the_store_hung() -> None:
+    """The end of a lease that its holder slept through is a loss, whoever speaks of it first."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        start = loop.time()
+        faulty.refuse("renew", 100)
+        faulty.refuse("release")  # the second comes a second later, when the lease has ended
+        with pytest.raises(LeaseLost):
+            await hold(ours.lock("a", ttl=10, lock_delay=30))
+        await asyncio.sleep(2)
+        lease = await theirs.lock("a").acquire()
+        assert lease is not None
+        assert 40 <= loop.time() - start < 40.2
+        await lease.release()
+
+
+@virtual
+async def test_lock_delay_when_the_release_is_sent_again() -> None:
+    """A release that has failed says the same when it is sent once more: the lock was lost."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        start = loop.time()
+        faulty.refuse("release")
+        with pytest.raises(LeaseLost):
+            await hold(ours.lock("a", ttl=1000, renew=False, lock_delay=30))
+        lease = await theirs.lock("a").acquire()
+        assert lease is not None
+        assert faulty.calls["release"] == 2
+        assert 1020 < loop.time() - start < 1022  # a hundredth earlier, a second later, the delay
+        await lease.release()
+
+
+@virtual
+async def test_lock_delay_of_what_nobody_releases() -> None:
+    """With `max_hold`, a lease without a body is given back as lost; its client is not stuck."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        start = loop.time()
+        lease = await ours.lock("a", ttl=3, max_hold=10, lock_delay=30).acquire()
+        assert lease is not None
+        entered: list[tuple[aiolock.LockClient, float]] = []
+
+        async def enter(client: aiolock.LockClient) -> None:
+            async with client.lock("a"):
+                entered.append((client, loop.time() - start))
+
+        waiting = [asyncio.create_task(enter(client)) for client in (ours, ours, theirs)]
+        await lease.lost.wait()
+        await settled()
+        status = await theirs.lock("a").status()
+        assert len(status.waiters) == 3
+        assert 29 < status.closed <= 30
+        await asyncio.wait(waiting)
+        assert [client for client, _ in entered] == [ours, ours, theirs]
+        assert 39.9 <= entered[0][1] < 40.1
+        assert await lease.release() is False
+
+
+@virtual
+async def test_lock_delay_of_some_permits() -> None:
+    """A permit that was lost stays taken for the delay, and one that was released does not."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        semaphore = theirs.semaphore("a", 2)
+        released = await ours.semaphore("a", 2, ttl=10, lock_delay=30).acquire()
+        assert released is not None
+        with pytest.raises(LeaseLost):
+            async with ours.semaphore("a", 2, ttl=10, renew=False, lock_delay=30):
+                await asyncio.Event().wait()
+        await released.release()
+        async with semaphore:
+            assert await semaphore.acquire(blocking=False) is None
+        assert 29 < (await semaphore.status()).closed <= 30
+
+
+@virtual
+async def test_a_client_that_closes_has_lost_nothing() -> None:
+    """Its bodies have ended before their leases do, and release the lock: there is no delay."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    async with aiolock.connect(server) as theirs:
+        ours = aiolock.connect(server)
+        await ours.open()
+        held = asyncio.create_task(hold(ours.lock("a", lock_delay=30)))
+        await settled()
+        start = loop.time()
+        await ours.aclose()
+        with pytest.raises(LeaseLost):
+            await held
+        async with theirs.lock("a"):
+            assert loop.time() - start < 1
+
+
+async def test_lock_delay_on_every_store(world: World) -> None:
+    """A holder that has seen its lease end, and releases it just then, closes the lock."""
+    async with world.client() as ours, world.client() as theirs:
+        with pytest.raises(LeaseLost):
+            await hold(ours.lock("a", ttl=0.5, renew=False, lock_delay=3600))
+        assert await ours.lock("a").locked()  # asked after the release
+        assert await theirs.lock("a").acquire(blocking=False) is None
+        assert (await theirs.lock("a").status()).closed > 3000
+
+
 @virtual
 async def test_lock_delay_after_a_break() -> None:
     """Whoever had the lock broken may still be at it, so nobody enters for a while."""

@@ -219,10 +219,17 @@ class Model(MemoryServer):
             self.first = deliver
 
     def release(
-        self, name: str, waiter: Waiter, fence: int, *, entered: bool = True, bury: int = 0
+        self,
+        name: str,
+        waiter: Waiter,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+        bury: int = 0,
     ) -> int:
         self.answered, self.first = waiter.client, None
-        was = super().release(name, waiter, fence, entered=entered, bury=bury)
+        was = super().release(name, waiter, fence, entered=entered, lost=lost, bury=bury)
         # With the reply comes the first grant to whoever hands on, and nothing else.
         if was == WAS_HOLDER and self.first is not None:
             self.first(OnlyGrants(self.log, self.texts, self.answered))
@@ -359,9 +366,11 @@ class Scripts:
         reply = self._call(scripts.ACQUIRE_SEVERAL, self.keys, *args)
         return replies.several(reply, [decode_any(waiter)[0] for waiter in waiters])
 
-    def release(self, waiter: str, fence: int, *, entered: bool = True, bury: int = 0) -> int:
-        closes = entered and decode_any(waiter)[1].closes > 0
-        args = (waiter, fence, self.names.channels, int(closes), bury)
+    def release(
+        self, waiter: str, fence: int, *, entered: bool = True, lost: bool = False, bury: int = 0
+    ) -> int:
+        closes = 1 + lost if entered and decode_any(waiter)[1].closes else 0
+        args = (waiter, fence, self.names.channels, closes, bury)
         was = self._call(scripts.RELEASE, self.keys, *args)
         if not isinstance(was, bytes):
             return int(was)
@@ -657,7 +666,7 @@ class Differential(RuleBasedStateMachine):
     @rule(those=st.lists(numbers, min_size=1, max_size=3))
     def go(self, those: list[int]) -> None:
         for number in those:
-            self.release(3 * (number // 3) + 2, True, True, 0)
+            self.release(3 * (number // 3) + 2, True, True, False, 0)
             self.same_pushes()
             self.same_state()
 
@@ -685,14 +694,16 @@ class Differential(RuleBasedStateMachine):
         number=numbers,
         exact=st.booleans(),
         entered=st.sampled_from([True, True, False]),
+        lost=st.booleans(),
         bury=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
     )
-    def release(self, number: int, exact: bool, entered: bool, bury: int) -> None:
+    def release(self, number: int, exact: bool, entered: bool, lost: bool, bury: int) -> None:
         waiter, who, _ = self.waiter(number)
         fences = self.held(waiter) if exact else (0, 0)
         times = self.stamps(bury)
-        real = self.real.release(waiter, fences[0], entered=entered, bury=times[0])
-        model = self.model.release(NAME, who, fences[1], entered=entered, bury=times[1])
+        how = {"entered": entered, "lost": entered and lost}
+        real = self.real.release(waiter, fences[0], **how, bury=times[0])
+        model = self.model.release(NAME, who, fences[1], **how, bury=times[1])
         assert real == model
 
     @precondition(lambda self: self.plain)

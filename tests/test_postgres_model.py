@@ -101,6 +101,7 @@ class Both:
     def __init__(self, stage: psycopg.Connection[Any], forms: list[Form], seed: int) -> None:
         self.dice = random.Random(seed)
         self.looking = random.Random(f"looks {seed}")
+        self.losing = random.Random(f"loses {seed}")
         self.stage = stage
         self.forms = forms
         self.state = NameState()
@@ -190,15 +191,23 @@ class Both:
         fence = fence if self.dice.random() < 0.6 else 0
         entered = self.dice.random() < 0.8
         bury = self.now + 3_000_500 if self.dice.random() < 0.2 else 0
-        self.release_as(waiter, fence, bury, entered=entered)
+        lost = entered and self.losing.random() < 0.4
+        self.release_as(waiter, fence, bury, entered=entered, lost=lost)
 
     def release_as(
-        self, waiter: Waiter, fence: int, bury: int = 0, *, entered: bool = True
+        self,
+        waiter: Waiter,
+        fence: int,
+        bury: int = 0,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> None:
         step = self.step()
-        ours = step.release(waiter, fence, entered=entered, bury=bury)
-        text, told = self.ask("release", self.key, waiter.client, waiter.seq, fence, entered, bury)
-        self.check(f"release {waiter} {fence} {entered}", int(text), ours, step, told)
+        ours = step.release(waiter, fence, entered=entered, lost=lost, bury=bury)
+        how = None if lost else entered
+        text, told = self.ask("release", self.key, waiter.client, waiter.seq, fence, how, bury)
+        self.check(f"release {waiter} {fence} {how}", int(text), ours, step, told)
 
     def renew(self) -> None:
         waiter, fence = self.holder()

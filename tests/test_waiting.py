@@ -78,7 +78,14 @@ class ByHand(Relay):
         return self._send("acquire", waiter, ticket)
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         return self._send("release", waiter, fence)
 

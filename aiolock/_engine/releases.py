@@ -31,6 +31,7 @@ class Release(NamedTuple):
     form: Form
     fence: int
     entered: bool
+    lost: bool = False
 
 
 class Releases:
@@ -63,8 +64,8 @@ class Releases:
         return self._loop.time() + min(LONGEST, ttl / 1000 + _SLACK)
 
     def _send(self, release: Release, until: float) -> asyncio.Future[int]:
-        key, waiter, form, fence, entered = release
-        released = self._store.release(key, waiter, form, fence, entered=entered)
+        key, waiter, form, fence, entered, lost = release
+        released = self._store.release(key, waiter, form, fence, entered=entered, lost=lost)
         released.add_done_callback(partial(self._released, release, until))
         return released
 

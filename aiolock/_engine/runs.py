@@ -442,15 +442,22 @@ class Runs(Relay):
         )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         """Sent after the reports that are due."""
         run = self._runs.get(name) if self._runs else None
         if run is None:
-            return self._store.release(name, waiter, form, fence, entered=entered)
+            return self._store.release(name, waiter, form, fence, entered=entered, lost=lost)
         self.report(name)
         chain = run.chain
-        released = self._store.release(name, waiter, form, fence, entered=entered)
+        released = self._store.release(name, waiter, form, fence, entered=entered, lost=lost)
         if not chain.reports or chain.present.waiter != waiter:
             return released
         chain.released = True

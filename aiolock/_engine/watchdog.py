@@ -227,7 +227,8 @@ class Watchdog:
                 elif mine and self.runs and (passed := self.runs.hand_on(hold)) is not None:
                     hold.released = passed
                 else:
-                    hold.released = self._store.release(key, hold.waiter, form, fence)
+                    lost = not mine and _closes_as_lost(hold)
+                    hold.released = self._store.release(key, hold.waiter, form, fence, lost=lost)
                 if not mine:
                     hold.released.add_done_callback(partial(self.heard, hold))
         return hold.released if hold.state is LeaseState.RELEASED else None
@@ -240,8 +241,12 @@ class Watchdog:
     def unheard(self, hold: Hold, failure: StoreError) -> None:
         """A release has failed, and its caller knows of it: send the release again."""
         if not hold.finishes and not hold.passed:
-            fence = 0 if hold.crossed else hold.fence
-            release = Release(hold.policy.key, hold.waiter, hold.policy.form, fence, entered=True)
+            release = Release(
+                *(hold.policy.key, hold.waiter, hold.policy.form),
+                0 if hold.crossed else hold.fence,
+                entered=True,
+                lost=_closes_as_lost(hold),
+            )
             self.releases.again(release, hold.ttl, failure)
 
     def _give_up(self, key: str, waiter: Waiter, form: Form, fence: int) -> None:
@@ -271,10 +276,10 @@ class Watchdog:
         for body in hold.bodies:
             body.cancel()
         self.events.lost(hold, self.time())
-        if reason is LossReason.MAX_HOLD and hold.policy.lock_delay is None:
+        if reason is LossReason.MAX_HOLD:
             # Release it now, not when its body has ended, which may take long. If the lease ended
             # at the store, we would be taken for stuck, and our waiters would lose their places for
-            # a while. (With a lock_delay the lease must end there: a release is no loss.)
+            # a while. (With a lock_delay, this release counts as a loss.)
             self.release(hold)
 
     def affordable(self, hold: Hold, ttl: int) -> int:
@@ -438,6 +443,15 @@ def retrieve(answer: asyncio.Future[Any]) -> None:
     """Take the error out of a future: one that nobody has retrieved would be logged as a bug."""
     if not answer.cancelled():
         answer.exception()
+
+
+def _closes_as_lost(hold: Hold) -> bool:
+    """Whether its release is a loss for the store: its lease has ended by our clock.
+
+    That is a little before it ends by the store's.
+    """
+    ended = hold.reason in {LossReason.EXPIRED, LossReason.MAX_HOLD}
+    return ended and hold.policy.form.after_loss > 0
 
 
 def _may_be_at_store(reason: LossReason | str) -> bool:

@@ -106,9 +106,18 @@ class Operations(ABC):
         )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
-        return self._sure_step(name, lambda step: step.release(waiter, fence, entered=entered))
+        return self._sure_step(
+            name, lambda step: step.release(waiter, fence, entered=entered, lost=lost)
+        )
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
         return self._sure_step(passed.name, lambda step: step.pass_on(passed))

@@ -337,7 +337,15 @@ class Step:
             state.dequeue(waiter)
         return WAS_HOLDER
 
-    def release(self, waiter: Waiter, fence: int, *, entered: bool = True, bury: int = 0) -> int:
+    def release(
+        self,
+        waiter: Waiter,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+        bury: int = 0,
+    ) -> int:
         """See `Store.release`; ``bury``: until when (µs) copies of its questions may come."""
         state = self._state
         self._asker = waiter.client
@@ -353,9 +361,9 @@ class Step:
         if holder is None:
             return WAS_ABSENT
         # A lease that has ended was lost, although its holder could still release it.
-        lost = holder.end if holder.end <= self._ms else None
+        ended = min(holder.end, self._ms) if lost or holder.end <= self._ms else None
         exclusive = not holder.shared
-        if not (entered and self._close(holder, lost=lost, entered=True) and exclusive):
+        if not (entered and self._close(holder, lost=ended, entered=True) and exclusive):
             self._advance()
         return WAS_HOLDER
 

@@ -104,10 +104,17 @@ class MemoryServer:
         )
 
     def release(
-        self, name: str, waiter: Waiter, fence: int, *, entered: bool = True, bury: int = 0
+        self,
+        name: str,
+        waiter: Waiter,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+        bury: int = 0,
     ) -> int:
         return self._sure(
-            name, lambda step: step.release(waiter, fence, entered=entered, bury=bury)
+            name, lambda step: step.release(waiter, fence, entered=entered, lost=lost, bury=bury)
         )
 
     def pass_on(self, passed: Pass, *, not_after: int = 0) -> int | Late:
@@ -264,9 +271,18 @@ class MemoryStore:
         )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
-        return self._start(lambda: self.server.release(name, waiter, fence, entered=entered))
+        return self._start(
+            lambda: self.server.release(name, waiter, fence, entered=entered, lost=lost)
+        )
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:
         return self._start(lambda: self.server.pass_on(passed))

@@ -570,6 +570,18 @@ class LockContract(Contract):
             await ann.expire(name, grant)
             await bob.release(name, await self._opened(name, bob))
 
+    async def test_closed_after_a_loss_that_its_holder_tells(self) -> None:
+        """A holder that takes its lease for ended says so, and `after_loss` closes the lock."""
+        async with self.peers(2) as (ann, bob):
+            for exact in (True, False):
+                form = Form(CLAIM, after_loss=LONG)
+                grant = await ann.take(name := fresh_name(), ann.waiter(form))
+                await bob.queue(name)
+                released = Grant(grant.waiter, grant.fence if exact else 0)
+                assert await ann.release(name, released, lost=True) == WAS_HOLDER
+                await self._closed(name, ann, most=LONG)
+                assert await ann.release(name, grant, lost=True) == WAS_ABSENT
+
     async def test_closed_after_a_break(self) -> None:
         """A broken lock is lost, so `after_loss` closes it; and it cannot be broken open."""
         async with self.peers(2) as (ann, bob):

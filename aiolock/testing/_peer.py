@@ -145,10 +145,13 @@ class Peer:
         assert isinstance(answer, Queued), answer
         return Place(waiter, answer.ticket)
 
-    def release(self, name: str, grant: Grant, *, entered: bool = True) -> asyncio.Future[int]:
+    def release(
+        self, name: str, grant: Grant, *, entered: bool = True, lost: bool = False
+    ) -> asyncio.Future[int]:
         """Release this very grant."""
         waiter, fence = grant
-        return self.store.release(name, waiter, self.form(waiter), fence, entered=entered)
+        form = self.form(waiter)
+        return self.store.release(name, waiter, form, fence, entered=entered, lost=lost)
 
     def leave(self, name: str, waiter: Waiter, *, entered: bool = True) -> asyncio.Future[int]:
         """Release a waiter, whether it holds or waits."""

@@ -133,13 +133,20 @@ class Recorder(Relay):
                 )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         since = time.monotonic_ns()
         attempt = self._attempts.get(waiter, "")
         if entered and attempt and waiter not in self._left:
             self._history.note("taken_back", t=since, a=attempt, n=name, fence=fence)
-        released = self._store.release(name, waiter, form, fence, entered=entered)
+        released = self._store.release(name, waiter, form, fence, entered=entered, lost=lost)
         released.add_done_callback(partial(self._given_back, attempt, name, fence, since))
         if entered or not fence:  # else the client asks again
             released.add_done_callback(partial(self._is_over, waiter, form))

@@ -108,7 +108,14 @@ class ByHand(Relay):
         return self._send("ask", waiter, form, ticket)
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[Any]:
         return self._send("release", waiter, form, fence)
 

@@ -51,11 +51,18 @@ class Observed(Relay):
         return answer
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         """The visit is over."""
         self._waiting.pop(waiter, None)
-        return super().release(name, waiter, form, fence, entered=entered)
+        return super().release(name, waiter, form, fence, entered=entered, lost=lost)
 
 
 def _note(visit: Visit, answer: asyncio.Future[Answer]) -> None:

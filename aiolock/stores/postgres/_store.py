@@ -244,10 +244,18 @@ class PostgresStore:
         return self._call("acquire", name, arguments, _answer, sure=False, late=True)
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         arguments = (
-            *(self._key(name), self._me, number(waiter.seq), number(fence), number(entered)),
+            *(self._key(name), self._me, number(waiter.seq), number(fence)),
+            None if entered and lost else number(entered),
         )
         if fence and not entered:
             # A grant that came too late: its waiter asks again, so it must not be marked as gone.

@@ -682,6 +682,7 @@ BEGIN
         encode(convert_to(coalesce(c.host, ''), 'UTF8'), 'hex'));
 END $$;
 
+-- `entered`: NULL for a grant that was entered and is lost, as its lease has ended at its client.
 CREATE OR REPLACE FUNCTION aiolock.release(
     n bytea, me text, s bigint, f bigint, entered boolean, bury bigint
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -718,7 +719,8 @@ BEGIN
     IF line OR g.after_loss + g.after_grant + g.period > 0 THEN
         g.claimed := false; -- it counts as confirmed: its holder says whether it was entered
         -- A lease that has ended was lost, although its holder could still release it.
-        lost := CASE WHEN g.ends <= us / 1000 THEN g.ends END;
+        lost := CASE WHEN entered IS NULL OR g.ends <= us / 1000 THEN least(g.ends, us / 1000) END;
+        entered := coalesce(entered, true);
         PERFORM aiolock._forget(n, us);
         IF NOT (entered AND aiolock._close(n, g, us, lost, me) AND NOT g.shared) THEN
             PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);

@@ -314,7 +314,7 @@ class Candidates(Handing):
     # The end
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool
+        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool, lost: bool
     ) -> asyncio.Future[int]:
         """See `Store.release`."""
         standing = self._has(waiter)
@@ -334,7 +334,7 @@ class Candidates(Handing):
             return self.leave(standing, entered=False)
         if fence and not entered and standing.bearer == standing.stand.waiter:
             return self._give_back(standing)
-        return self.leave(standing, entered=entered)
+        return self.leave(standing, entered=entered, lost=lost)
 
     def _give_back(self, standing: Standing) -> asyncio.Future[int]:
         """It was entered too late: the client asks again, with the same ticket."""
@@ -350,7 +350,9 @@ class Candidates(Handing):
             self._release_at(standing, each.server, each.upto, tally.heard)
         return tally.future
 
-    def leave(self, standing: Standing, *, entered: bool) -> asyncio.Future[int]:
+    def leave(
+        self, standing: Standing, *, entered: bool, lost: bool = False
+    ) -> asyncio.Future[int]:
         """End an acquisition: release it at each member that was asked, in whatever state."""
         ballot, inside = standing.ballot, standing.inside
         if standing.local:
@@ -368,14 +370,15 @@ class Candidates(Handing):
         if not servers:
             return self._at_once(WAS_ABSENT)
         deadline = ballot.deadline
-        lost = deadline is None or deadline <= now
+        ended = deadline is None or deadline <= now
         held = len(ballot.votes) - ballot.votes.count(None)
         at_once = len(self.standings) <= _FEW
-        tally = Tally(self._council.quorum, was, held, lost=lost, at_once=at_once)
+        tally = Tally(self._council.quorum, was, held, lost=ended, at_once=at_once)
         tally.expect(servers)
         since = OUTSIDE
         if inside and entered:
-            since = LOST if lost else max(0, int((now - standing.entered_at) * 1000))
+            inside_for = max(0, int((now - standing.entered_at) * 1000))
+            since = LOST if lost or ended else inside_for
         highest = ballot.highest
         for seat, asked, vote in zip(self._seats, standing.asked, ballot.votes, strict=True):
             if asked:

@@ -220,11 +220,18 @@ class QuorumStore:
         )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         if self._council is None:
             return self._failed(_closed())
-        return self._candidates.release(name, waiter, form, fence, entered=entered)
+        return self._candidates.release(name, waiter, form, fence, entered=entered, lost=lost)
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, remember: int

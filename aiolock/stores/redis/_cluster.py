@@ -100,7 +100,14 @@ class ClusterStore(Masters):
         return answer
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         if self._first and (first := self._first.pop(waiter, None)) is not None:
             first.future.cancel()
@@ -109,7 +116,8 @@ class ClusterStore(Masters):
                 nothing.set_result(WAS_ABSENT)
                 return nothing
         return self._at(
-            slot_of(name), lambda node: node.release(name, waiter, form, fence, entered=entered)
+            slot_of(name),
+            lambda node: node.release(name, waiter, form, fence, entered=entered, lost=lost),
         )
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:

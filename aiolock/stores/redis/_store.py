@@ -33,6 +33,7 @@ _NEWCOMER: Final = bulk(0)
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of a snapshot: less than a millisecond."""
 _CLOSES: Final = bulk(1)
+_CLOSES_AS_LOST: Final = bulk(2)
 _CLOSES_NOTHING: Final = bulk(0)
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
 """The last arguments of a release: it does not close the lock, and no copies can come."""
@@ -79,7 +80,14 @@ class RedisStore(Session):
         )
 
     def release(
-        self, name: str, waiter: Waiter, form: Form, fence: int, *, entered: bool = True
+        self,
+        name: str,
+        waiter: Waiter,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
     ) -> asyncio.Future[int]:
         who = self._text(name, waiter, form)
         if not fence and self._pipe.forget(who):
@@ -91,7 +99,10 @@ class RedisStore(Session):
         if fence and not entered:
             # A grant that came too late: its waiter asks again, so it must not be marked as gone.
             return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
-        arguments += _CLOSES if entered and form.closes else _CLOSES_NOTHING
+        if entered and form.closes:
+            arguments += _CLOSES_AS_LOST if lost else _CLOSES
+        else:
+            arguments += _CLOSES_NOTHING
         return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
 
     def pass_on(self, passed: Pass) -> asyncio.Future[int]:

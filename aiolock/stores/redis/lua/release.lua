@@ -5,7 +5,8 @@
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
---       4 1: its terms may close the lock now  0: it has no terms, or the grant was not entered
+--       4 1: its terms may close the lock now  2: also those for a loss, as its lease has ended at its client
+--         0: it has no terms, or the grant was not entered
 --       5 until when older copies of its `acquire` may come (µs), 0: none are on their way
 -- returns  1 it was a holder  2 it was queued  0 neither
 --          'g …' it was a holder, and the next is of the same client: its push, sent with the reply
@@ -15,8 +16,8 @@ local CHANNELS = ARGV[3]
 --@include release_general
 
 -- The most frequent case first: an exclusive holder, of which nothing is to be remembered.
-local waiter, fence, closes, copies = ARGV[1], ARGV[2], ARGV[4] == '1', ARGV[5]
-if fence == '0' or waiter:byte() ~= EXCLUSIVE or copies ~= '0' or closes then
+local waiter, fence, closes, copies = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
+if fence == '0' or waiter:byte() ~= EXCLUSIVE or copies ~= '0' or closes ~= '0' then
   return release_general(waiter, fence, closes, copies)
 end
 local grant = waiter .. ':' .. fence

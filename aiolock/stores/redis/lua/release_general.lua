@@ -13,7 +13,7 @@ local function release_general(waiter, fence, closes, copies)
   end
   local waits = redis.call('EXISTS', QUEUE) == 1
   local function released()
-    local was, grant, ends = take_out(step, waiter, fence, closes)
+    local was, grant, ends = take_out(step, waiter, fence, closes ~= '0')
     if was == 0 then
       return 0
     elseif was == 2 then
@@ -27,8 +27,8 @@ local function release_general(waiter, fence, closes, copies)
     end
     local exclusive = grant:byte() == EXCLUSIVE
     -- A lease that has ended was lost, although its holder could still release it.
-    local lost = closes and ends <= NOW and math.floor(ends) or nil
-    if closes and close(step, grant, lost) and exclusive or not waits then
+    local lost = ends and (closes == '2' or ends <= NOW) and math.min(math.floor(ends), NOW) or nil
+    if closes ~= '0' and close(step, grant, lost) and exclusive or not waits then
       return 1
     end
     step.floor, step.reply_to = tonumber(grant:match(FENCE_OF)), step.asker
