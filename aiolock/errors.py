@@ -59,6 +59,10 @@ class WouldDeadlock(LockError, RuntimeError):
     It holds this lock already; or it holds another lock for which a task of this client waits,
     directly or through further tasks, and one of those tasks holds this lock. An `asyncio.timeout`
     that would end one of these waits is not seen: give the lock a ``timeout``.
+
+    A task holds what it has acquired, even if it has passed the lease on. But where it waits by way
+    of other tasks, another task may release that lease, so there it counts only in the body of an
+    ``async with``; otherwise the circle is logged after a second.
     """
 
 

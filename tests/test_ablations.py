@@ -4504,6 +4504,32 @@ SAFEGUARDS = (
         ".call_later)\n",
         "test_client.py::test_what_serves_all_tasks_runs_in_the_context_of_none[memory]",
         seconds=6,
+        "who has passed its lease on closes no circle",
+        "_engine/deadlock.py",
+        "            if certain and not _is_inside(holder, hold):\n",
+        "            if False:\n",
+        "test_deadlocks.py::test_a_lease_that_was_passed_on[passing]",
+    ),
+    Safeguard(
+        "… nor does who waits for such a lease",
+        "_engine/deadlock.py",
+        "(_is_inside(other, theirs) or not certain)",
+        "True",
+        "test_deadlocks.py::test_a_lease_that_was_passed_on[other]",
+    ),
+    Safeguard(
+        "… but the log tells of it",
+        "_engine/acquirer.py",
+        "            if deadlock.check(*circle):\n",
+        "            if deadlock.check(*circle) and False:\n",
+        "test_deadlocks.py::test_a_lease_that_was_passed_on[other]",
+    ),
+    Safeguard(
+        "… if it is still so",
+        "_engine/deadlock.py",
+        "    circle = _circle(attempt.policy, task, owned, attempts, certain=False)\n",
+        '    circle = "it was so"\n',
+        "test_deadlocks.py::test_a_lease_that_was_passed_on[passing]",
     ),
 )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 
 import pytest
 
@@ -114,15 +115,69 @@ async def test_what_ends_by_itself_is_no_deadlock(why: str) -> None:
         assert any(isinstance(end, aiolock.AcquireTimeout | aiolock.LeaseLost) for end in ends)
 
 
-@virtual
-async def test_child_of_the_holder() -> None:
-    """A child task that waits for a lock of its parent is told in the log, once, after a second."""
+@contextlib.contextmanager
+def logged() -> Generator[list[logging.LogRecord]]:
+    """What is written to the log meanwhile."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign,assignment]  # that is how one listens
     logger = logging.getLogger("aiolock")
     logger.addHandler(handler)
     try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+
+
+async def _passed_on(first: aiolock.Lock, then: aiolock.Lock, seconds: float) -> None:
+    """Pass the lease of the first lock on to a task that releases it so late; enter the other."""
+    lease = await first.acquire()
+    assert lease is not None
+
+    async def release() -> None:
+        await asyncio.sleep(seconds)
+        await lease.release()
+
+    releasing = asyncio.create_task(release())
+    await settled()
+    async with then:
+        pass
+    await releasing
+
+
+@pytest.mark.parametrize("closes", ["passing", "other"])
+@virtual
+async def test_a_lease_that_was_passed_on(closes: str) -> None:
+    """Another task may release it, so whoever closes the circle waits, and is told in the log."""
+    async with aiolock.connect(MemoryServer()) as client:
+        a, b = client.lock("a"), client.lock("b")
+
+        async def both() -> None:
+            async with b:
+                await settled()
+                async with a:
+                    await asyncio.sleep(3)  # the circle is open, and who waits for `b` waits on
+
+        async def meet(seconds: float) -> list[logging.LogRecord]:
+            tasks = {"passing": _passed_on(a, b, seconds), "other": both()}
+            in_order = sorted(tasks.items(), key=lambda each: each[0] == closes)
+            with logged() as records:
+                await asyncio.gather(
+                    *(asyncio.create_task(task, name=name) for name, task in in_order)
+                )
+            return records
+
+        assert not await meet(0.5)
+        (record,) = await meet(5)
+        assert record.levelname == "WARNING"
+        for words in (f"{closes!r} waits for the lock", "passed on", "multilock()"):
+            assert words in record.getMessage()
+
+
+@virtual
+async def test_child_of_the_holder() -> None:
+    """A child task that waits for a lock of its parent is told in the log, once, after a second."""
+    with logged() as records:
         async with aiolock.connect(MemoryServer()) as client:
             lock = client.lock("a")
 
@@ -142,8 +197,6 @@ async def test_child_of_the_holder() -> None:
                 assert not records
                 await asyncio.sleep(5)
             await child
-    finally:
-        logger.removeHandler(handler)
     (record,) = records
     assert record.levelname == "WARNING"
     for name in ("'child'", "the lock 'a'", "parent task"):

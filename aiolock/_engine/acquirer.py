@@ -321,7 +321,11 @@ class Acquirer:
         """`WouldDeadlock` if a deadlock is certain; the timer of a warning if it is possible."""
         assert attempt.blocked is not None
         if len(owned) > 1 and attempt.blocked in owned:  # another task also holds something
-            deadlock.check(attempt, attempt.blocked, owned, self._waiters.attempts)
+            circle = (attempt, attempt.blocked, owned, self._waiters.attempts)
+            if deadlock.check(*circle):
+                return self._loop.call_later(
+                    deadlock.SUSPICIOUS, partial(deadlock.warn_of_circle, *circle)
+                )
         parent = deadlock.parent()
         if parent is None or attempt.policy.key not in owned.get(parent, {}):
             return None

@@ -1,10 +1,12 @@
 """Tasks of one client that wait for each other: found before they wait for ever.
 
 An error is raised only for a cycle of tasks in which each waits itself, without a ``timeout``, for
-a lock that the next one holds and whose lease does not end by itself. An `asyncio.timeout` around
-one of the waits cannot be seen from a task, so a wait in a cycle needs the lock's own ``timeout``.
-If a child task waits for a lock of its parent, the parent may wait for the child. That is not
-certain, so it is only logged.
+a lock that the next one holds in a body and whose lease does not end by itself. An
+`asyncio.timeout` around one of the waits cannot be seen from a task, so a wait in a cycle needs the
+lock's own ``timeout``.
+A lease without a body may have been passed on to another task, which releases it. And if a child
+task waits for a lock of its parent, the parent may wait for the child. Neither is certain, so both
+are only logged.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ log = logging.getLogger("aiolock")
 Task = asyncio.Task[Any]
 
 SUSPICIOUS: Final = 1.0
-"""Seconds for which a child task waits for a lock of its parent until that is logged."""
+"""Seconds for which a task waits in what may be a deadlock until that is logged."""
+
+_CURE: Final = (
+    "Take the locks in the same order everywhere (multilock() does), or give them a timeout="
+)
 
 _lineage: ContextVar[tuple[ref[Task], ref[Task] | None] | None] = ContextVar(
     "aiolock task", default=None
@@ -54,14 +60,34 @@ def check(
     task: Task,
     owned: Owned,
     attempts: Mapping[str, Mapping[Waiter, Attempt]],
-) -> None:
+) -> bool:
     """`WouldDeadlock` if this task would wait for itself, by way of other tasks of this process.
 
-    ``owned`` is what each task holds, ``attempts`` are the waiters, by key.
+    ``owned`` is what each task holds, ``attempts`` are the waiters, by key. True if it may wait for
+    itself: then `warn_of_circle` is due.
     """
     wanted = attempt.policy
+    if circle := _circle(wanted, task, owned, attempts, certain=True):
+        raise wanted.about(
+            WouldDeadlock(
+                f"{circle}: none of them could go on, unless an asyncio.timeout() or wait_for()"
+                f" ends one of these waits, which cannot be seen here. {_CURE}"
+            )
+        )
+    return bool(_circle(wanted, task, owned, attempts, certain=False))
+
+
+def _circle(
+    wanted: Policy,
+    task: Task,
+    owned: Owned,
+    attempts: Mapping[str, Mapping[Waiter, Attempt]],
+    *,
+    certain: bool,
+) -> str:
+    """The circle in words; empty if there is none. ``certain``: only what is held in bodies."""
     if wanted.rule is not Rule.ALWAYS:
-        return
+        return ""
     # Follow from what this task holds to the tasks that wait for it, and on to what those hold,
     # until one of them holds the wanted lock.
     found: dict[Task, tuple[Task, str]] = {}
@@ -69,6 +95,8 @@ def check(
     while look_at:
         holder = look_at.pop()
         for key, hold in owned.get(holder, {}).items():
+            if certain and not _is_inside(holder, hold):
+                continue
             for other in _blocked(attempts.get(key, {}).values(), hold):
                 if other in found or other is task:
                     continue
@@ -76,9 +104,20 @@ def check(
                     continue  # it holds nothing, so nobody waits for it
                 found[other] = (holder, key)
                 theirs = owned[other].get(wanted.key)
-                if theirs is not None and _excludes(theirs, wanted):
-                    raise wanted.about(WouldDeadlock(_cycle(task, other, wanted, found)))
+                if (
+                    theirs is not None
+                    and _excludes(theirs, wanted)
+                    and (_is_inside(other, theirs) or not certain)
+                ):
+                    waits = "would wait" if certain else "waits"
+                    return f"task {task.get_name()!r} {waits} {_in_words(other, wanted, found)}"
                 look_at.append(other)
+    return ""
+
+
+def _is_inside(task: Task, hold: Hold) -> bool:
+    """Whether the task itself is in a body of this hold, so that no other task releases it."""
+    return any(body.task is task for body in hold.bodies)
 
 
 def _blocked(attempts: Iterable[Attempt], hold: Hold) -> Iterable[Task]:
@@ -97,21 +136,34 @@ def _excludes(hold: Hold, wanted: Policy) -> bool:
     return not (wanted.shared and (hold.shared or policy.shared))
 
 
-def _cycle(task: Task, last: Task, wanted: Policy, found: Mapping[Task, tuple[Task, str]]) -> str:
+def _in_words(last: Task, wanted: Policy, found: Mapping[Task, tuple[Task, str]]) -> str:
     steps: list[str] = []
     other = last
-    while other is not task:
+    while other in found:
         holder, key = found[other]
         steps.append(
             f"task {other.get_name()!r} for {key.partition(':')[2]!r} of {holder.get_name()!r}"
         )
         other = holder
-    return (
-        f"task {task.get_name()!r} would wait for {wanted.called} of {last.get_name()!r}, while"
-        f" {', and '.join(steps)} waits: none of them could go on, unless an asyncio.timeout() or"
-        " wait_for() ends one of these waits, which cannot be seen here. Take the locks in the same"
-        " order everywhere (multilock() does), or give them a timeout="
-    )
+    return f"for {wanted.called} of {last.get_name()!r}, while {', and '.join(steps)} waits"
+
+
+def warn_of_circle(
+    attempt: Attempt,
+    task: Task,
+    owned: Owned,
+    attempts: Mapping[str, Mapping[Waiter, Attempt]],
+) -> None:
+    """Log that a task may wait for itself, if it still does."""
+    circle = _circle(attempt.policy, task, owned, attempts, certain=False)
+    if circle and attempt.phase is Phase.QUEUED:
+        log.warning(
+            "aiolock: %s: none of them can go on, unless a task to which one of these leases was"
+            " passed on releases it, or an asyncio.timeout() or wait_for() ends one of these waits."
+            " %s",
+            circle,
+            _CURE,
+        )
 
 
 def warn_of_parent(attempt: Attempt, task: Task, holder: Task) -> None:
