@@ -4504,6 +4504,8 @@ SAFEGUARDS = (
         ".call_later)\n",
         "test_client.py::test_what_serves_all_tasks_runs_in_the_context_of_none[memory]",
         seconds=6,
+    ),
+    Safeguard(
         "who has passed its lease on closes no circle",
         "_engine/deadlock.py",
         "            if certain and not _is_inside(holder, hold):\n",
