@@ -26,7 +26,7 @@ from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.failures import take, until
 from tests.servers import RedisServer, hold_port
-from tests.worlds import World, asking, queued, settled, virtual
+from tests.worlds import World, asking, check_what_an_opening_leaves, queued, settled, virtual
 
 R = TypeVar("R")
 
@@ -223,6 +223,11 @@ async def test_who_closes_has_no_say_in_the_next_opening() -> None:
         client._engine.waiters.on_reconnect.add(pytest.fail)
     async with client:
         client._engine.waiters.reconnected()
+
+
+async def test_leases_of_an_earlier_opening(world: World) -> None:
+    """A lease of an earlier opening takes nothing from those who hold its lock in this one."""
+    await check_what_an_opening_leaves(world.client(), world.client())
 
 
 def test_opens_in_another_loop(world: World) -> None:

@@ -41,6 +41,7 @@ CORE = [
     "aiolock._engine.events",
     "aiolock._engine.labels",
     "aiolock._engine.deadlock",
+    "aiolock._engine.ended",
     "aiolock._engine.overdue",
     "aiolock._engine.releases",
     "aiolock._engine.finishes",

@@ -14,6 +14,7 @@ from tests.failures import Locker, queued, take, until
 from tests.majorities import Majority, vouch
 from tests.proxy import Proxy
 from tests.selection import ON_THE_TREE
+from tests.worlds import check_what_an_opening_leaves
 
 LONGEST = 60.0
 TTL = 3.0
@@ -260,6 +261,15 @@ async def test_a_client_opens_with_a_majority(links: Links) -> None:
     says = f"{missing} of {len(links.servers)} servers do not answer: 127.0.0.1"
     with pytest.raises(aiolock.StoreError, match=says):
         await links.client().open()
+
+
+async def test_leases_of_an_earlier_opening(three: Majority, prefix: str) -> None:
+    """What is left of an earlier opening takes no vote from who holds the lock in this one."""
+    three.vouch(prefix, LONGEST)
+    ours, theirs = [
+        aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) for _ in range(2)
+    ]
+    await check_what_an_opening_leaves(ours, theirs)
 
 
 async def test_nothing_is_left(three: Majority, prefix: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Protocol
 
 import fakeredis
+import pytest
 
 import aiolock
 from aiolock._engine.engine import State
@@ -94,6 +96,59 @@ async def settled(turns: int = 20) -> None:
     """Let everything happen that is ready to."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+async def check_what_an_opening_leaves(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
+    """Check that leases of one opening do nothing in the next, where others have their numbers.
+
+    They were broken, so their release names no fence: a late question may have queued the waiter
+    again. Neither client is open yet.
+    """
+    go, working = asyncio.Event(), list[aiolock.Lease]()
+
+    async def work() -> None:
+        async with client.once("c", remember=60, ttl=20) as lease:
+            assert lease is not None
+            working.append(lease)
+            with contextlib.suppress(asyncio.CancelledError):  # by its loss
+                await go.wait()
+            await go.wait()
+
+    async def begin() -> list[aiolock.Lease]:
+        locks = client.lock("a", ttl=20), client.rwlock("b", ttl=20).write()
+        leases = [await asking(lock) for lock in locks]
+        tasks.append(asyncio.create_task(work()))
+        while len(working) < len(tasks):  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.001)
+        return [*leases, working[-1]]
+
+    tasks = list[asyncio.Task[None]]()
+    async with asyncio.timeout(20), other, client:
+        old = await begin()
+        for lease, kind in zip(old, ("lock", "lock", "once"), strict=True):
+            assert await other.break_(lease.name, kind=kind)
+            await lease.lost
+        await client.aclose()
+        await client.open()
+        new = await begin()
+        numbers = [[lease._hold.waiter.seq for lease in leases] for leases in (old, new)]
+        assert numbers[0] == numbers[1]
+        for lease in old[:2]:
+            assert not await lease.release()
+            assert not await lease.verify()
+            with pytest.raises(aiolock.LeaseLost):
+                await lease.extend(20)
+        with pytest.raises(aiolock.LeaseLost):
+            await old[1].downgrade()
+        go.set()
+        with pytest.raises(aiolock.LeaseLost):
+            await tasks[0]
+        assert [await lease.verify() for lease in new[:2]] == [True, True]
+        await tasks[1]
+        async with other.once("c", remember=60) as done:
+            assert done is None
 
 
 def abandon(client: aiolock.LockClient) -> None:

@@ -72,6 +72,9 @@ class Engine:
         """
         if self.state is State.CLOSED or self._pid != os.getpid():
             self.client = _new_client()
+        if self.state is State.CLOSED:
+            # Bodies of an earlier opening may still run, and release what they had.
+            self.runs.end()
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()
         self.watchdog = Watchdog(self.store, Events(self._observers, self._label), self.limits)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Final
 
 from aiolock._engine.acquisition import Attempt, Phase
+from aiolock._engine.ended import Ended
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.hold import Hold, LossReason
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
@@ -422,6 +423,10 @@ class Runs(Relay):
         self._closed = True
         for run in list(self._runs.values()):
             self._send(run)
+
+    def end(self) -> None:
+        """Send nothing at all from now on: the client is opened again, and another one there."""
+        self._store = Ended(self._store, self._loop)
 
     def acquire(
         self,

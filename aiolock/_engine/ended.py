@@ -1,0 +1,39 @@
+"""The store of an opening that has ended, as the leases of that opening still have it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from aiolock.errors import StoreError
+from aiolock.store import Operation, Relay, Store
+
+Value = TypeVar("Value")
+
+
+class Ended(Relay):
+    """Refuses every operation, as a closed store does.
+
+    A body may outlive the client's closing and leave when the client is open again. Each opening is
+    another client to the store, and a client speaks only of its own waiters. A store may write its
+    present client into what the old lease sends, and that names another waiter.
+    """
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(store)
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return repr(self._store)
+
+    def _call(
+        self,
+        operation: Operation,  # noqa: ARG002  # see `Relay`
+        start: Callable[[], asyncio.Future[Value]],  # noqa: ARG002  # it is never called
+    ) -> asyncio.Future[Value]:
+        refused: asyncio.Future[Value] = self._loop.create_future()
+        error = StoreError("the client was closed")
+        error.refused = True
+        refused.set_exception(error)
+        return refused
