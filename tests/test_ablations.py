@@ -3110,9 +3110,17 @@ SAFEGUARDS = (
     Safeguard(
         "a grant of the old master is asked for at the new one",
         "stores/redis/_replicated.py",
-        "        if self._failed is not None and (lost or (elsewhere and ",
+        "        if ask_again is not None and (lost or (elsewhere and ",
         "        if False and (lost or (elsewhere and ",
         "test_replicas.py::test_asked_again_at_the_new_master",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and whoever asks again is no newcomer, whose release need not be sent",
+        "stores/redis/_replicated.py",
+        "ACQUIRE, 10, head + own, sure=False, late=True)\n",
+        "ACQUIRE, 10, head + own, waiter=self._text(name, waiter, form))\n",
+        "test_replicas.py::test_cancelled_when_it_asks_again",
         seconds=20,
     ),
     Safeguard(

@@ -20,7 +20,7 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _barrier, _replicated, _session, from_url
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._replies import Master
-from aiolock.stores.redis._scripts import BARRIER
+from aiolock.stores.redis._scripts import ACQUIRE, BARRIER
 from aiolock.testing import StoreContract
 from tests.cancel import cancel_everywhere
 from tests.failures import Peek, check_nothing_left, take, until
@@ -417,6 +417,30 @@ async def test_cancelled_meanwhile(
         one.replica.link.hear()
         async with client.lock("lock"):  # by a barrier that covers the old one, too
             assert len(master.holders()) == 1
+    await nothing_left(one, prefix)
+
+
+async def test_cancelled_when_it_asks_again(one: Cluster, prefix: str, patient: None) -> None:
+    """A grant goes back whose confirmation was cut off, though the next question was never sent."""
+    master = Peek(one.master, prefix)
+    async with aiolock.connect(one.url, prefix=prefix, replicas=1, ttl=LONG) as client:
+        store: Any = client._engine.store
+        one.replica.link.deaf()
+        taking = asyncio.create_task(take(client.lock("lock")))
+        await until(lambda: store._barrier._covered)
+        assert client.id in str(master.holders())
+        one.entrance.refuse()
+        one.entrance.cut()
+        await until(lambda: store._barrier._arrived and store.losses)
+        (waiting,) = store._barrier._arrived
+        waiting.conclude(_barrier.Outcome.MISSED)  # as when its time is over
+        assert [each.script for each in store._pipe._queued].count(ACQUIRE) == 1
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        one.replica.link.hear()
+        one.entrance.accept()
+        await until(lambda: not master.holders())
     await nothing_left(one, prefix)
 
 

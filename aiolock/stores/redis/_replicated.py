@@ -126,11 +126,26 @@ class ReplicatedStore(RedisStore):
             wait=wait,
             max_waiters=max_waiters,
         )
+        ask_again = partial(
+            self._ask_again, name, waiter, form, ttl, ticket if wait else -1, max_waiters
+        )
 
         def failed(granted: Granted, error: StoreError) -> None:
             self._inbox.unconfirmed(name, waiter, form, granted.fence, error)
 
-        return _Confirmed(self, ask, _is_granted, _within(form), failed)
+        return _Confirmed(self, ask, _is_granted, _within(form), failed=failed, ask_again=ask_again)
+
+    def _ask_again(  # noqa: PLR0917  # for `acquire` alone
+        self, name: str, waiter: Waiter, form: Form, ttl: int, place: int, max_waiters: int
+    ) -> asyncio.Future[Answer]:
+        """Ask for a waiter that was answered before: also without a ticket it is no newcomer.
+
+        The master may have a grant for it. If it gives up before this is sent, its release must be
+        sent all the same.
+        """
+        head = self._heads(name, ttl, form.closes, max_waiters)
+        own = bulk(self._text(name, waiter, form)) + bulk(place)
+        return self._pipe.call(scripts.ACQUIRE, 10, head + own, sure=False, late=True)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         ask = partial(super().renew, renewals)
@@ -309,30 +324,32 @@ class _Confirmed(Prompt):
         ask: Callable[[], asyncio.Future[Any]],
         matters: Callable[[Any], object],
         within: float,
+        *,
         failed: Callable[[Any, StoreError], None] | None = None,
+        ask_again: Callable[[], asyncio.Future[Any]] | None = None,
     ) -> None:
         """``matters`` says whether an answer must be confirmed.
 
-        With ``failed``, the operation is started again if the master has changed, or the connection
-        broke, before the confirmation, within the time of a command. ``failed`` gets an answer that
-        was not confirmed. Without it, that is an error, and the caller asks again.
+        ``ask_again`` is called if the master has changed, or the connection broke, before the
+        confirmation, within the time of a command. ``failed`` gets an answer that was not
+        confirmed. Without these, that is an error, and the caller asks again.
         """
         self._time = asyncio.get_running_loop().time
         self._began = self._time()
         super().__init__()
         self._store = store
-        self._ask = ask
+        self._ask_again = ask_again
         self._matters = matters
         self._within = within
         self._failed = failed
-        self._start()
+        self._start(ask)
 
-    def _start_again(self) -> None:
+    def _start_again(self, ask: Callable[[], asyncio.Future[Any]]) -> None:
         if self._limit is None:
             limit = self._began + COMMAND_TIMEOUT
             self._limit = asyncio.get_running_loop().call_at(limit, self._give_up)
             self.add_done_callback(self._limitless)
-        self._start()
+        self._start(ask)
 
     def _limitless(self, _: asyncio.Future[Any]) -> None:
         assert self._limit is not None
@@ -345,8 +362,8 @@ class _Confirmed(Prompt):
         if not self.done():
             self.set_exception(self._store.unconfirmed(Outcome.MISSED, self._within))
 
-    def _start(self) -> None:
-        self._answer = self._ask()
+    def _start(self, ask: Callable[[], asyncio.Future[Any]]) -> None:
+        self._answer = ask()
         self._answer.add_done_callback(self._answered)
 
     def _answered(self, answer: asyncio.Future[Any]) -> None:
@@ -378,8 +395,9 @@ class _Confirmed(Prompt):
         elsewhere = outcome is Outcome.ELSEWHERE
         if elsewhere:
             self._store.differ()
-        if self._failed is not None and (lost or (elsewhere and self._time() < self._until)):
-            self._start_again()
+        ask_again = self._ask_again
+        if ask_again is not None and (lost or (elsewhere and self._time() < self._until)):
+            self._start_again(ask_again)
             return
         error = self._store.unconfirmed(outcome, self._within)
         if self._failed is not None:
