@@ -358,6 +358,10 @@ WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
 that first copy may have removed it.
 """
 
+BREAK_UNKNOWN: Final = -1
+"""What `Store.break_` answers if it finds none of the grants, but it had been sent before and its
+reply was lost, so that first copy may have ended them."""
+
 
 class Inbox(Protocol):
     """Where a store delivers its pushes: called in the client's loop, never awaited."""
@@ -576,7 +580,10 @@ class Store(Protocol):
         ...
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        """End these grants, tell their holders, grant the lock to the next; how many were held."""
+        """End these grants, tell their holders, grant the lock to the next; how many were held.
+
+        Or `BREAK_UNKNOWN`: none of them is held, and nobody knows whether this call has ended them.
+        """
         ...
 
 

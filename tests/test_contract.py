@@ -21,7 +21,17 @@ import redis.asyncio
 
 import aiolock
 from aiolock import StoreError
-from aiolock.store import WAS_ABSENT, WAS_UNKNOWN, Busy, Granted, Party, Queued, Status, Store
+from aiolock.store import (
+    BREAK_UNKNOWN,
+    WAS_ABSENT,
+    WAS_UNKNOWN,
+    Busy,
+    Granted,
+    Party,
+    Queued,
+    Status,
+    Store,
+)
 from aiolock.stores import mysql, postgres
 from aiolock.stores.authors import Operation, OperationsByName
 from aiolock.stores.memory import MemoryServer, MemoryStore
@@ -540,7 +550,11 @@ class TestDocuments(StoreContract, RunsContract):
             self._documents.swaps = ["lost", "late"]
             released = await bob.release(name, Grant(place.waiter, handed.fence))
             assert released == WAS_UNKNOWN
-            assert (await cat.handed()).waiter == last.waiter
+            handed = await cat.handed()
+            assert handed.waiter == last.waiter
+            self._documents.swaps = ["lost"]
+            assert await ann.store.break_(name, [handed.fence]) == BREAK_UNKNOWN
+            assert await ann.store.break_(name, [handed.fence]) == 0
 
     async def test_own_pushes_that_are_lost(self) -> None:
         """A client whose own push was lost with a reply is told to ask again."""

@@ -368,6 +368,20 @@ async def test_reply_to_break_lost(
     await ends(lease)
 
 
+async def test_reply_to_break_of_one_grant_lost(
+    client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy
+) -> None:
+    """Whoever breaks one grant without a reply is not told that nobody held it."""
+    lock = victim.lock("lock")
+    assert not await lock.break_(1)
+    holder = await take(client.lock("lock"))
+    proxy.swallow_replies(1, command_link(proxy))
+    with pytest.raises(aiolock.StoreError, match="nobody knows whether this call broke it"):
+        await lock.break_(holder.fence)
+    await asyncio.wait_for(holder.lost.wait(), 5)
+    assert not await lock.break_(holder.fence)
+
+
 # --- Half a command
 
 

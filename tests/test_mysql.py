@@ -24,7 +24,16 @@ import pytest
 import aiolock
 from aiolock._engine import lookout
 from aiolock.cli.main import main
-from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Answer, Form, Granted, Queued, Waiter
+from aiolock.store import (
+    BREAK_UNKNOWN,
+    WAS_HOLDER,
+    WAS_UNKNOWN,
+    Answer,
+    Form,
+    Granted,
+    Queued,
+    Waiter,
+)
 from aiolock.stores import mysql
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores.mysql import _database, _ear, _session, _settings
@@ -835,6 +844,10 @@ def test_an_answer_that_is_lost(
     assert again.fence == first.fence
     monkeypatch.setattr(Link, "run_until", lose)
     assert ask(database, releasing("ada", "lost", first.fence)) == WAS_UNKNOWN
+    held = ask(database, asking("ada", "lost", 2))
+    monkeypatch.setattr(Link, "run_until", lose)
+    assert ask(database, breaking("lost", held.fence)) == BREAK_UNKNOWN
+    assert ask(database, breaking("lost", held.fence)) == 0
     database.close()
 
 
@@ -862,17 +875,29 @@ def test_a_connection_that_is_lost_behind_the_commit(
     database.close()
 
 
+class Asked(MySQLStore):
+    """The store's operations, which are not carried out."""
+
+    def __init__(self) -> None:
+        super().__init__(_settings.from_url("mysql://app@x/y"), "test")
+        self.found: list[Operation] = []
+
+    def _call(self, operation: Operation) -> Any:
+        self.found.append(operation)
+
+
 def releasing(client: str, name: str, fence: int, seq: int = 1) -> Operation:
     """It gives the name back, as the store does."""
-    found: list[Operation] = []
-
-    class Asked(MySQLStore):
-        def _call(self, operation: Operation) -> Any:
-            found.append(operation)
-
-    store = Asked(_settings.from_url("mysql://app@x/y"), "test")
+    store = Asked()
     store.release(name, Waiter(client, seq), Form(3000), fence)  # type: ignore[unused-awaitable]
-    return found[0]
+    return store.found[0]
+
+
+def breaking(name: str, fence: int) -> Operation:
+    """The name is taken from this grant, as the store does."""
+    store = Asked()
+    store.break_(name, [fence])  # type: ignore[unused-awaitable]
+    return store.found[0]
 
 
 def test_a_snapshot_between_two_operations(mariadb_server: MariaDBServer) -> None:

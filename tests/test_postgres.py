@@ -566,6 +566,22 @@ async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServe
         await releasing
 
 
+async def test_an_answer_to_a_break_that_is_lost(own_postgres: PostgresServer) -> None:
+    """It is sent again, and finds nothing: nobody knows which of the two broke the lock."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        held = await take(theirs.lock("x", ttl=60))
+        pipe = store_of(ours)._pipe
+        wire = pipe._wire
+        assert wire is not None
+        asyncio.get_running_loop().remove_reader(wire._socket)  # it reads no answer
+        breaking = asyncio.create_task(ours.lock("x").break_(held.fence))
+        await soon(held.lost.wait())
+        pipe._link.drop(ConnectionError("the test ends it"))
+        with pytest.raises(aiolock.StoreError, match="nobody knows whether this call broke it"):
+            await soon(breaking)
+        assert not await ours.lock("x").break_(held.fence)
+
+
 async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: PostgresServer) -> None:
     """The connection is away for longer than a claim: who had it comes back to its place."""
     at_first(own_postgres, ENDS)

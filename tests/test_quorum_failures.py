@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
 
 import pytest
 
 import aiolock
-from tests.failures import Locker, queued, take, until
+from tests.failures import Locker, command_link, queued, take, until
 from tests.majorities import Majority, vouch
-from tests.proxy import Proxy
+from tests.proxy import Link, Proxy
 from tests.selection import ON_THE_TREE
 from tests.worlds import check_what_an_opening_leaves
 
@@ -248,6 +250,26 @@ async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
             links.servers[number].resume()
         lease = await asyncio.wait_for(waiting, 20)
         await lease.release()
+
+
+async def test_replies_to_a_break_that_are_lost(links: Links) -> None:
+    """Whoever breaks a lock without a reply of any server is not told that nobody held it."""
+    async with links.client() as breaker:
+        sending = [command_link(proxy) for proxy in links.proxies]
+        async with links.client() as holder:
+            held = await take(holder.lock("a"))
+            store: Any = breaker._engine.store
+            for member, proxy, link in zip(store._members, links.proxies, sending, strict=True):
+                member.take_away = partial(_unheard, member.take_away, proxy, link)
+            with pytest.raises(aiolock.StoreError, match="nobody knows whether this call broke it"):
+                await breaker.lock("a").break_(held.fence)
+            await asyncio.wait_for(held.lost.wait(), 5)
+
+
+def _unheard(take_away: Callable[..., None], proxy: Proxy, link: Link, *about: Any) -> None:
+    """Send it on this link, which loses the reply."""
+    proxy.swallow_replies(1, link)
+    take_away(*about)
 
 
 async def test_a_client_opens_with_a_majority(links: Links) -> None:

@@ -15,8 +15,8 @@ from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, not_entered
 from aiolock._engine.policy import Policy, Seconds, checked_label, checked_number, checked_timeout
 from aiolock._engine.scope import Scope
-from aiolock.errors import NotHeld
-from aiolock.store import Status
+from aiolock.errors import NotHeld, StoreError
+from aiolock.store import BREAK_UNKNOWN, Status
 
 Got_co = TypeVar("Got_co", Lease, Lease | None, covariant=True)
 
@@ -336,7 +336,9 @@ class Lock:
         at once: its lease is lost and its body cancelled, but until that body ends, two bodies run.
         For a holder that hangs but still renews; a dead one needs no help, as its lease ends by
         itself. Two round trips, or one with a ``fence``. Cancelled, or on a `StoreError`, it may
-        have been carried out.
+        have been carried out. With a ``fence`` it is a `StoreError`, too, if the store's first
+        answer got lost and nobody holds that grant any more: it may have been broken by this call,
+        or have ended before.
         """
         if fence is not None:
             self._engine.check()
@@ -350,6 +352,13 @@ class Lock:
             return False
         with self._policy.errors_named():
             broken = await self._engine.runs.break_(self._policy.key, fences)
+        if fence is not None and broken == BREAK_UNKNOWN:
+            raise self._policy.about(
+                StoreError(
+                    f"{self._policy.called} is not held with the fence {fence} any more, but nobody"
+                    " knows whether this call broke it: the store's first answer was lost"
+                )
+            )
         return fence is None or broken > 0
 
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:

@@ -261,7 +261,10 @@ class Member(Protocol):
         """What it knows of work to be done once: a `Recalled`. Changes nothing."""
 
     def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
-        """Take the vote from this waiter, tell it, and give it to the next; how many had it."""
+        """Take the vote from this waiter, tell it, and give it to the next; how many had it.
+
+        ``BREAK_UNKNOWN`` as of `Store.break_`.
+        """
 
     def request(self, name: str, heard: Heard) -> None:
         """Tell the owner of the vote that another client wants the lock; how many were told."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aiolock.store import (
+    BREAK_UNKNOWN,
     WAS_ABSENT,
     WAS_UNKNOWN,
     Answer,
@@ -78,12 +79,14 @@ class Operations(ABC):
 
         return self._call(Operation((name,), run))
 
-    def _sure_step(self, name: str, operation: Callable[[Step], int]) -> asyncio.Future[int]:
+    def _sure_step(
+        self, name: str, operation: Callable[[Step], int], unknown: int = WAS_UNKNOWN
+    ) -> asyncio.Future[int]:
         """For a release or the like: its first copy may have done what the second finds done."""
 
         def run(steps: Steps) -> int:
             was = steps.step(name, operation)
-            return WAS_UNKNOWN if steps.again and was == WAS_ABSENT else was
+            return unknown if steps.again and was == WAS_ABSENT else was
 
         return self._call(Operation((name,), run))
 
@@ -163,4 +166,4 @@ class Operations(ABC):
         return self._step(name, Step.read)
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        return self._step(name, lambda step: step.break_(fences))
+        return self._sure_step(name, lambda step: step.break_(fences), BREAK_UNKNOWN)

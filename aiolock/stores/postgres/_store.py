@@ -14,6 +14,7 @@ import psycopg
 
 from aiolock.errors import StoreError
 from aiolock.store import (
+    BREAK_UNKNOWN,
     WAS_ABSENT,
     WAS_UNKNOWN,
     Answer,
@@ -324,7 +325,7 @@ class PostgresStore:
         return self._call("read", name, (self._key(name),), lambda text, _: codec.posted(text))
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        return self._call("break_", name, (self._key(name), self._me, numbers(fences)), _count)
+        return self._call("break_", name, (self._key(name), self._me, numbers(fences)), _broken)
 
 
 def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback, as those below
@@ -347,6 +348,12 @@ def _was(text: str, again: bool) -> int:  # noqa: FBT001
     """For a release or the like: its first copy may have done what the second finds done."""
     was = int(text)
     return WAS_UNKNOWN if again and was == WAS_ABSENT else was
+
+
+def _broken(text: str, again: bool) -> int:  # noqa: FBT001
+    """For a break: its first copy may have broken what the second does not find."""
+    broken = int(text)
+    return BREAK_UNKNOWN if again and not broken else broken
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:

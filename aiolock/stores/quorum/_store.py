@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aiolock.errors import StoreError, Unsupported
 from aiolock.store import (
+    BREAK_UNKNOWN,
     Answer,
     Form,
     Inbox,
@@ -332,11 +333,13 @@ class QuorumStore:
         named = {waiter for waiter, fence in holders.items() if fence in fences}
         others = set(fences) - set(holders.values())
         named |= {numbers[fence] for fence in others if fence in numbers}
-        broken = 0
+        broken, unknown = 0, False
         for waiter in named:
-            taken = await council.ask(partial(_take_away, name, waiter), _sum)
-            broken += waiter in holders and taken > 0
-        return broken
+            taken = await council.ask(partial(_take_away, name, waiter), _taken)
+            if waiter in holders:
+                broken += taken > 0
+                unknown |= taken < 0
+        return BREAK_UNKNOWN if unknown and not broken else broken
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
@@ -410,8 +413,10 @@ def _retrieve(future: asyncio.Future[int]) -> None:
         future.exception()
 
 
-def _sum(said: dict[int, int]) -> int:
-    return sum(said.values())
+def _taken(said: dict[int, int]) -> int:
+    """How many members have taken their vote away; less than 0 if none, but one may have."""
+    taken = sum(each for each in said.values() if each > 0)
+    return taken or min(said.values(), default=0)
 
 
 def _closed() -> StoreError:

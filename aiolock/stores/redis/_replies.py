@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
 from aiolock.store import (
+    BREAK_UNKNOWN,
     PRIORITY,
     WAS_HOLDER,
     WAS_UNKNOWN,
@@ -94,6 +95,11 @@ def was(reply: Any) -> int:
 def was_before(reply: Any) -> int:
     """As `was`, for a release that had been sent before: the first copy may have done it."""
     return was(reply) or WAS_UNKNOWN
+
+
+def broken_before(reply: Any) -> int:
+    """For a break that had been sent before: the first copy may have broken what is not there."""
+    return int(reply) or BREAK_UNKNOWN
 
 
 def posted(reply: Any) -> Posted:

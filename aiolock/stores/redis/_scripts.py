@@ -12,6 +12,7 @@ from typing import Any, Final
 from aiolock.stores.redis._replies import (
     answer,
     as_is,
+    broken_before,
     flags,
     listed,
     master,
@@ -167,7 +168,7 @@ BEAT: Final = Script("beat", answer)
 RELEASE: Final = Script("release", was, was_before, pushes=True)
 PASS: Final = Script("pass", was, was_before)
 RENEW: Final = Script("renew", flags)
-BREAK: Final = Script("break", int)
+BREAK: Final = Script("break", int, broken_before)
 FINISH: Final = Script("finish", was, was_before)
 REQUEST: Final = Script("request", int)
 DOWNGRADE: Final = Script("downgrade", int)

@@ -20,7 +20,7 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.redis._codec import NOBODY, decode_any
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._replies import said_of, status
+from aiolock.stores.redis._replies import broken_before, said_of, status
 from aiolock.stores.redis._scripts import Script, bulk, command
 
 
@@ -179,7 +179,7 @@ RELEASE: Final = Script("quorum/release", _was, lambda was: _was(was) or WAS_UNK
 GIVE_WAY: Final = Script("quorum/give_way", _answer)
 RENEW: Final = Script("quorum/renew", _stands)
 RESERVE: Final = Script("quorum/reserve", int)
-BREAK: Final = Script("quorum/break", int)
+BREAK: Final = Script("quorum/break", int, broken_before)
 FINISH: Final = Script("quorum/finish", int)
 RECALL: Final = Script("quorum/recall", _recalled)
 POST: Final = Script("quorum/post", int)
