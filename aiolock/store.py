@@ -377,6 +377,13 @@ class Inbox(Protocol):
         If it had expired, the client's waiters for ``name`` have left the queue as well.
         """
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        """This grant is only certain until then, by the client's clock (s), unless it is renewed.
+
+        No answer to a renewal that was sent before moves the deadline past that. Only a store of
+        several servers calls this, when it misses a vote that it has counted.
+        """
+
     def done(self, name: str) -> None:
         """What the waiters for ``name`` know is outdated: ask again, for one of two reasons.
 

@@ -154,6 +154,19 @@ def test_a_grant_that_is_taken_away_before_its_push_arrives() -> None:
     assert a.has_news(), "it has no place any more, so it asks"
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_grant_that_is_certain_for_less_long(*, before: bool) -> None:
+    """The store misses a vote, before or after the answer with the grant is heard."""
+    a = attempt()
+    question = ask(a)
+    if before:
+        a.shortened(7, 2.0)
+    answer(a, question, Granted(7, LEASE))
+    a.shortened(7, 2.0)
+    assert a.accepts(1.9)
+    assert not a.accepts(2.0)
+
+
 def test_news_while_a_question_is_out_is_remembered_with_it() -> None:
     """The answer may be older than what has happened."""
     a = attempt()

@@ -156,6 +156,9 @@ class Heard:
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:
         self.log.append(("requested", self.texts[waiter], fence))
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        raise AssertionError("a model has no clock but its own")
+
     def void(self, name: str, waiter: Waiter) -> None:
         self.log.append(("void", self.texts[waiter], 0))
 

@@ -417,6 +417,59 @@ async def test_a_lease_is_lost_without_a_majority() -> None:
         assert await left_behind(of) == []
 
 
+async def _misses_a_vote(of: list[Server], name: str) -> None:
+    """A holder has the votes of two servers, and that of the third is of some time ago."""
+    of[2]._members[0].breaks()
+    await asyncio.sleep(1.9)
+    of[0].voter.states[name].vote = None
+    await asyncio.sleep(1)  # it is renewed, and hears of that
+
+
+@virtual
+async def test_a_majority_that_lasts_less_long_than_was_said() -> None:
+    """The deadline is that of the votes left, to which another client may have to wait."""
+    async with clients(of := servers(), 2, ttl=4) as (ours, other):
+        lease = await ours.lock("a").acquire()
+        await asyncio.sleep(0.1)
+        waiting = later(other.lock("a"))
+        await _misses_a_vote(of, "lock:a")
+        assert lease.remaining() > 0
+        await (await waiting).release()
+        assert lease.state is LeaseState.LOST
+        of[2]._members[0].connects()
+
+
+@virtual
+async def test_the_deadline_of_the_votes_left_while_the_loop_is_blocked() -> None:
+    """A body that has blocked the event loop sees that its lease has ended."""
+    async with clients(of := servers(), 1, ttl=4) as (client,):
+        lease = await client.lock("a").acquire()
+        await _misses_a_vote(of, "lock:a")
+        assert 0 < lease.remaining() < 1.2
+        loop: Any = asyncio.get_running_loop()
+        loop.advance(1.2)
+        assert lease.remaining() == 0
+        of[2]._members[0].connects()
+
+
+@virtual
+async def test_a_vote_that_is_lost_while_it_is_renewed() -> None:
+    """It makes no majority with the vote of which the answer comes later."""
+    of = servers()
+    async with Peer(store_on(of)) as ours:
+        grant = await ours.take("a", ours.waiter(Form(CLAIM)))
+        await asyncio.sleep(0.1)
+        of[2]._members[0].breaks()
+        of[1].stop()
+        renewing = ours.store.renew([ours.renewal("a", grant, 90_000)])
+        await asyncio.sleep(0.01)
+        of[0].voter.step("a", lambda step: step.take_away(grant.waiter))
+        await asyncio.sleep(0.01)
+        of[1].resume()
+        assert await renewing == [None]
+        of[2]._members[0].connects()
+
+
 @virtual
 async def test_released_by_a_bare_majority_of_which_one_has_forgotten() -> None:
     """It has not lost the lock: a server that has forgotten its vote gives it to nobody else."""

@@ -120,8 +120,8 @@ def test_only_a_renewal_confirms_a_run(ttl: int, *, confirms: bool) -> None:
         ballot.voted(server, 7, 99.0, Period(4, 5.0))
     assert ballot.look(1.0) == [Enter(7)]
     answers: list[bool | None] = []
-    standing: Any = SimpleNamespace(ballot=ballot, over=False)
-    renewing = Renewing(standing, [0, 1], ttl, answers.append)
+    standing: Any = SimpleNamespace(ballot=ballot, over=False, promised=0.0)
+    renewing = Renewing(standing, [0, 1], ttl, 90.0, answers.append)
     for _ in range(2):
         renewing.heard(still=True, error=None)
     assert answers == [True]

@@ -74,6 +74,25 @@ def test_the_jitter_is_not_the_same_for_every_turn() -> None:
     assert len(run(play())) > 5
 
 
+def test_an_answer_to_an_earlier_renewal_does_not_move_a_shorter_deadline() -> None:
+    """Only a renewal that was sent after the store has shortened it is answered with that known."""
+
+    async def play() -> None:
+        async with aiolock.connect(MemoryServer(), ttl=9) as client:
+            lease = await client.lock("n").acquire()
+            hold = lease._hold
+            hold.sends(9000, 0.0)
+            hold.shorten(2.0)
+            assert hold.confirms(1, 0.0, 9000)
+            assert hold.deadline == 2.0
+            hold.sends(9000, 0.0)
+            assert hold.confirms(2, 0.0, 9000)
+            assert hold.deadline > 8
+            await lease.release()
+
+    run(play())
+
+
 def test_nested_bodies_of_one_task_are_cancelled_once() -> None:
     """A re-entrant lock that is lost leaves the body's own error, and no cancellation behind."""
 

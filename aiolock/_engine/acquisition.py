@@ -108,6 +108,8 @@ class Attempt:
     """Why its waiting must end. A grant that is already there comes first, if it is in time."""
     void = 0
     """Grants up to this fence must not be entered: they were taken away, or returned too late."""
+    limit: tuple[int, float] | None = None
+    """The grant of this fence is only certain until that time, though it came with more."""
     wanted = 0
     """Another client asks the holder of the grant with this fence to release it."""
     crossed = False
@@ -263,6 +265,17 @@ class Attempt:
     def _granted(self, grant: Grant) -> None:
         self.grant = grant
         self._go(Phase.GRANTED)
+        self._limit()
+
+    def shortened(self, fence: int, until: float) -> None:
+        """The grant of this fence is only certain until then, though it may still be on its way."""
+        self.limit = fence, until
+        self._limit()
+
+    def _limit(self) -> None:
+        grant, limit = self.grant, self.limit
+        if grant is not None and limit is not None and grant.fence == limit[0]:
+            self.grant = grant._replace(deadline=min(grant.deadline, limit[1]))
 
     @property
     def waits(self) -> bool:

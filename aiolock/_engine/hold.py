@@ -88,7 +88,8 @@ class Hold:
     """Copies of renewals may still be carried out, with this ttl at least, until that time."""
     limits: tuple[tuple[int, float], ...] = ()
     """While an extension is not confirmed: the numbers of the renewals since, and which deadlines
-    they give; without those that give no less than a later one."""
+    they give; without those that give no less than a later one. Also, if the store has shortened
+    it: the number of the next renewal, and the deadline that no earlier one moves."""
     slot = -1
     lost: asyncio.Event | None = None
     wanted = False
@@ -157,6 +158,12 @@ class Hold:
             deadline = now + lasts(ttl)
             before = [limit for limit in self.limits if limit[1] < deadline]
             self.limits = (*before, (self.sent, deadline))
+
+    def shorten(self, until: float) -> None:
+        """It is only certain until then, and no renewal that was sent already changes that."""
+        self.deadline = min(self.deadline, until)
+        before = [limit for limit in self.limits if limit[1] < until]
+        self.limits = (*before, (self.sent + 1, until))
 
     def may_come_twice(self, until: float) -> None:
         """A connection broke: what has no answer is sent again, and copies come until then."""

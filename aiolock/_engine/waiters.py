@@ -199,6 +199,14 @@ class Waiters:
             for other in list(self.attempts.get(name, {}).values()):
                 self._ask_again(other)
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        hold = self._watchdog.holds.get(waiter)
+        waiting = self._attempt(name, waiter)
+        if hold is not None and hold.fence == fence:
+            self._watchdog.shorten(hold, until)
+        elif waiting is not None:
+            waiting.shortened(fence, until)  # its grant is on its way to the task
+
     def unconfirmed(
         self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
     ) -> None:

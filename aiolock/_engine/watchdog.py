@@ -282,6 +282,12 @@ class Watchdog:
             # a while. (With a lock_delay, this release counts as a loss.)
             self.release(hold)
 
+    def shorten(self, hold: Hold, until: float) -> None:
+        """A hold is only certain until then: its deadline moves now, and no timer has to fire."""
+        hold.shorten(until)
+        now = self.time()
+        self._wheel.schedule(hold, now, now)  # it is renewed at once, if it can be
+
     def affordable(self, hold: Hold, ttl: int) -> int:
         """``ttl`` ms, or the rest of ``max_hold``, if that is less."""
         if hold.ends is None:

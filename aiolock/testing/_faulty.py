@@ -153,6 +153,9 @@ class _FaultyInbox:
     def void(self, name: str, waiter: Waiter) -> None:
         self._push(lambda: self._inbox.void(name, waiter))
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        self._inbox.shortened(name, waiter, fence, until)
+
     def unconfirmed(
         self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
     ) -> None:

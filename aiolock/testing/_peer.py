@@ -248,6 +248,9 @@ class Peer:
         """Remember it."""
         self._lost.put_nowait(Lost(name, waiter, fence, reason))
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        """Ignored: a peer has no deadlines."""
+
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:  # noqa: ARG002  # an Inbox's
         """Remember it."""
         self._requested.put_nowait(Grant(waiter, fence))

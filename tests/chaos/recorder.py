@@ -201,6 +201,9 @@ class Recorder(Relay):
     def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
         self._inbox.lost(name, waiter, fence, reason)
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        self._inbox.shortened(name, waiter, fence, until)
+
     def done(self, name: str) -> None:
         self._inbox.done(name)
 

@@ -240,17 +240,24 @@ class Candidates(Handing):
         for step in standing.ballot.look(self._time()):
             assert isinstance(step, GiveWay), "it is inside already"
             self._give_way(standing, step)
-        if standing.ballot.deadline is None:
+        deadline = standing.ballot.deadline
+        if deadline is None:
             # The votes left are no majority, and no later vote replaces one that was counted.
             name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
             self._abandon(standing, entered=True)
             self._inbox.lost(name, waiter, fence, reason)
+            return
+        if deadline < standing.promised:
+            # Said now, and not when it is over: a timer may fire late, if the loop is blocked.
+            standing.promised = deadline
+            name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
+            self._inbox.shortened(name, waiter, fence, deadline)
 
     def _enter(self, standing: Standing, fence: int) -> None:
         """The waiter has entered: tell its client, by the answer that is due or by a push."""
         now, deadline = self._time(), standing.ballot.deadline
         assert deadline is not None
-        standing.entered_at = now
+        standing.entered_at, standing.promised = now, deadline
         if standing.is_waited_for:
             standing.tell(granted(standing, deadline), at_once=len(self.standings) <= _FEW)
             if not standing.queued or standing.over:
@@ -266,7 +273,9 @@ class Candidates(Handing):
                 self._inbox.done(standing.stand.name)  # the client asks, and gets the answer
             return
         if standing.inside:
-            standing.tell(granted(standing, standing.ballot.deadline or 0.0))
+            deadline = standing.ballot.deadline or 0.0
+            standing.promised = max(standing.promised, deadline)
+            standing.tell(granted(standing, deadline))
         elif (answer := denied(standing, self._seats)) is not None:
             if isinstance(answer, Queued):
                 standing.queued = standing.admitted = True
@@ -296,8 +305,9 @@ class Candidates(Handing):
             return
         held = standing.ballot.together  # a run begins once a majority has confirmed these
         servers = [server for server in held if self._seats[server].in_reach]
+        until = self._time() + lasts(ttl)
         renewing = self._renewals[standing.stand.waiter] = Renewing(
-            standing, servers, ttl, concluded
+            standing, servers, ttl, until, concluded
         )
         for server in servers:
             self._renew(standing, server, ttl, fence, renewing.heard)

@@ -83,10 +83,11 @@ class Renewing:
     """The answers to a renewal of all votes of an acquisition that has entered."""
 
     def __init__(
-        self, standing: Standing, servers: list[int], ttl: int, concluded: Concluded
+        self, standing: Standing, servers: list[int], ttl: int, until: float, concluded: Concluded
     ) -> None:
         self.ttl = ttl
         """The lease that is asked for, in ms; 0 if the votes are only looked for."""
+        self._until = until
         self._standing = standing
         self._asked = set(servers)
         first = standing.ballot.votes[servers[0]] if servers else None
@@ -117,14 +118,20 @@ class Renewing:
         if self._concluded is None:
             return  # it may be about what was given back since
         votes, quorum = self._standing.ballot.votes, self._standing.ballot.quorum
-        if self._renewed >= quorum:
+        if self._renewed >= quorum and self._lasts():
             if self.ttl:
                 self._standing.ballot.confirm()
+                self._standing.promised = max(self._standing.promised, self._until)
             self._conclude(True)  # noqa: FBT003  # what is known
         elif self._standing.over or sum(vote is None for vote in votes) > len(votes) - quorum:
             self._conclude(False)  # noqa: FBT003
         elif not self._pending:
             self._conclude(None)
+
+    def _lasts(self) -> bool:
+        """Whether a majority stands for as long as was asked: a renewed vote may be lost since."""
+        deadline = self._standing.ballot.deadline
+        return not self.ttl or (deadline is not None and deadline >= self._until)
 
     def give_back(self) -> None:
         """The votes are given back: later answers say nothing of what is entered next."""

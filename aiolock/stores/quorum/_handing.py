@@ -229,7 +229,7 @@ class Handing(Marking):
         called = taker.called
         self._abandon(taker, entered=False)
         standing.bearer, self._runs[waiter] = waiter, standing
-        standing.entered_at = now
+        standing.entered_at, standing.promised = now, deadline
         if left is not None and not left.done():
             left.set_result(WAS_HOLDER)
         self._push(standing, waiter, called, fence, deadline)
@@ -250,7 +250,9 @@ class Handing(Marking):
 
     def _says_again(self, standing: Standing, ttl: int) -> Granted:
         """The answer to a waiter that asks after the lock was handed on to it: it has the lock."""
-        lease = lease_until(standing.ballot.deadline or 0.0, self._time(), ttl)
+        deadline = standing.ballot.deadline or 0.0
+        standing.promised = max(standing.promised, deadline)
+        lease = lease_until(deadline, self._time(), ttl)
         return Granted(standing.ballot.fence, lease)
 
     # Questions of other clients

@@ -225,6 +225,9 @@ class Seat:
         """See `Inbox`."""
         self._host.vote_lost(self.number, name, waiter, fence, reason)
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        """Never pushed by a member: its votes last as long as it has said."""
+
     def done(self, name: str) -> None:
         """See `Inbox`."""
         self._host.closed(name)

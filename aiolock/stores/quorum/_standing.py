@@ -47,6 +47,7 @@ class Standing:
         "local",
         "mark",
         "most",
+        "promised",
         "queued",
         "recalled_at",
         "renewing",
@@ -87,6 +88,8 @@ class Standing:
         self.queued = False
         """Its client knows that it waits, so its grant is pushed, even if a question is out."""
         self.entered_at = 0.0
+        self.promised = 0.0
+        """The latest deadline that its client may reckon with, since it has entered."""
         self.ahead_at = -math.inf
         """When the members were last asked whether the lock may be handed on."""
         self.bearer = stand.waiter

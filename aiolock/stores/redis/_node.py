@@ -80,6 +80,10 @@ class NodeInbox:
         """As the inbox's."""
         self._inbox.lost(name, waiter, fence, reason)
 
+    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+        """As the inbox's."""
+        self._inbox.shortened(name, waiter, fence, until)
+
     def done(self, name: str) -> None:
         """As the inbox's."""
         self._inbox.done(name)
