@@ -3995,6 +3995,21 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "a pushed vote counts from the first question",
+        "stores/quorum/_asking.py",
+        "        if new:\n            standing.sent[server] = now\n",
+        "        standing.sent[server] = now\n",
+        "test_quorum.py::test_a_push_that_was_on_its_way_when_its_waiter_asked_again[False]",
+    ),
+    Safeguard(
+        "… or from the last answer, and not from when a vote was given back",
+        "stores/quorum/_asking.py",
+        "        sent = self._time()\n        seat = self._seats[server]\n",
+        "        sent = self._time()\n        seat = self._seats[server]\n"
+        "        standing.sent[server], standing.heard[server] = sent, None\n",
+        "test_quorum.py::test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back",
+    ),
+    Safeguard(
         "a vote that is missed shortens the deadline at once",
         "stores/quorum/_candidates.py",
         "            self._inbox.shortened(name, waiter, fence, deadline)\n",

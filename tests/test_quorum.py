@@ -21,7 +21,8 @@ from aiolock import LeaseState, LockClient
 from aiolock.store import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Waiter
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._seat import OUT_AFTER
-from aiolock.stores.quorum._standing import Line
+from aiolock.stores.quorum._standing import Line, lasts
+from aiolock.stores.quorum._votes import GiveWay
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
 from tests.cancel import KINDS, Kind, cancel_everywhere
@@ -377,6 +378,50 @@ async def test_no_grant_is_older_than_its_question() -> None:
         assert 0 < handed.lease <= CLAIM
         first.resume()
         await releasing
+
+
+@virtual
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_push_that_was_on_its_way_when_its_waiter_asked_again(*, fails: bool) -> None:
+    """The vote may have been given before that question, which tells nothing of its time."""
+    time = asyncio.get_running_loop().time
+    async with Peer(store_on(of := servers())) as holder, Peer(store_on(of)) as ours:
+        await holder.take("a")
+        began = time()
+        waiter = (await ours.queue("a")).waiter
+        await asyncio.sleep(0.1)
+        candidates: Any = ours.store._candidates  # type: ignore[attr-defined]
+        candidates.forget_clock(0)  # it was restarted, with its data
+        of[0].refuses, of[0].stopped = fails, not fails
+        await asyncio.sleep(1)
+        candidates.ask_there(0)
+        await asyncio.sleep(1)
+        candidates.granted(0, waiter, 10**18, CLAIM, 0)
+        vote = candidates.standings[waiter].ballot.votes[0]
+        assert vote.deadline == pytest.approx(began + lasts(CLAIM), abs=0.05)
+        of[0].refuses = False
+        of[0].resume()
+
+
+@virtual
+async def test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back() -> None:
+    """What the server has said of its clock tells when it voted, and the giving back does not."""
+    time = asyncio.get_running_loop().time
+    of = with_clocks(0.0, 0.0, 0.0)
+    async with Peer(store_on(of)) as holder, Peer(store_on(of)) as ours:
+        await holder.take("a")
+        waiter = (await ours.queue("a")).waiter
+        await asyncio.sleep(0.1)
+        candidates: Any = ours.store._candidates  # type: ignore[attr-defined]
+        standing, given = candidates.standings[waiter], time()
+        of[0].stop()
+        await asyncio.sleep(2)
+        candidates._give_way(standing, GiveWay(0, 1))
+        await asyncio.sleep(0.5)
+        candidates.granted(0, waiter, 10**18, CLAIM, int((1e9 + given) * 1e6))
+        vote = standing.ballot.votes[0]
+        assert vote.deadline == pytest.approx(given + lasts(CLAIM), abs=0.05)
+        of[0].resume()
 
 
 @virtual

@@ -66,7 +66,7 @@ class Waiter:
         self.queued_at: float | None = None
         """When a majority had it in the queue, in real time."""
         self.asked = [0.0] * servers
-        """When each server was asked last, by the client's clock."""
+        """When each server was asked first, by the client's clock; 0 if it never was."""
         self.asking = [False] * servers
         self.answered: list[tuple[float, float] | None] = [None] * servers
         """When the last answered question was sent, and the server's clock in the answer."""
@@ -175,7 +175,7 @@ class Client:
         if waiter.local:
             return
         waiter.asking[server] = True
-        waiter.asked[server] = self.clock()
+        waiter.asked[server] = waiter.asked[server] or self.clock()
         waiter.ask_at[server] = self.clock() + _LONG
         proposal = max(int(self._servers_clock() * 1000), self._seen + 1)
         vote = at.Vote(waiter.who, 0 if waiter.inside else proposal, TTL)

@@ -81,7 +81,9 @@ class Asking:
             # All have answered, and too few say "crowded": the waiter gets a place there as well.
             standing.admitted = True
         standing.asking[server] = standing.asked[server] = True
-        standing.sent[server], standing.said[server] = now, None
+        standing.said[server] = None
+        if new:
+            standing.sent[server] = now
         standing.ask_at[server] = math.inf
         own = standing.stand.ticket - standing.stand.form.priority * PRIORITY
         proposal = ballot.least(server) if standing.inside else max(own, self._seen + 1)
@@ -212,7 +214,6 @@ class Asking:
             standing.said[server] = InLine(0, 0, 0)  # others come first, or it comes too early
             return
         sent = self._time()
-        standing.sent[server], standing.heard[server] = sent, None
         seat = self._seats[server]
         seat.asked()
         heard = partial(self._heard, standing, server, sent)

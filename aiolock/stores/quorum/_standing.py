@@ -73,7 +73,7 @@ class Standing:
         self.asking = [False] * servers
         """Whether a question to the member is out."""
         self.sent = [0.0] * servers
-        """When the member was asked last."""
+        """When the member was asked first: it has given no vote to this waiter before that."""
         self.heard: list[tuple[float, int] | None] = [None] * servers
         """When the last answered question was sent, and the member's clock in the answer."""
         self.said: list[Answer | Exception | None] = [None] * servers
@@ -155,7 +155,9 @@ class Standing:
         """The latest time at which a pushed vote was given: at ``now``, by the member's clock.
 
         It was given before the push came. It also came so long after an answer of the member as the
-        member's clock says, and the question of that answer had been sent by then.
+        member's clock says, and the question of that answer had been sent by then. Without such an
+        answer only the first question is certain to be earlier: the push may have been on its way
+        when a later question was sent, or when an earlier vote was given back.
         """
         heard = self.heard[server]
         latest = self.sent[server] if heard is None else heard[0] + (now - heard[1]) / 1e6
