@@ -3899,6 +3899,21 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "a durable server that was emptied is silent from then on",
+        f"{LUA}/quorum/enrol.lua",
+        "(durable and NOW or began)",
+        "began",
+        "test_quorum_servers.py::test_a_durable_server_that_is_emptied_soon_after_its_start",
+        seconds=20,
+    ),
+    Safeguard(
+        "… in the process as well",
+        "stores/quorum/_memory.py",
+        "ms if charter.durable else self.began",
+        "self.began",
+        "test_quorum.py::test_emptied_soon_after_its_start[True-61000]",
+    ),
+    Safeguard(
         "a vote that was taken from a holder is not counted again",
         "stores/quorum/_votes.py",
         "if self.aside or self._taken[server] or self._expired:\n",

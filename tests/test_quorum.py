@@ -19,6 +19,7 @@ import aiolock
 import aiolock.sync
 from aiolock import LeaseState, LockClient
 from aiolock.store import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Waiter
+from aiolock.stores._member import Charter, Memory
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._seat import OUT_AFTER
 from aiolock.stores.quorum._standing import Line, lasts
@@ -767,6 +768,20 @@ async def test_a_server_that_refuses_is_not_asked_at_once() -> None:
     async with about_to_enter(servers(), refuses) as (_, renewed):
         await asyncio.sleep(0.8)
         assert 2 <= len(renewed) <= 4
+
+
+@virtual
+@pytest.mark.parametrize(("durable", "silent"), [(True, 61_000), (False, 21_000)])
+async def test_emptied_soon_after_its_start(*, durable: bool, silent: int) -> None:
+    """What voted at once is silent from when it was emptied; what was silent, from its start."""
+    (server,) = with_clocks(0.0)
+    charter = Charter(("a",), 60_000, durable)
+    server.voter.charter = charter
+    server.voter.restart(empty=False)
+    assert (server.voter.enrol(charter, Memory.UNSAID).left == 0) is durable
+    await asyncio.sleep(40)
+    server.voter.forget()
+    assert server.voter.enrol(charter, Memory.UNSAID).left == silent
 
 
 @virtual

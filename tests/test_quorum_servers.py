@@ -323,6 +323,21 @@ async def test_a_durable_server_that_is_emptied(durable: list[RedisServer], pref
             assert await lease.verify()
 
 
+async def test_a_durable_server_that_is_emptied_soon_after_its_start(
+    durable: list[RedisServer], prefix: str
+) -> None:
+    """It has voted since it was started, so it is silent from when it was emptied."""
+    async with connect_durable(durable, prefix) as client:
+        await until_all_vote(client)
+        await asyncio.sleep(2.1)
+        seconds, _ = durable[1].call("TIME")
+        durable[1].call("FLUSHALL")
+        await client.lock("a").acquire()
+        await until(lambda: client.servers()[1].state == "silent")
+        _, votes_from, _ = durable[1].call("GET", f"{prefix}:quorum").split(" ", 2)
+        assert int(votes_from) >= (int(seconds) + FOR_LONG) * 1000
+
+
 async def test_servers_that_are_not_there(of: list[RedisServer], prefix: str) -> None:
     """A minority may be missing when a client opens, and joins later; each of more is named."""
     of[0].kill()

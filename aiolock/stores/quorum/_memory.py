@@ -74,7 +74,8 @@ class MemoryVoter:
             if self._its_run != self.run and not charter.durable:
                 self._votes_from = max(self._votes_from, ms + charter.longest)
         elif self.began is not None and ms - self.began < charter.longest:
-            self._votes_from = self.began + charter.longest + 1000
+            since = ms if charter.durable else self.began  # as the script says
+            self._votes_from = since + charter.longest + 1000
         elif memory is Memory.UNSAID:
             return Enrolled(-1, self.run, now)
         else:

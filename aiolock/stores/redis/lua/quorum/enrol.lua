@@ -31,7 +31,9 @@ if known then
     from = math.max(from, NOW + longest) -- restarted, with old data or none
   end
 elseif NOW - began < longest then
-  from = began + longest + 1000 -- it may have been restarted empty
+  -- It may have been restarted empty. A durable one votes as soon as it is restarted, so it may also have been emptied
+  -- just now, with votes out that it gave since. Any other was silent all that time.
+  from = (durable and NOW or began) + longest + 1000
 elseif memory == 'lost' then
   from = NOW + longest
 elseif memory == '' then
