@@ -426,6 +426,27 @@ async def test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back() 
 
 
 @virtual
+async def test_a_waiter_that_was_away_until_all_numbers_were_forgotten() -> None:
+    """Its fence is above those that were given out meanwhile, though its ticket is below."""
+    of = with_clocks(0.0, 0.0, 0.0)
+    async with clients(of, 2) as (ours, other):
+        held = await other.lock("a").acquire()
+        waiting = later(ours.lock("a"))
+        await queued(other.lock("a"), 1)
+        for server in of:
+            server._members[0].breaks()
+        await asyncio.sleep(5)
+        await held.release()
+        async with other.lock("a") as lease:
+            fence = lease.fence
+        for server in of:
+            server.voter.states["lock:a"].last = 0  # ten idle minutes
+        for server in of:
+            server._members[0].connects()
+        assert (await waiting).fence > fence
+
+
+@virtual
 async def test_how_many_wait_is_what_the_best_informed_server_says() -> None:
     """One that has not heard of all of them yet counts fewer."""
     late, *_ = of = servers()

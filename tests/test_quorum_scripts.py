@@ -589,6 +589,30 @@ def test_votes_are_known_for_as_long_as_the_longest_lease(redis_server: RedisSer
     real.close()
 
 
+def test_a_forgotten_number_is_as_high_as_what_the_asker_proposes(
+    redis_server: RedisServer,
+) -> None:
+    """The waiter that gets the vote may have asked long before the last numbers."""
+
+    class OnThisServer(Differential):
+        server = redis_server
+
+    state, first = OnThisServer(), "x10000:bob:0"
+    state.begin()
+    for text in ("x10000:ada:0", first):
+        state.vote(text=text, early=False, ttl=MINUTE, proposal=0, wait=True, most=0, late=0)
+    state.same_pushes()
+    state.time_passes(0)
+    state.real.redis.delete(state.real.last)
+    state.model.state.last = 0
+    text = "x10000:cyd:0"
+    state.vote(text=text, early=False, ttl=MINUTE, proposal=300, wait=True, most=0, late=0)
+    assert ("granted", first, state.ticket + 300) in state.real.log
+    state.same_pushes()
+    state.same_state()
+    state.teardown()
+
+
 def test_who_leaves_the_line_lets_those_in_that_it_kept_back(redis_server: RedisServer) -> None:
     """A writer that gives up, between a reader that has a vote and one that stands behind it."""
     real, behind = Scripts(redis_server), "s10000:bob:1"

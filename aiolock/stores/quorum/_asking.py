@@ -85,8 +85,7 @@ class Asking:
         if new:
             standing.sent[server] = now
         standing.ask_at[server] = math.inf
-        own = standing.stand.ticket - standing.stand.form.priority * PRIORITY
-        proposal = ballot.least(server) if standing.inside else max(own, self._seen + 1)
+        proposal = ballot.least(server) if standing.inside else self._proposal(standing, now)
         seat.asked()
         seat.member.vote(
             *(standing.stand, standing.ttl, proposal),
@@ -98,8 +97,7 @@ class Asking:
 
     def _ask_all(self, standing: Standing, now: float) -> None:
         """Ask for all votes of a newcomer: as `_ask` does for a waiter that has not asked yet."""
-        stand = standing.stand
-        proposal = max(stand.ticket - stand.form.priority * PRIORITY, self._seen + 1)
+        stand, proposal = standing.stand, self._proposal(standing, now)
         asking, asked, sent = standing.asking, standing.asked, standing.sent
         ttl, wait, most, heard = standing.ttl, standing.wait, standing.most, self._heard
         for server, seat in enumerate(self._seats):
@@ -111,6 +109,15 @@ class Asking:
             seat.asked()
             told = partial(heard, standing, server, now)
             seat.member.vote(stand, ttl, proposal, wait=wait, most=most, new=True, heard=told)
+
+    def _proposal(self, standing: Standing, now: float) -> int:
+        """The number that is proposed for a vote: above all fences that were ever given out.
+
+        It matters where the members have forgotten their last numbers. The ticket alone is too low
+        then: it may be of a time before the last fences, if the waiter has waited through that.
+        """
+        asked = standing.stand.ticket - standing.stand.form.priority * PRIORITY
+        return max(asked, self._clocks.now(now), self._seen + 1)
 
     def _heard(  # which question, and its answer
         self,

@@ -215,6 +215,8 @@ class VoterStep:
         self._silent = silent
         self.pushes: list[Push] = []
         self._asker = ""
+        self._proposed = 0
+        """What the asker proposes as the number of its own vote."""
         if state.last_until <= self._ms:
             state.last = 0
         if state.posted_until <= self._ms:
@@ -225,7 +227,7 @@ class VoterStep:
     def vote(self, stand: Stand, ttl: int, proposal: int, *, wait: bool, most: int) -> Answer:
         """See `Member.vote`."""
         state, waiter, form = self._state, stand.waiter, stand.form
-        self._asker = waiter.client
+        self._asker, self._proposed = waiter.client, proposal
         said = self._without_a_vote(stand, wait=wait)
         if said is not None:
             return said
@@ -486,8 +488,9 @@ class VoterStep:
         """Vote for this waiter; without a proposal, under the next number."""
         state, (ticket, waiter) = self._state, place
         # The last number is forgotten if the name was not used for long: then the ticket counts,
-        # a time as well. Not the clock of this server: all servers would have to follow it.
-        least = proposal or ticket - form.priority * PRIORITY
+        # a time as well, or what the asker proposes for itself, which may be a later one. Not the
+        # clock of this server: all servers would have to follow it.
+        least = proposal or max(ticket - form.priority * PRIORITY, self._proposed)
         number = state.last + 1 if state.last and not proposal else max(state.last + 1, least)
         self._learn(number, lasts=lease)
         state.put(Vote(waiter, form, number, ticket, self._ms + lease, self._ms))

@@ -1,17 +1,19 @@
--- cast(waiter, ticket, lease, proposal, kept, remembered): votes for this waiter; returns the number of the vote, as
--- text. It is the proposal, or the next number, if that is higher or none is proposed ('0'). If the last number is
--- forgotten, the ticket takes its place, which is a time as well. The clock of this server does not: if it were
--- years ahead, all servers would have to count from there.
+-- cast(waiter, ticket, lease, proposal, kept, remembered, others): votes for this waiter; returns the number of the
+-- vote, as text. It is the proposal, or the next number, if that is higher or none is proposed ('0'). If the last number
+-- is forgotten, the ticket takes its place, which is a time as well, or what the asker proposes for itself, which may be
+-- a later one. The clock of this server does not: if it were years ahead, all servers would have to count from there.
 --   kept, remembered  for how long (ms) the votes are kept, and the last number; nil: see `lasting`
+--   others            the proposal of the asker, if that is another waiter; else nil
 --@include quorum/lasting
-local function cast(waiter, ticket, lease, proposal, kept, remembered)
+local function cast(waiter, ticket, lease, proposal, kept, remembered, others)
   local number, last = proposal, nil
   if not kept then
     kept, remembered = lasting(waiter, lease)
   end
   if proposal == '0' then
     last = redis.call('GET', LAST)
-    number = last or string.format('%.0f', ticket - (waiter:match(PRIORITY_OF) or 0) * PRIORITY)
+    local asked = ticket - (waiter:match(PRIORITY_OF) or 0) * PRIORITY
+    number = last or string.format('%.0f', math.max(asked, tonumber(others or 0)))
   else
     last = redis.call('SET', LAST, proposal, 'PX', remembered, 'GET')
   end

@@ -64,7 +64,7 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       local waiting = redis.call('ZCARD', LINE)
       if waiting >= most then
         if is_shared then
-          hand_shared(asker) -- dead waiters may have kept others from sharing
+          hand_shared(asker, nil, proposal) -- dead waiters may have kept others from sharing
         end
         return {3, waiting, tonumber(STAMP)}
       end
@@ -84,9 +84,9 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
   if fits or were_dead and is_shared then -- dead waiters may have kept others from sharing
     local fresh, claim
     if vote then
-      fresh, claim = hand_shared(asker, waiter)
+      fresh, claim = hand_shared(asker, waiter, proposal)
     else
-      fresh, claim = hand_vote(asker, waiter)
+      fresh, claim = hand_vote(asker, waiter, nil, proposal)
     end
     if fresh then
       return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
