@@ -4132,6 +4132,13 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "who comes back after it was released for good has another number",
+        "stores/quorum/_candidates.py",
+        "        if waiter.seq > self._newest:\n",
+        "        if True:\n",
+        "test_quorum_handing.py::test_who_comes_back_after_a_hand_off_has_another_number",
+    ),
+    Safeguard(
         "a subscription at another server is dialled with pauses",
         "stores/redis/_subscription.py",
         '            self._links.up("subscription")\n',

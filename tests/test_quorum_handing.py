@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 
 import aiolock
 from aiolock import LockClient
+from aiolock.store import WAS_HOLDER
+from aiolock.stores._member import UNBOUNDED, Heard, Stand
 from aiolock.stores.quorum._handing import LAZY
+from aiolock.stores.quorum._voter import VoterStep
+from aiolock.testing import Peer
 from tests.majorities import LONGEST, Majority
-from tests.quorums import Server, clients, left_behind, servers
+from tests.quorums import Server, clients, left_behind, servers, store_on
 from tests.worlds import virtual
 
 
@@ -178,6 +184,84 @@ async def test_a_loss_is_told_to_who_has_it(*, own: bool) -> None:
                 await stays
         await crowd
         assert _grow(entered)
+        assert await left_behind(of) == []
+
+
+def _releases_for_good(of: Sequence[Server], client: int) -> list[Callable[[], object]]:
+    """What a client sends from now on to release a waiter for good: each may be sent once more."""
+    sent = list[Callable[[], object]]()
+
+    def watch(server: Server) -> None:
+        member = server._members[client]
+        release = member.release
+
+        def releases(stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
+            if upto == UNBOUNDED:
+                again = partial(VoterStep.release, waiter=stand.waiter, highest=highest, upto=upto)
+                step = partial(again, entered=entered)
+                sent.append(partial(server.voter.step, stand.name, step))
+            release(stand, highest, upto, entered=entered, heard=heard)
+
+        member.release = releases  # type: ignore[method-assign]
+
+    for server in of:
+        watch(server)
+    return sent
+
+
+@virtual
+async def test_who_comes_back_after_a_hand_off_has_another_number() -> None:
+    """Its first acquisition was released for good: a late copy of that takes no vote of it."""
+    loop: Any = asyncio.get_running_loop()
+    async with clients(of := servers(), 1, ttl=3) as (client,):
+
+        async def blocks() -> None:
+            lease = await client.lock("a").acquire()
+            await lease.release()  # it is handed on to the next task ...
+            loop.advance(3.5)  # ... which finds that too late
+
+        async def stays() -> None:
+            async with client.lock("a") as lease:
+                inside.set_result(lease)
+                await asyncio.sleep(1)
+                assert lease.state is aiolock.LeaseState.HELD
+
+        inside = loop.create_future()
+        first = await client.lock("a").acquire()
+        tasks = [asyncio.create_task(blocks()), asyncio.create_task(stays())]
+        await asyncio.sleep(0.2)
+        sent = _releases_for_good(of, 0)
+        await first.release()
+        lease = await inside
+        await asyncio.sleep(0.1)
+        assert sent
+        votes = [server.voter.states["lock:a"].vote for server in of]
+        for release in sent:
+            release()
+        assert [server.voter.states["lock:a"].vote for server in of] == votes != [None] * 3
+        (holder,) = (await client.lock("a").status()).holders
+        assert (holder.seq, holder.fence) == (lease._hold.waiter.seq, lease.fence)
+        await asyncio.gather(*tasks)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_who_comes_back_after_a_loss_has_another_number() -> None:
+    """The client may hear of the grant and of its loss at once, and then asks again."""
+    async with Peer(store_on(of := servers())) as ours:
+        sent = _releases_for_good(of, 0)
+        grant = await ours.take("a")
+        for server in of[:2]:
+            server.voter.step("a", lambda step: step.take_away(grant.waiter))
+        await asyncio.sleep(0.1)
+        again = await ours.take("a", grant.waiter)
+        assert again.fence > grant.fence
+        await asyncio.sleep(0.1)
+        assert len(sent) == 3
+        for release in sent:
+            release()
+        assert await ours.holds("a", again)
+        assert await ours.release("a", again) == WAS_HOLDER
         assert await left_behind(of) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import deque
 from functools import partial
@@ -33,6 +34,8 @@ from aiolock.stores.quorum._votes import Enter, GiveWay, Raise, Recall
 
 _LATELY: Final = 1.0
 """Seconds after a release in which a push about its waiter may have been sent before it."""
+_COME_BACK: Final = 1 << 40
+"""Numbers from here on are of waiters that have come back: no client counts as far as that."""
 _FEW: Final = 2
 """With up to so many acquisitions, each goes on in the very call that brings its votes."""
 
@@ -47,6 +50,9 @@ class Candidates(Handing):
         self._patience = Patience(council)
         self._renewals = dict[Waiter, Renewing]()
         """The last renewal of each waiter that has entered."""
+        self._newest = 0
+        """The highest number of a waiter that has asked: a lower one has asked before."""
+        self._come_back = itertools.count(_COME_BACK)
         self._left: set[Waiter] = set()
         """The waiters that were released lately."""
         self._left_at: deque[tuple[float, Waiter]] = deque()
@@ -69,12 +75,12 @@ class Candidates(Handing):
         now, answer = self._time(), Prompt(loop=self._loop)
         standing = self._has(waiter)
         if standing is None:
-            stand = Stand(name, waiter, form, ticket or self._ticket(form, now))
+            stand = Stand(name, self._named(waiter), form, ticket or self._ticket(form, now))
             most = 0 if ticket else most
-            standing = Standing(stand, ttl, self._council.size, wait=wait, most=most)
+            standing = Standing(stand, ttl, self._council.size, wait=wait, most=most, own=waiter)
             self._begin(standing, answer, now)
             return answer
-        if standing.stand.waiter != waiter:
+        if standing.own != waiter:
             answer.set_result(self._says_again(standing, ttl))
             return answer
         standing.local = False
@@ -88,10 +94,19 @@ class Candidates(Handing):
         self._ask_again(standing, now)
         return answer
 
+    def _named(self, waiter: Waiter) -> Waiter:
+        """What the members call it. Its first acquisition may have been released for good."""
+        if waiter.seq > self._newest:
+            self._newest = waiter.seq
+            return waiter
+        return Waiter(waiter.client, next(self._come_back))
+
     def _begin(self, standing: Standing, answer: Prompt, now: float) -> None:
         """A newcomer asks all members, unless it waits at this client."""
-        name = standing.stand.name
-        self.standings[standing.stand.waiter] = standing
+        name, waiter = standing.stand.name, standing.stand.waiter
+        self.standings[waiter] = standing
+        if standing.own != waiter:
+            self._runs[standing.own] = standing
         line = self._lines.get(name)
         if line is None:
             line = self._lines[name] = Line(self._look_after, self._council.size)
@@ -262,7 +277,7 @@ class Candidates(Handing):
             standing.tell(granted(standing, deadline), at_once=len(self.standings) <= _FEW)
             if not standing.queued or standing.over:
                 return
-        self._push(standing, standing.stand.waiter, standing.called, fence, deadline)
+        self._push(standing, standing.own, standing.called, fence, deadline)
 
     def _answer(self, standing: Standing) -> None:
         if standing.over or standing.idle:
@@ -342,7 +357,7 @@ class Candidates(Handing):
             standing = Standing(stand, form.claim, self._council.size, wait=False, most=0)
             standing.asked = [seat.is_joined for seat in self._seats]
             return self.leave(standing, entered=False)
-        if fence and not entered and standing.bearer == standing.stand.waiter:
+        if fence and not entered and standing.bearer == standing.own:
             return self._give_back(standing)
         return self.leave(standing, entered=entered, lost=lost)
 

@@ -56,7 +56,8 @@ class Handing(Marking):
         super().__init__(council)
         self._inbox = inbox
         self._runs: dict[Waiter, Standing] = {}
-        """Bearers after a hand-off, with the acquisition whose votes they have."""
+        """Bearers after a hand-off, with the acquisition whose votes they have; and waiters that
+        have come back, with the acquisition that has another number at the members."""
 
     def leave(self, standing: Standing, *, entered: bool) -> asyncio.Future[int]:
         """End an acquisition: release it at each member that was asked."""
@@ -224,7 +225,7 @@ class Handing(Marking):
         if not fence:
             return
         left, standing.undecided = standing.undecided, None
-        waiter = taker.stand.waiter
+        waiter = taker.own
         self._runs.pop(standing.bearer, None)
         called = taker.called
         self._abandon(taker, entered=False)
@@ -258,19 +259,27 @@ class Handing(Marking):
     # Questions of other clients
 
     def as_handed_on(self, status: Status) -> Status:
-        """A status that shows the bearer in place of the waiter whose votes it has."""
+        """A status that shows the bearer in place of the waiter whose votes it has.
+
+        A waiter that has come back has the number by which its client knows it.
+        """
 
         def present(party: Party) -> Party:
             standing = self.standings.get(Waiter(party.client, party.seq))
-            if standing is None or not standing.inside:
+            if standing is None:
                 return party
-            return replace(party, seq=standing.bearer.seq, fence=standing.ballot.fence)
+            fence = standing.ballot.fence if party.fence and standing.inside else party.fence
+            return replace(party, seq=standing.bearer.seq, fence=fence)
 
-        return replace(status, holders=tuple(map(present, status.holders)))
+        holders, waiters = status.holders, status.waiters
+        return replace(
+            status, holders=tuple(map(present, holders)), waiters=tuple(map(present, waiters))
+        )
 
     def fences(self) -> dict[int, Waiter]:
         """The fences that were handed on, with the waiter whose votes they rest on."""
-        return {each.ballot.fence: each.stand.waiter for each in self._runs.values()}
+        runs = self._runs.values()
+        return {each.ballot.fence: each.stand.waiter for each in runs if each.inside}
 
 
 def _alike(one: Standing, other: Standing) -> bool:

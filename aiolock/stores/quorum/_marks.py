@@ -172,14 +172,14 @@ class Marking(Asking):
         self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         """See `Store.finish`."""
-        standing = self.standings.get(waiter)
+        standing = self._has(waiter)
         if standing is not None and not (standing.inside and standing.ballot.fence == fence):
             standing = None
         if standing is not None:
             self._end(standing)
         else:
             remember = 0  # the lock was lost, or it is done: then the members know
-        stand = Stand(name, waiter, form, 0)
+        stand = Stand(name, waiter, form, 0) if standing is None else standing.stand
         marks = _Marks(self._council.size, self._council.quorum)
         for seat in self._seats:
             heard = partial(self._finished, standing, seat, marks)
@@ -203,6 +203,10 @@ class Marking(Asking):
             highest = standing.ballot.highest
             seat.member.release(standing.stand, highest, UNBOUNDED, entered=OUTSIDE, heard=unheard)
         marks.heard(known, error)
+
+    def _has(self, waiter: Waiter) -> Standing | None:
+        """The acquisition that this waiter bears, or waits with."""
+        raise NotImplementedError
 
     def _end(self, standing: Standing) -> None:
         """End an acquisition: nothing is counted or waited for any more."""

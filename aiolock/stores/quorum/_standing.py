@@ -47,6 +47,7 @@ class Standing:
         "local",
         "mark",
         "most",
+        "own",
         "promised",
         "queued",
         "recalled_at",
@@ -59,8 +60,20 @@ class Standing:
         "wait",
     )
 
-    def __init__(self, stand: Stand, ttl: int, servers: int, *, wait: bool, most: int) -> None:
+    def __init__(  # what is asked for, and by whom
+        self,
+        stand: Stand,
+        ttl: int,
+        servers: int,
+        *,
+        wait: bool,
+        most: int,
+        own: Waiter | None = None,
+    ) -> None:
         self.stand = stand
+        self.own = own or stand.waiter
+        """Its waiter as the client knows it. For the members it has another number if it has come
+        back after it was released for good: a late copy of that release must not find it."""
         self.ttl = ttl
         self.wait = wait
         self.most = most
@@ -92,7 +105,7 @@ class Standing:
         """The latest deadline that its client may reckon with, since it has entered."""
         self.ahead_at = -math.inf
         """When the members were last asked whether the lock may be handed on."""
-        self.bearer = stand.waiter
+        self.bearer = self.own
         """The holder of the lock by these votes: after a hand-off, another of this client."""
         self.undecided: asyncio.Future[int] | None = None
         """The answer to the release of its bearer, while it is not known who is next."""
