@@ -551,6 +551,68 @@ async def test_released_by_a_bare_majority_of_which_one_has_forgotten() -> None:
 
 
 @virtual
+@pytest.mark.parametrize("refusing", [1, 3])
+async def test_a_release_that_is_refused_is_sent_again(refusing: int) -> None:
+    """At a majority, and its caller is told; at a minority, of which nobody hears."""
+    loop = asyncio.get_running_loop()
+    async with clients(of := servers(), 2) as (ours, other):
+        lease = await ours.lock("a").acquire()
+        waiting = later(other.lock("a"))
+        await asyncio.sleep(0.1)
+        began = loop.time()
+        for server in of[:refusing]:
+            server.refuses = True
+        try:
+            assert await lease.release()
+        except aiolock.StoreError:
+            assert refusing == 3
+        await asyncio.sleep(0.5)
+        for server in of:
+            server.refuses = False
+        await (await waiting).release()
+        await asyncio.sleep(1)
+        assert loop.time() - began < 3
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_a_release_is_not_sent_for_ever() -> None:
+    """The vote ends with its lease, and nothing is kept of a question that was refused."""
+    async with clients(of := servers(), 1, ttl=4) as (client,):
+        releases = client._engine.store._candidates._releases
+        lease = await client.lock("a").acquire()
+        of[0].refuses = True
+        assert await lease.release()
+        await asyncio.sleep(0.1)
+        assert len(releases) == 1
+        async with client.lock("b"):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+        assert len(releases) == 1
+        await asyncio.sleep(8)
+        assert len(releases) == 0
+        assert releases._timer is None
+        of[0].refuses = False
+
+
+@virtual
+async def test_a_release_that_was_refused_when_its_client_is_closed() -> None:
+    """It is sent once more, and no more after that."""
+    of = servers()
+    for refuses in (True, False):
+        of[0].refuses = False
+        async with clients(of, 1) as (client,):
+            lease = await client.lock("a").acquire()
+            await asyncio.sleep(0.1)
+            of[0].refuses = True
+            assert await lease.release()
+            await asyncio.sleep(0.1)
+            of[0].refuses = refuses
+        assert (await left_behind(of) == []) is not refuses
+        await asyncio.sleep(60)
+
+
+@virtual
 async def test_without_a_majority() -> None:
     """A request without a majority fails, names the missing servers, and works again later."""
     async with clients(of := servers(), 2) as (client, other):

@@ -29,6 +29,7 @@ from aiolock.stores.quorum._answers import Patience, denied, granted, is_due
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._handing import Handing
+from aiolock.stores.quorum._releases import Release, Releases
 from aiolock.stores.quorum._standing import Line, Standing, lasts
 from aiolock.stores.quorum._votes import Enter, GiveWay, Raise, Recall
 
@@ -48,6 +49,7 @@ class Candidates(Handing):
         self._last_tickets: dict[int, int] = {}
         """The last ticket for each priority."""
         self._patience = Patience(council)
+        self._releases = Releases(self._time)
         self._renewals = dict[Waiter, Renewing]()
         """The last renewal of each waiter that has entered."""
         self._newest = 0
@@ -356,7 +358,7 @@ class Candidates(Handing):
             stand = Stand(name, waiter, form, 0)
             standing = Standing(stand, form.claim, self._council.size, wait=False, most=0)
             standing.asked = [seat.is_joined for seat in self._seats]
-            return self.leave(standing, entered=False)
+            return self.leave(standing, entered=False, again=False)
         if fence and not entered and standing.bearer == standing.own:
             return self._give_back(standing)
         return self.leave(standing, entered=entered, lost=lost)
@@ -376,9 +378,12 @@ class Candidates(Handing):
         return tally.future
 
     def leave(
-        self, standing: Standing, *, entered: bool, lost: bool = False
+        self, standing: Standing, *, entered: bool, lost: bool = False, again: bool = True
     ) -> asyncio.Future[int]:
-        """End an acquisition: release it at each member that was asked, in whatever state."""
+        """End an acquisition: release it at each member that was asked, in whatever state.
+
+        ``again``: a release that fails is sent again, where the member may have anything of it.
+        """
         ballot, inside = standing.ballot, standing.inside
         if standing.local:
             self._end(standing)
@@ -404,12 +409,18 @@ class Candidates(Handing):
         if inside and entered:
             inside_for = max(0, int((now - standing.entered_at) * 1000))
             since = LOST if lost or ended else inside_for
-        highest = ballot.highest
+        highest, lease = ballot.highest, standing.ttl / 1000
         for seat, asked, vote in zip(self._seats, standing.asked, ballot.votes, strict=True):
-            if asked:
+            if not asked:
+                continue
+            counts = vote is not None and not stand.form.counts
+            heard = tally.heard_of if counts else tally.heard
+            nothing = vote is None and isinstance(standing.said[seat.number], Exception)
+            if again and not nothing:
+                lasts_for = lease if vote is None else max(lease, vote.deadline - now)
+                self._releases.send(Release(seat, stand, highest, since, now, lasts_for), heard)
+            else:
                 seat.asked()
-                counts = vote is not None and not stand.form.counts
-                heard = tally.heard_of if counts else tally.heard
                 seat.member.release(stand, highest, UNBOUNDED, entered=since, heard=heard)
         if left is not None:
             tally.future.add_done_callback(partial(_pass_to, left))
@@ -464,6 +475,7 @@ class Candidates(Handing):
             else:
                 standing.ballot.leave()
                 standing.tell(StoreError("the client was closed"))
+        self._releases.close()
         self._patience.close()
 
 
