@@ -3840,6 +3840,20 @@ SAFEGUARDS = (
         "test_quorum.py::test_a_vote_that_comes_during_a_renewal_is_renewed",
     ),
     Safeguard(
+        "a vote that is pushed to a holder lasts as long as the others",
+        "stores/quorum/_candidates.py",
+        "        elif standing.inside:\n            self._prolong(standing, self._time())\n",
+        "",
+        "test_quorum.py::test_a_vote_that_is_pushed_to_a_holder_lasts_as_long_as_the_others",
+    ),
+    Safeguard(
+        "… or that was pushed before it has entered",
+        "stores/quorum/_candidates.py",
+        "        self._prolong(standing, now)\n",
+        "",
+        "test_quorum.py::test_a_vote_that_was_pushed_before_its_waiter_has_entered",
+    ),
+    Safeguard(
         "a vote whose period is over is exchanged until the run is confirmed",
         "stores/quorum/_votes.py",
         "return self._exchange(self.together, now) if unconfirmed else []\n",

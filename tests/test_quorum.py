@@ -676,6 +676,51 @@ async def test_a_vote_that_comes_during_a_renewal_is_renewed() -> None:
 
 
 @virtual
+async def test_a_vote_that_is_pushed_to_a_holder_lasts_as_long_as_the_others() -> None:
+    """The holder is not due to renew before that claim is over, and is not stuck."""
+    late = (of := servers())[2]
+    form = Form(CLAIM)
+    async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
+        late.stop()
+        grant = await ours.take("a", ours.waiter(form), ticket=1000)
+        asking = other.ask("a", other.waiter(form), ticket=2000)
+        await asyncio.sleep(0.01)
+        late._backlog.reverse()  # the other has come first there
+        late.resume()
+        await asyncio.sleep(0.1)
+        assert isinstance(await asking, Queued)
+        votes = [server.voter.states["a"].vote for server in of]
+        assert [vote and vote.waiter for vote in votes] == [grant.waiter] * 3
+        assert max(vote.end for vote in votes if vote) - min(vote.end for vote in votes if vote) < 9
+
+
+@virtual
+async def test_a_vote_that_was_pushed_before_its_waiter_has_entered() -> None:
+    """It is prolonged as well, to what the votes last for with which the waiter enters."""
+    of = servers()
+    async with Peer(store_on(of)) as ours:
+        of[0].stop()
+        of[1].stop()
+        of[2].refuses = True
+        waiter = ours.waiter(Form(CLAIM))
+        asking = ours.ask("a", waiter)
+        candidates: Any = ours.store._candidates  # type: ignore[attr-defined]
+        candidates.granted(2, waiter, 10**18, CLAIM, 0)
+        member, renewed = of[2]._members[0], list[int]()
+
+        def renew(stand: Any, number: int, ttl: int, fence: int, **_: Any) -> None:
+            renewed.append(ttl)
+
+        member.renew = renew  # type: ignore[method-assign]
+        of[0].resume()
+        of[1].resume()
+        assert isinstance(await asking, Granted)
+        assert len(renewed) == 1
+        assert renewed[0] > 50_000
+        of[2].refuses = False
+
+
+@virtual
 async def test_a_vote_that_was_pushed_is_kept() -> None:
     """Its lease is a claim, and the waiter may not be due to look at anything for a minute."""
     back, *_ = of = servers()

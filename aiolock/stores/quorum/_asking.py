@@ -229,18 +229,20 @@ class Asking:
 
     # Votes that there are
 
-    def _renew(
+    def _renew(  # which vote, and with what
         self,
         standing: Standing,
         server: int,
         ttl: int,
         fence: int,
         heard: Heard,
+        *,
+        entered: bool = False,
     ) -> None:
-        """Renew one vote, and tell the member this fence."""
+        """Renew one vote, and tell the member this fence; ``entered``: also that it is inside."""
         vote, seat, sent = standing.ballot.votes[server], self._seats[server], self._time()
         assert vote is not None
-        number, inside = vote.number, standing.inside
+        number = vote.number
         standing.renewing[server] = True
 
         def renewed(still: Any, error: Exception | None) -> None:
@@ -263,7 +265,7 @@ class Asking:
                 self._look(standing)
 
         seat.asked()
-        seat.member.renew(standing.stand, number, ttl, fence, entered=inside, heard=renewed)
+        seat.member.renew(standing.stand, number, ttl, fence, entered=entered, heard=renewed)
 
     def _unanswered(self, standing: Standing, server: int, number: int) -> None:
         if not standing.over:

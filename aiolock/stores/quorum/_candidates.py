@@ -30,7 +30,7 @@ from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._handing import Handing
 from aiolock.stores.quorum._releases import Release, Releases
-from aiolock.stores.quorum._standing import Line, Standing, lasts
+from aiolock.stores.quorum._standing import Line, Standing, lasts, lease_until
 from aiolock.stores.quorum._votes import Enter, GiveWay, Raise, Recall
 
 _LATELY: Final = 1.0
@@ -275,6 +275,7 @@ class Candidates(Handing):
         now, deadline = self._time(), standing.ballot.deadline
         assert deadline is not None
         standing.entered_at, standing.promised = now, deadline
+        self._prolong(standing, now)
         if standing.is_waited_for:
             standing.tell(granted(standing, deadline), at_once=len(self.standings) <= _FEW)
             if not standing.queued or standing.over:
@@ -327,7 +328,7 @@ class Candidates(Handing):
             standing, servers, ttl, until, concluded
         )
         for server in servers:
-            self._renew(standing, server, ttl, fence, renewing.heard)
+            self._renew(standing, server, ttl, fence, renewing.heard, entered=True)
         renewing.look()
 
     def _voted(
@@ -336,7 +337,28 @@ class Candidates(Handing):
         super()._voted(standing, server, number, deadline, given)
         renewing = self._renewals.get(standing.stand.waiter)
         if renewing is not None and renewing.takes_in(server):
-            self._renew(standing, server, renewing.ttl, standing.ballot.fence, renewing.heard)
+            fence, heard = standing.ballot.fence, renewing.heard
+            self._renew(standing, server, renewing.ttl, fence, heard, entered=True)
+        elif standing.inside:
+            self._prolong(standing, self._time())
+
+    def _prolong(self, standing: Standing, now: float) -> None:
+        """Renew the votes that end long before the others, to what those last for.
+
+        A vote that is pushed lasts for a claim. The holder may not be due to renew before that is
+        over, and then its server would take it for stuck. That it is inside is not said by this:
+        its client may still find that it is too late.
+        """
+        ballot = standing.ballot
+        deadline, form = ballot.deadline or now, standing.stand.form
+        if form.period or form.counts:  # a run is confirmed before it begins
+            return
+        for server, vote in enumerate(ballot.votes):
+            if vote is None or vote.deadline >= deadline - standing.claim / 3000:
+                continue
+            lease = lease_until(deadline, now, self._council.charter.longest)
+            if lease and self._seats[server].in_reach:
+                self._renew(standing, server, lease, ballot.fence, unheard)
 
     # The end
 
