@@ -258,16 +258,16 @@ class Candidates(Handing):
             assert isinstance(step, GiveWay), "it is inside already"
             self._give_way(standing, step)
         deadline = standing.ballot.deadline
+        if deadline is not None and deadline >= standing.promised:
+            return
+        name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
         if deadline is None:
             # The votes left are no majority, and no later vote replaces one that was counted.
-            name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
             self._abandon(standing, entered=True)
             self._inbox.lost(name, waiter, fence, reason)
-            return
-        if deadline < standing.promised:
+        else:
             # Said now, and not when it is over: a timer may fire late, if the loop is blocked.
             standing.promised = deadline
-            name, waiter, fence = standing.stand.name, standing.bearer, standing.ballot.fence
             self._inbox.shortened(name, waiter, fence, deadline)
 
     def _enter(self, standing: Standing, fence: int) -> None:
