@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -18,7 +19,16 @@ import aiolock
 from aiolock import StoreError
 from aiolock._engine import lookout
 from aiolock.observer import Link, Observer
-from aiolock.store import WAS_ABSENT, WAS_QUEUED, Busy, Granted, Sharded, Status
+from aiolock.store import (
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Busy,
+    Granted,
+    Renewal,
+    Sharded,
+    Status,
+)
 from aiolock.stores.redis import ClusterStore, from_url
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._echoes import Echoes
@@ -32,6 +42,7 @@ from aiolock.stores.redis._slots import Redirect, slot_of, slot_of_key, tag_in
 from aiolock.stores.redis._topology import Topology
 from aiolock.stores.redis._urls import seeds_at
 from aiolock.testing import Peer
+from aiolock.testing._peer import Grant
 from tests.clusters import PUSHES, SLOTS, Cluster, Node, add_slots
 from tests.failures import soon, until
 from tests.servers import RedisServer
@@ -55,6 +66,22 @@ def name_at(cluster: Cluster, node: Node, but: str = "") -> str:
     """A lock whose keys are on this node."""
     found = (f"n{number}" for number in range(10_000))
     return next(n for n in found if n != but and cluster.owner(f"lock:{n}") is node)
+
+
+def two_of_one_slot() -> tuple[str, str]:
+    """Two names whose keys are in one slot."""
+    seen: dict[int, str] = {}
+    for number in itertools.count():
+        other = seen.setdefault(slot_of(name := f"n{number}"), name)
+        if other != name:
+            return other, name
+    raise AssertionError
+
+
+def renewing(peer: Peer, name: str, grant: Grant) -> asyncio.Future[list[bool | None]]:
+    """The renewal of this grant alone."""
+    waiter, fence = grant
+    return peer.store.renew([Renewal(name, waiter, peer.form(waiter), fence, 30_000)])
 
 
 @pytest.fixture
@@ -500,6 +527,103 @@ async def test_order_is_kept_where_a_slot_has_moved(
         await asyncio.gather(first, second)
         assert await asyncio.gather(*later) == [WAS_QUEUED], "it had been asked for before"
         assert (await store.status(name)).waiters == ()
+
+
+async def test_all_of_a_slot_goes_where_it_has_moved(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of a name from now on goes there at once, and must not overtake anything."""
+    name, beside = two_of_one_slot()
+    async with Peer(store := store_at(cluster, prefix)) as ann:
+        for number in range(10):
+            await ann.ask(f"n{number}")
+        owners, waiter = store._topology.owners, ann.waiter()
+        right = owners[slot_of(name)]
+        wrong = next(node for node in store._topology.masters if node is not right)
+        owners[slot_of(name)] = wrong
+        redirected = wrong._pipe._redirected
+        assert redirected is not None
+        later = list[asyncio.Future[int]]()
+
+        def and_then(commands: list[Command], refusal: Refusal) -> None:
+            redirected(commands, refusal)
+            if not later:
+                later.append(ann.leave(beside, waiter))
+
+        monkeypatch.setattr(wrong._pipe, "_redirected", and_then)
+        await asyncio.gather(store.read(name), ann.ask(beside, waiter))
+        (left,) = await asyncio.gather(*later)
+        assert left in {WAS_HOLDER, WAS_QUEUED}, "it had been asked for before"
+
+
+async def test_what_stays_behind_what_is_refused(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is about the same name goes along; of the renewals only one that relies on it."""
+    name, beside = two_of_one_slot()
+    async with Peer(store := store_at(cluster, prefix)) as ann:
+        one, two, three = (ann.waiter() for _ in range(3))
+        held, other = await ann.take(name, one), await ann.take(beside)
+        await ann.queue(name, two)
+        node = store._topology.owners[slot_of(name)]
+        assert node is not None
+        pipe = node._pipe
+        assert pipe._wire is not None
+        monkeypatch.setattr(pipe._wire, "write", lambda data, at_once: None)
+        sent_on = list[Command]()
+        monkeypatch.setattr(pipe, "_redirected", lambda commands, refusal: sent_on.extend(commands))
+        passed = ann.passed(name, held, three)
+        taken = Grant(three, passed.fence)
+        answers: list[asyncio.Future[Any]] = [
+            store.pass_on(passed),
+            renewing(ann, name, taken),
+            renewing(ann, beside, other),
+            ann.leave(name, two),
+            store.read(beside),
+        ]
+        commands = [*pipe._sent]
+        pipe._received(Refusal("TRYAGAIN Multiple keys request during rehashing of slot"))
+        assert [commands.index(each) for each in sent_on] == [0, 1, 3]
+        monkeypatch.undo()
+        pipe._link.drop(ConnectionError("what was swallowed is sent again"))
+        pipe.again(sent_on)
+        await asyncio.gather(*answers)
+
+
+async def test_a_renewal_where_its_lock_cannot_be_asked_for(
+    own_cluster: Cluster, prefix: str
+) -> None:
+    """While a slot is moving, another request for the lock takes no answer of its holder away."""
+    async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
+        lease = await client.lock("a").acquire()
+        source = own_cluster.owner("lock:a")
+        target = next(node for node in own_cluster.masters if node is not source)
+        own_cluster.begin_move(slot_of("lock:a"), source, target)
+        waiting = asking(client.lock("a"))
+        await asyncio.sleep(0.1)
+        await soon(lease.extend(30))
+        own_cluster.move_keys(slot_of("lock:a"), source, target)
+        own_cluster.end_move(slot_of("lock:a"), source, target)
+        await lease.release()
+        await (await soon(waiting)).release()
+
+
+async def test_a_renewal_behind_a_request_that_goes_to_where_the_slot_goes(
+    own_cluster: Cluster, prefix: str
+) -> None:
+    """It is carried out where its key is, and not where another lock of the slot is asked for."""
+    name, beside = two_of_one_slot()
+    slot, source = slot_of(name), own_cluster.owner(name)
+    target = next(node for node in own_cluster.masters if node is not source)
+    async with Peer(store_at(own_cluster, prefix)) as ann:
+        held = await ann.take(name)
+        own_cluster.begin_move(slot, source, target)
+        asked = ann.ask(beside)
+        assert await soon(renewing(ann, name, held)) == [True]
+        own_cluster.move_keys(slot, source, target)
+        own_cluster.end_move(slot, source, target)
+        assert isinstance(await soon(asked), Granted)
+        assert await soon(renewing(ann, name, held)) == [True]
 
 
 @pytest.mark.parametrize("given_up", [False, True])

@@ -98,9 +98,15 @@ class Command:
     @property
     def key(self) -> bytes:
         """Its first key; empty if it has none."""
-        number, _, rest = self.arguments.partition(b"\r\n")[2].partition(b"\r\n")
-        length, _, rest = rest.partition(b"\r\n")
-        return rest[: int(length[1:])] if number not in (b"", b"0") else b""
+        number, rest = _first(self.arguments)
+        return _first(rest)[0] if number not in (b"", b"0") else b""
+
+    @property
+    def grant(self) -> bytes:
+        """What the renewal of one lease renews: the first argument after the key."""
+        _, rest = _first(self.arguments)
+        _, rest = _first(rest)
+        return _first(rest)[0]
 
     @property
     def slot(self) -> int:
@@ -113,6 +119,13 @@ class Command:
         other = Command(self.script, self.count, self.arguments, nobody, self.sent, sure=False)
         other.together, other.waiter, other.times = self.together, self.waiter, self.times
         return other
+
+
+def _first(arguments: bytes) -> tuple[bytes, bytes]:
+    """The first of these arguments, and the others; empty if there is none."""
+    length, _, rest = arguments.partition(b"\r\n")
+    end = int(length[1:] or 0)
+    return rest[:end], rest[end + 2 :]
 
 
 _OF_A_SERVER = (PRESENCE, SLOTS, LIST)

@@ -10,12 +10,16 @@ from aiolock.stores.redis import _outbox
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of, is_half_done
 from aiolock.stores.redis._outbox import Outbox
+from aiolock.stores.redis._scripts import PASS, RENEW
 
 _IN_A_MOMENT: Final = 0.02
 """Seconds after which a command is written again that a cluster cannot carry out just now."""
 
 Redirected = Callable[[list[Command], Refusal], None]
 """Gets the commands of one slot that were refused, in order, and the refusal."""
+
+_RELIED_ON: Final = (PASS, RENEW)
+"""A renewal relies on the report that its waiter holds the lock, and on the renewal before it."""
 
 
 class Redirects(Outbox):
@@ -31,7 +35,7 @@ class Redirects(Outbox):
     def _send_on(self, commands: list[Command], refusal: Refusal) -> None:
         """Send commands on that belong to another node, or that no node can carry out now.
 
-        Later commands of the same slot go on with them, in order.
+        Later commands that must not come before them go on with them, in order.
         """
         assert self._redirected is not None
         slot = commands[0].slot
@@ -46,7 +50,34 @@ class Redirects(Outbox):
             return  # what was written after it gets a reply of its own
         for command in wanted:
             command.refusal = refusal
-        self._redirected([*wanted, *self._take_sent({slot})], refusal)
+        later = (
+            self._take_sent({slot}) if code_of(refusal) == "MOVED" else self._take_behind(wanted)
+        )
+        self._redirected([*wanted, *later], refusal)
+
+    def _take_behind(self, refused: Sequence[Command]) -> list[Command]:
+        """Take what was written after these about their name, and must stay behind them.
+
+        The slot is still here, so each other command gets a reply of its own. A renewal must get
+        it: it needs only one key, and may be carried out where these cannot. But not before what it
+        relies on. After MOVED all of the slot is taken: what is asked from now on goes to the new
+        node at once.
+        """
+        keys = {command.key for command in refused}
+        relied_on = [command for command in refused if command.script in _RELIED_ON]
+
+        def must_stay_behind(command: Command) -> bool:
+            if command.key not in keys:
+                return False
+            if command.script is RENEW:
+                grant = b"\r\n%b\r\n" % command.grant
+                if not any(grant in each.arguments for each in relied_on):
+                    return False
+            if command.script in _RELIED_ON:
+                relied_on.append(command)
+            return True
+
+        return self._take_written(must_stay_behind)
 
     def _take_sent(self, slots: Container[int]) -> list[Command]:
         """Take the commands of these slots that are written but not answered."""
