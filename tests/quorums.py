@@ -10,7 +10,7 @@ from typing import Any
 
 import aiolock
 from aiolock.errors import StoreError
-from aiolock.stores._member import Charter, Heard, MemberInbox
+from aiolock.stores._member import Charter, Heard, MemberInbox, Memory
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import MemoryMember, QuorumStore, from_members
 from aiolock.stores.quorum._memory import MemoryVoter, voter_of
@@ -23,6 +23,8 @@ class Server:
         self.name = name
         self.memory = MemoryServer(clock)
         self.stopped = self.down = self.refuses = False
+        self.full = False
+        """It carries out what changes nothing, and refuses to be told of which quorum it is."""
         self.asked = 0
         """How many commands it has carried out."""
         self._members: list[_Breakable] = []
@@ -118,14 +120,18 @@ class _Breakable(MemoryMember):
         self._joined, self._dead = False, True
 
     def connects(self) -> None:
-        from aiolock.stores._member import Memory
-
         if self._joined:
             assert self._client is not None
             self.voter.listeners[self._client] = self._inbox
             self._inbox.enrolled(self.voter.enrol(self._charter, Memory.UNSAID))
             self._inbox.link(None)
             self._inbox.reconnected()
+
+    def enrol(self, memory: Memory) -> None:
+        if self._server.full and memory is not Memory.UNSAID:
+            self._loop.call_soon(self._inbox.not_enrolled, StoreError("it is full"))
+        else:
+            super().enrol(memory)
 
     def waits_for(self) -> float:
         return self._loop.time() - self._since[0] if self._since else 0.0

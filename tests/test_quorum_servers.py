@@ -183,6 +183,21 @@ async def test_emptied_while_it_runs(of: list[RedisServer], prefix: str) -> None
         await until_all_vote(other)
 
 
+async def test_one_that_is_full_when_the_quorum_is_new(of: list[RedisServer], prefix: str) -> None:
+    """It does not vote, and says why; with room for its charter, it votes."""
+    await until(lambda: of[2].call("INFO", "server")["uptime_in_seconds"] > LONGEST + 1)
+    of[2].call("CONFIG", "SET", "maxmemory", "1")
+    try:
+        async with connect(of, prefix) as ours:
+            await until(lambda: "maxmemory" in ours.servers()[2].error)
+            assert ours.servers()[2].state == "silent"
+            of[2].call("CONFIG", "SET", "maxmemory", "0")
+            await until_all_vote(ours)
+            assert not ours.servers()[2].error
+    finally:
+        of[2].call("CONFIG", "SET", "maxmemory", "0")
+
+
 async def test_restarted_with_what_it_had_saved(of: list[RedisServer], prefix: str) -> None:
     """It may have old votes, so it does not vote for a while either."""
     async with connect(of, prefix) as client:

@@ -163,6 +163,9 @@ class MemberInbox(Inbox, Protocol):
     def enrolled(self, enrolled: Enrolled) -> None:
         """The connection is a new one, and the member has told its state."""
 
+    def not_enrolled(self, error: Exception) -> None:
+        """The member was told its charter, and has refused it: it does not vote."""
+
 
 Heard = Callable[[Any, Exception | None], None]
 """Gets an answer, or the error instead; called once, in the loop, as soon as it comes."""
@@ -198,7 +201,7 @@ class Member(Protocol):
         ...
 
     def enrol(self, memory: Memory) -> None:
-        """Tell it the charter of its quorum once more; its answer goes to the inbox."""
+        """Tell it the charter of its quorum once more; the inbox gets the answer, or the error."""
 
     def vote(
         self,

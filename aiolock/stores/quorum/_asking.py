@@ -15,7 +15,6 @@ from aiolock.stores._member import (
     Heard,
     InLine,
     Marked,
-    Memory,
     Refused,
     Silent,
     Voted,
@@ -176,7 +175,7 @@ class Asking:
             seat = self._seats[server]
             when = seat.silent(answer.left) or when
             if answer.left < 0:
-                seat.enrol(Memory.UNSAID)
+                seat.forgot()
         elif isinstance(answer, Marked):
             standing.knows(answer.number, sent + answer.left / 1000)
             when = now + answer.left / 1000 + JUST_AFTER

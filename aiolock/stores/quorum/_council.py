@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -163,13 +164,19 @@ class Council:
             ServerStatus(
                 address=seat.member.address,
                 state=self._state(seat, now),
-                silent=max(0.0, seat.silent_until - now) if seat.is_joined else 0.0,
+                silent=self._silent(seat, now),
                 clock=self.clocks.off(seat.number),
                 votes=votes(seat.number),
-                error="" if seat.in_reach else seat.why,
+                error="" if seat.in_reach and seat.refusal is None else seat.why,
             )
             for seat in self.seats
         ]
+
+    @staticmethod
+    def _silent(seat: Seat, now: float) -> float:
+        """For how many seconds it does not vote, if that is known."""
+        known = seat.is_joined and seat.silent_until < math.inf
+        return max(0.0, seat.silent_until - now) if known else 0.0
 
     @staticmethod
     def _state(seat: Seat, now: float) -> str:

@@ -191,6 +191,8 @@ class MemoryMember:
         def enrolled(answer: Any, error: Exception | None) -> None:
             if error is None:
                 self._inbox.enrolled(answer)
+            else:
+                self._inbox.not_enrolled(error)
 
         self._start(lambda: self.voter.enrol(self._charter, memory), enrolled)
 

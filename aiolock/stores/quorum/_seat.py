@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -82,8 +83,12 @@ class Seat:
         self.unknown = False
         """It knows of no quorum, so it has to be told whether it ever did."""
         self.silent_until = 0.0
-        """Until when the member does not vote, by our clock."""
+        """Until when the member does not vote, by our clock; endless until it is enrolled."""
+        self.refusal: Exception | None = None
+        """Why the member could not be enrolled, the last time."""
         self._enrolling = False
+        self._enrol_again: asyncio.TimerHandle | None = None
+        self._enrol_pause = _FIRST_PAUSE
         self._round_trip = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -97,8 +102,8 @@ class Seat:
 
     @property
     def why(self) -> str:
-        """Why the member is not in reach, as text for people."""
-        error = self.unfit or self.error
+        """Why the member is not in reach, or does not vote, as text for people."""
+        error = self.unfit or self.error or self.refusal
         if error is not None:
             return str(error) or type(error).__name__
         return "no answer yet" if not self.is_joined else "does not answer"
@@ -134,6 +139,7 @@ class Seat:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._enrol_no_more()
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
             await asyncio.wait([self._joining])
@@ -192,19 +198,60 @@ class Seat:
                 enrolled.left / 1000,
             )
         self.silent(enrolled.left)
+        if self.unknown:
+            self._enrol_later()
+        else:
+            self._enrol_no_more()
+            self._enrol_pause, self.refusal = _FIRST_PAUSE, None
         self._host.enrolled(self, enrolled)
+
+    def not_enrolled(self, error: Exception) -> None:
+        """See `MemberInbox`."""
+        self._enrolling = False
+        if self._closed:
+            return
+        if self.refusal is None:
+            log.warning(
+                "aiolock: %s cannot be enrolled, and does not vote: %s", self.member.address, error
+            )
+        self.refusal, self.unknown = error, True
+        self.silent(-1)
+        self._enrol_later()
 
     def enrol(self, memory: Memory) -> None:
         """Tell the member again of what quorum it is a member, unless that is under way."""
-        if not self._enrolling:
-            self._enrolling = memory is Memory.UNSAID
-            self.unknown = False
-            self.member.enrol(memory)
+        if memory is Memory.UNSAID and self._enrolling:
+            return
+        self._enrol_no_more()
+        self._enrolling = True
+        self.member.enrol(memory)
+
+    def _enrol_later(self) -> None:
+        """Enrol it again in a while: here, and not once for each waiter that asks it for a vote."""
+        self._enrol_no_more()
+        pause, self._enrol_pause = self._enrol_pause, min(_LONGEST_PAUSE, 2 * self._enrol_pause)
+        self._enrol_again = self._loop.call_later(pause, self.enrol, Memory.UNSAID)
+
+    def _enrol_no_more(self) -> None:
+        if self._enrol_again is not None:
+            self._enrol_again.cancel()
+            self._enrol_again = None
 
     def silent(self, left: int) -> float:
-        """The member does not vote for so many ms; returns until when, by our clock."""
-        self.silent_until = self._time() + max(0, left) * 0.00102 + 0.003 if left else 0.0
+        """The member does not vote for so many ms; returns until when, by our clock.
+
+        Less than 0: until it is enrolled, and then all who wait ask it.
+        """
+        if left < 0:
+            self.silent_until = math.inf
+        else:
+            self.silent_until = self._time() + left * 0.00102 + 0.003 if left else 0.0
         return self.silent_until
+
+    def forgot(self) -> None:
+        """The member has answered that it does not vote until it is enrolled: see to that."""
+        if self._enrol_again is None:
+            self.enrol(Memory.UNSAID)
 
     # What comes unasked
 

@@ -125,6 +125,8 @@ class RedisMember(Session):
         def enrolled(said: Any, error: Exception | None) -> None:
             if error is None:
                 self._was_admitted(said)
+            else:
+                self._inbox.not_enrolled(self.named(error))
 
         self._call(voting.ENROL, *self._enrolment(memory), enrolled)
 
