@@ -24,7 +24,7 @@ class Server:
         self.memory = MemoryServer(clock)
         self.stopped = self.down = self.refuses = False
         self.full = False
-        """It carries out what changes nothing, and refuses to be told of which quorum it is."""
+        """It refuses all that needs memory: votes, and to be told of which quorum it is."""
         self.asked = 0
         """How many commands it has carried out."""
         self._members: list[_Breakable] = []
@@ -82,6 +82,11 @@ class Server:
             operation()
 
     @property
+    def members(self) -> list[_Breakable]:
+        """The clients' links to it."""
+        return self._members
+
+    @property
     def answers(self) -> bool:
         """Whether it does."""
         return not (self.stopped or self.down)
@@ -96,6 +101,8 @@ class _Breakable(MemoryMember):
         self._since: list[float] = []
         self._unanswered: list[Heard] = []
         self._joined = self._dead = False
+        self.late = 0.0
+        """Seconds until a command reaches the server."""
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
         if not self._server.answers:
@@ -133,6 +140,12 @@ class _Breakable(MemoryMember):
         else:
             super().enrol(memory)
 
+    def vote(self, *question: Any, heard: Heard, **terms: Any) -> None:
+        if self._server.full and self.voter.charter is not None:
+            self._loop.call_soon(heard, None, StoreError("it is full"))
+        else:
+            super().vote(*question, heard=heard, **terms)
+
     def waits_for(self) -> float:
         return self._loop.time() - self._since[0] if self._since else 0.0
 
@@ -157,7 +170,10 @@ class _Breakable(MemoryMember):
 
         self._unanswered.append(answered)
         start = super()._start
-        self._server.do(lambda: start(operation, answered))
+        if self.late:
+            self._loop.call_later(self.late, self._server.do, lambda: start(operation, answered))
+        else:
+            self._server.do(lambda: start(operation, answered))
 
 
 def servers(number: int = 3) -> list[Server]:

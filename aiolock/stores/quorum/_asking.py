@@ -22,6 +22,7 @@ from aiolock.stores._member import (
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._periods import ENDLESS, UNKNOWN, Period, period_of
+from aiolock.stores.quorum._seat import RETRY
 from aiolock.stores.quorum._standing import (
     JUST_AFTER,
     KEEP_ALIVE,
@@ -31,8 +32,6 @@ from aiolock.stores.quorum._standing import (
 )
 from aiolock.stores.quorum._votes import GiveWay, Phase
 
-_RETRY: Final = 0.5
-"""Seconds until a member that has refused an answer is asked again."""
 SOON: Final = 0.02
 """Seconds until it is asked again if a vote that was to be given back does not stand any more."""
 
@@ -62,9 +61,13 @@ class Asking:
     def _ask(self, standing: Standing, server: int, now: float) -> None:
         """Ask the member for a vote, unless there is one, or a question for it is out."""
         ballot, seat = standing.ballot, self._seats[server]
-        if standing.asking[server] or ballot.votes[server] is not None or ballot.aside:
+        if standing.asking[server] or ballot.votes[server] is not None:
             return
         if standing.idle or standing.local or standing.over or not seat.in_reach:
+            return
+        if ballot.aside:
+            standing.said[server] = seat.votes_refused or Silent(1, 0)  # as it would say
+            self._loop.call_soon(self._answer, standing)
             return
         wait = standing.wait or standing.inside
         if not wait and standing.asked[server]:
@@ -126,12 +129,25 @@ class Asking:
         answer: Answer | None,
         error: Exception | None,
     ) -> None:
-        """A member has answered a question, or the question has failed."""
+        """A member has answered a question for a vote, or the question has failed."""
+        if error is not None and not standing.over:
+            self._seats[server].vote_refused(error)
+        self._answered(standing, server, sent, answer, error)
+
+    def _answered(  # which question, and its answer
+        self,
+        standing: Standing,
+        server: int,
+        sent: float,
+        answer: Answer | None,
+        error: Exception | None,
+    ) -> None:
+        """The same, or a member has answered a waiter that gives way."""
         standing.asking[server] = False
         if answer is None:
             if not standing.over:
                 standing.said[server] = error
-                self._ask_by(standing, server, self._time() + _RETRY)
+                self._ask_by(standing, server, self._time() + RETRY)
                 self._look(standing)
             return
         seat = self._seats[server]
@@ -169,7 +185,7 @@ class Asking:
         """A member gives no vote and no place in line: it is asked again in a while."""
         now = self._time()
         standing.said[server] = answer
-        when = now + (SOON if isinstance(answer, Refused) else _RETRY)
+        when = now + (SOON if isinstance(answer, Refused) else RETRY)
         if isinstance(answer, Silent):
             standing.ballot.forgotten(server)
             seat = self._seats[server]
@@ -222,7 +238,7 @@ class Asking:
         sent = self._time()
         seat = self._seats[server]
         seat.asked()
-        heard = partial(self._heard, standing, server, sent)
+        heard = partial(self._answered, standing, server, sent)
         standing.asking[server] = True
         seat.member.give_way(standing.stand, step.vote, heard)
 
@@ -249,7 +265,7 @@ class Asking:
             if error is not None:
                 heard(still, error)
                 # Not at once: a server that refuses would be asked as often as it can answer.
-                self._loop.call_later(_RETRY, self._unanswered, standing, server, number)
+                self._loop.call_later(RETRY, self._unanswered, standing, server, number)
                 return
             now = seat.answered(sent)
             if still:
@@ -309,7 +325,7 @@ class Asking:
                     following = min(following, due)
                 elif seat.in_reach:  # else it is asked as soon as it is
                     self._ask(standing, server, now)
-                    following = min(following, now + _RETRY)
+                    following = min(following, now + RETRY)
         if following < math.inf:
             line.look_by(following, now)
 
@@ -324,7 +340,7 @@ class Asking:
         elif (
             renew_at <= now
             and not standing.renewing[server]
-            and self._council.able
+            and self._council.decides
             and self._seats[server].in_reach
         ):
             self._renew(standing, server, standing.claim, 0, unheard)

@@ -88,7 +88,7 @@ class Candidates(Handing):
         standing.local = False
         if standing.idle:
             standing.idle = standing.queued = False
-            if self._council.able:
+            if self._council.decides:
                 standing.ballot.come_back()
         self._is_asked(standing, answer, now)
         if standing.inside:
@@ -114,7 +114,7 @@ class Candidates(Handing):
             line = self._lines[name] = Line(self._look_after, self._council.size)
         in_order = line.join(standing)
         self._is_asked(standing, answer, now)
-        if not self._council.able:
+        if not self._council.decides:
             standing.ballot.aside = True
             self._ask_again(standing, now)
         elif not (in_order and self._waits_here(line, standing)):
@@ -203,15 +203,16 @@ class Candidates(Handing):
             self._ask(standing, server, now)
 
     def step_aside(self) -> None:
-        """No majority is in reach: leave the lines, so that no waiter of others is blocked."""
+        """No majority votes: leave the lines, so that no waiter of others is blocked."""
         for standing in list(self.standings.values()):
             if standing.waits and not standing.idle and not standing.ballot.aside:
                 for leave in standing.ballot.step_aside():
                     if standing.asked[leave.server]:
                         self._release_at(standing, leave.server, leave.upto, unheard)
+                self._ask_again(standing, self._time())
 
     def come_back(self) -> None:
-        """A majority is in reach again."""
+        """A majority votes again."""
         now = self._time()
         for standing in list(self.standings.values()):
             if standing.waits and not standing.idle:

@@ -44,6 +44,8 @@ class Council:
         self._progress = asyncio.Event()
         self._decided = False
         """Whether the members that knew of no quorum at opening have been told what they are."""
+        self.decides = False
+        """Whether a majority votes, as far as the acquisitions know: else they stand aside."""
         self.closed = False
 
     # Joining
@@ -145,6 +147,11 @@ class Council:
     def able(self) -> bool:
         """Whether a majority can be asked."""
         return self.in_reach >= self.quorum
+
+    @property
+    def has_majority_of_votes(self) -> bool:
+        """Whether a majority can be asked for a vote, and may give one."""
+        return sum(seat.votes for seat in self.seats) >= self.quorum
 
     def too_few(self) -> StoreError:
         """The error that a majority cannot be asked, with the reasons."""

@@ -106,8 +106,8 @@ class Handing(Marking):
         for standing in list(line.standings.values()):
             if standing.local and standing.called <= since:
                 standing.local = False
-                standing.ballot.aside = not self._council.able
-                if self._council.able:
+                standing.ballot.aside = not self._council.decides
+                if self._council.decides:
                     self._ask_all(standing, now)
 
     def _line_up_behind(self, standing: Standing) -> None:

@@ -15,6 +15,8 @@ from aiolock.stores._member import Charter, Enrolled, Member, Memory, Unfit
 
 log = logging.getLogger("aiolock")
 
+RETRY: Final = 0.5
+"""Seconds until a member that has refused an answer is asked again."""
 OUT_AFTER: Final = 0.25
 """Seconds for which an answer may be missing; after that the member is asked nothing new."""
 _FAR: Final = 4
@@ -34,6 +36,9 @@ class Host(Protocol):
 
     def reach_changed(self, seat: Seat) -> None:
         """The member came in reach, or went out of reach."""
+
+    def voting_changed(self) -> None:
+        """The member may have begun to vote, or ceased to."""
 
     def ask_there(self, server: int) -> None:
         """Pushes of the member may have been lost: ask it again."""
@@ -84,6 +89,11 @@ class Seat:
         """It knows of no quorum, so it has to be told whether it ever did."""
         self.silent_until = 0.0
         """Until when the member does not vote, by our clock; endless until it is enrolled."""
+        self._silence: asyncio.TimerHandle | None = None
+        """Runs out when the member votes again."""
+        self.votes_refused: Exception | None = None
+        """The error by which the member has refused a vote, for a while."""
+        self._refusing: asyncio.TimerHandle | None = None
         self.refusal: Exception | None = None
         """Why the member could not be enrolled, the last time."""
         self._enrolling = False
@@ -99,6 +109,12 @@ class Seat:
         """Whether the member can be asked."""
         able = self.is_joined and self.unfit is None
         return able and not self._down and not self._overdue
+
+    @property
+    def votes(self) -> bool:
+        """Whether the member can be asked for a vote, and may give one."""
+        silent = self.silent_until > self._time()
+        return self.in_reach and not silent and self.votes_refused is None
 
     @property
     def why(self) -> str:
@@ -140,6 +156,9 @@ class Seat:
         if self._timer is not None:
             self._timer.cancel()
         self._enrol_no_more()
+        for timer in (self._silence, self._refusing):
+            if timer is not None:
+                timer.cancel()
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
             await asyncio.wait([self._joining])
@@ -224,6 +243,8 @@ class Seat:
             return
         self._enrol_no_more()
         self._enrolling = True
+        if memory is Memory.NEW:
+            self.silent(0)  # it votes: what is asked from now on comes behind this
         self.member.enrol(memory)
 
     def _enrol_later(self) -> None:
@@ -246,7 +267,31 @@ class Seat:
             self.silent_until = math.inf
         else:
             self.silent_until = self._time() + left * 0.00102 + 0.003 if left else 0.0
+        self._look_whether_silent()
         return self.silent_until
+
+    def _look_whether_silent(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+        left = self.silent_until - self._time()
+        if 0 < left < math.inf and not self._closed:
+            self._silence = self._loop.call_later(max(0.001, left), self._look_whether_silent)
+        self._loop.call_soon(self._host.voting_changed)
+
+    def vote_refused(self, error: Exception) -> None:
+        """The member has answered a question for a vote with an error: it may do so for a while."""
+        if self._closed:
+            return
+        if self._refusing is not None:
+            self._refusing.cancel()
+        self._refusing = self._loop.call_later(RETRY, self._may_vote)
+        self.votes_refused = error
+        self._loop.call_soon(self._host.voting_changed)
+
+    def _may_vote(self) -> None:
+        self._refusing = self.votes_refused = None
+        self._host.voting_changed()
 
     def forgot(self) -> None:
         """The member has answered that it does not vote until it is enrolled: see to that."""

@@ -117,6 +117,7 @@ class QuorumStore:
             await council.leave()
             raise
         self._able = True
+        council.decides = council.has_majority_of_votes
 
     async def aclose(self) -> None:
         if self._opening.under_way:
@@ -153,17 +154,27 @@ class QuorumStore:
         if self._opening.under_way:
             return
         self._able = able
+        self.voting_changed()
         if before and not able:
-            self._candidates.step_aside()
             self._inbox.link(council.too_few())
         elif able and not before:
-            self._candidates.come_back()
             self._inbox.link(None)
             self._inbox.reconnected()
         elif seat.in_reach:
             self._candidates.ask_there(seat.number)
         elif able:
             self._candidates.out_of_reach()
+
+    def voting_changed(self) -> None:
+        """See `Host`."""
+        council = self._council
+        if council is None or self._opening.under_way:
+            return
+        before, council.decides = council.decides, council.has_majority_of_votes
+        if before and not council.decides:
+            self._candidates.step_aside()
+        elif council.decides and not before:
+            self._candidates.come_back()
 
     def ask_there(self, server: int) -> None:
         """See `Host`."""

@@ -374,10 +374,10 @@ class Ballot:
     # The end
 
     def step_aside(self) -> list[Release]:
-        """No majority is in reach: leave the lines, but keep the ticket.
+        """No majority votes for us: leave the lines, but keep the ticket.
 
-        Else a waiter that reaches one server only, and has the lowest ticket there, would for ever
-        block waiters that need this server for their majority.
+        Else a waiter that reaches one voting server only, and has the lowest ticket there, would
+        for ever block waiters that need this server for their majority.
         """
         self.aside = True
         for server, vote in enumerate(self.votes):
@@ -394,7 +394,7 @@ class Ballot:
         return self.step_aside()
 
     def come_back(self) -> None:
-        """A majority is in reach again: ask all servers."""
+        """A majority votes again: ask all servers."""
         self.aside = False
 
     def leave(self) -> None:
