@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 import aiolock
-from aiolock import StoreError
-from tests.quorums import clients, servers, store_on
+from aiolock import Lease, LockClient, StoreError
+from aiolock.stores.quorum._votes import Ballot, Enter, Raise, Recall
+from tests.quorums import Server, clients, dies, servers, store_on
 from tests.test_quorum import later
 from tests.worlds import virtual
 
@@ -93,3 +94,99 @@ async def test_nobody_is_told_to_wait_where_the_quorum_is_new() -> None:
         lease = await ann.lock("a").acquire(blocking=False)
         assert lease is not None
         await lease.release()
+
+
+async def _a_raise_to_one_that_stops(
+    of: list[Server], ann: LockClient, bob: LockClient
+) -> tuple[asyncio.Task[Lease], asyncio.Task[Lease]]:
+    """Bob comes first and has the vote of server 2; Ann has the others, under two numbers.
+
+    She has to tell server 0 the higher one of them, and it stops before it hears of that.
+    """
+    async with ann.lock("a"):
+        pass
+    of[1].voter.states["lock:a"].last += 5_000_000
+    for server in of[:2]:
+        server.members[1].late = 0.010
+    for server in of:
+        server.members[0].late = 0.002
+    second = later(bob.lock("a"))
+    await asyncio.sleep(0.002)
+    first = later(ann.lock("a"))
+    await asyncio.sleep(0.003)
+    of[0].stop()
+    return first, second
+
+
+@virtual
+async def test_a_server_that_has_to_know_the_fence_stops() -> None:
+    """Its waiter gives way: another one has a majority without that server."""
+    async with clients(of := servers(), 2) as (ann, bob):
+        first, second = await _a_raise_to_one_that_stops(of, ann, bob)
+        await asyncio.sleep(1)
+        assert second.done()
+        assert not first.done()
+        fence = second.result().fence
+        await second.result().release()
+        await asyncio.sleep(1)
+        assert first.done()
+        assert first.result().fence > fence
+        await first.result().release()
+        of[0].resume()
+
+
+@virtual
+async def test_a_server_that_has_to_know_the_fence_stops_and_the_other_vote_is_a_dead_ones() -> (
+    None
+):
+    """A majority answers, so that is no error: the waiter has the lock when that vote ends."""
+    async with clients(of := servers(), 2) as (ann, bob):
+        first, second = await _a_raise_to_one_that_stops(of, ann, bob)
+        dies(of, 1)
+        second.cancel()
+        await asyncio.sleep(20)
+        assert not first.done()
+        await asyncio.sleep(11)
+        assert first.done()
+        await first.result().release()
+        of[0].resume()
+
+
+@virtual
+async def test_a_server_that_has_to_know_the_fence_comes_back() -> None:
+    """It is told then, and the waiter enters; the server is not waited for any longer."""
+    async with clients(of := servers(), 2) as (ann, bob):
+        first, second = await _a_raise_to_one_that_stops(of, ann, bob)
+        dies(of, 1)
+        second.cancel()
+        await asyncio.sleep(12)
+        of[0].resume()
+        await asyncio.sleep(1)
+        assert first.done()
+        await first.result().release()
+
+
+def test_whether_it_is_done_is_asked_anew_after_a_raise_that_cannot_be() -> None:
+    """Who is as short of a majority as without that vote may be told that it was done since."""
+    ballot = Ballot(3, once=True)
+    ballot.voted(0, 5, 30.0)
+    ballot.voted(1, 5, 30.0)
+    assert ballot.look(1.0) == [Recall()]
+    ballot.unsure = False
+    ballot.gone(1, 5, 1.0)
+    ballot.voted(1, 9, 30.0)
+    assert ballot.look(1.0, lambda server: server != 0) == []
+    assert ballot.stuck
+    assert ballot.look(1.0) == [Raise(0, 5, 9)]
+    ballot.renewed(0, 5, 30.0, 9)
+    assert ballot.look(1.0) == [Recall()]
+
+
+def test_a_raise_that_suffices_without_one_that_does_not_answer() -> None:
+    """Nobody waits for that server: enough others know the fence, or can be told."""
+    ballot = Ballot(5)
+    for server, number in enumerate((3, 5, 7, 9)):
+        ballot.voted(server, number, 30.0)
+    assert Raise(1, 5, 7) in ballot.look(1.0, lambda server: server != 0)
+    ballot.renewed(1, 5, 30.0, 7)
+    assert ballot.look(1.0, lambda server: server != 0) == [Enter(7)]

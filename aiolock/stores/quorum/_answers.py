@@ -72,14 +72,15 @@ def is_due(standing: Standing, seats: Sequence[Seat]) -> bool:
 def _falls_short(standing: Standing, seats: Sequence[Seat], others_first: int) -> bool:
     """Whether a majority has voted or said that others come first, and no answer is due.
 
-    The other members cannot be reached; or the votes are of two periods.
+    The other members cannot be reached; or the votes are of two periods; or a member that cannot be
+    reached has to be told the fence.
     """
     ballot = standing.ballot
     answered = others_first + len(ballot.votes) - ballot.votes.count(None)
     return (
         answered >= ballot.quorum
         and not is_due(standing, seats)
-        and len(ballot.together) < ballot.quorum
+        and (ballot.stuck or len(ballot.together) < ballot.quorum)
     )
 
 

@@ -233,7 +233,7 @@ class Candidates(Handing):
         if standing.waits:
             if standing.mark is not None:
                 self._mark_votes(standing)
-            steps = standing.ballot.look(self._time())
+            steps = standing.ballot.look(self._time(), self._reaches)
             if standing.stand.form.once and Recall() not in steps:
                 standing.recalled_at = -math.inf  # the answers to come were asked for too soon
             for step in steps:
@@ -253,6 +253,9 @@ class Candidates(Handing):
             self._answer(standing)
         elif standing.inside:
             self._look_inside(standing, reason)
+
+    def _reaches(self, server: int) -> bool:
+        return self._seats[server].in_reach
 
     def _look_inside(self, standing: Standing, reason: str) -> None:
         for step in standing.ballot.look(self._time()):

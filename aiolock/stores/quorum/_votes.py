@@ -36,6 +36,7 @@ Times are seconds of the client's clock. Servers are numbers from 0 on.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -128,6 +129,8 @@ class Ballot:
         agree, so that the next waiter need not tell a fence before it enters."""
         self.aside = False
         """The waiter stands in no line: see `step_aside`."""
+        self.stuck = False
+        """It has a majority, and too few of these servers can be told the fence."""
         self._void = [0] * servers
         """By server: votes with numbers up to this are not ours any more."""
         self._inquired = [0] * servers
@@ -219,12 +222,13 @@ class Ballot:
 
     # What follows from the votes
 
-    def look(self, now: float) -> list[Step]:
+    def look(self, now: float, reaches: Callable[[int], bool] = lambda _: True) -> list[Step]:
         """What the client has to do; to be called after all news, and now and then.
 
         If the waiter may enter, it has entered by this call: the clock is read for that, so it
-        enters at once.
+        enters at once. ``reaches`` says whether a server can be asked.
         """
+        self.stuck = False
         if self.phase is not Phase.WAITING:
             unconfirmed = self._periodic and self.phase is Phase.ENTERED and not self._confirmed
             return self._exchange(self.together, now) if unconfirmed else []
@@ -248,6 +252,22 @@ class Ballot:
                 return [Recall()]
             self.phase, self.fence = Phase.ENTERED, fence
             return [Enter(fence)]
+        return self._raise(standing, fence, now, reaches)
+
+    def _raise(
+        self,
+        standing: list[tuple[int, Vote]],
+        fence: int,
+        now: float,
+        reaches: Callable[[int], bool],
+    ) -> list[Step]:
+        """Tell the fence to the servers of these votes that do not know it yet."""
+        able = sum([vote.known >= fence or reaches(server) for server, vote in standing])
+        if able < self.quorum:
+            # It is short of a majority until then. Else it would keep what others need: they have
+            # a majority without the server that does not answer.
+            self.stuck, self.unsure = True, self._once
+            return self._give_way(now)
         steps: list[Step] = []
         for server, vote in standing:
             if vote.known < fence and not vote.raising:
