@@ -3871,6 +3871,22 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "… until that server comes back",
+        "stores/quorum/_candidates.py",
+        "            if standing.ballot.stuck:\n",
+        "            if False:\n",
+        "test_quorum_reach.py::test_a_server_that_has_to_know_the_fence_was_away_and_comes_back",
+        seconds=10,
+    ),
+    Safeguard(
+        "an inquiry that was lost with its connection is made up for",
+        "stores/quorum/_store.py",
+        "            self._candidates.may_be_inquired(server)\n",
+        "",
+        "test_quorum_reach.py::test_an_inquiry_that_was_lost_with_its_connection",
+        seconds=10,
+    ),
+    Safeguard(
         "a server that is told that its quorum is new is not taken for silent",
         "stores/quorum/_seat.py",
         "            self.silent(0)  # it votes",

@@ -166,6 +166,60 @@ async def test_a_server_that_has_to_know_the_fence_comes_back() -> None:
         await first.result().release()
 
 
+@virtual
+async def test_a_server_that_has_to_know_the_fence_was_away_and_comes_back() -> None:
+    """What was not sent while it was away is sent then."""
+    async with clients(of := servers(), 3) as (ann, bob, cat):
+        async with ann.lock("a"):
+            pass
+        of[1].voter.states["lock:a"].last += 5_000_000
+        of[0].members[1].late = of[1].members[1].late = 1000.0
+        of[0].members[2].late = of[2].members[2].late = 1000.0
+        dead, before = later(bob.lock("a")), later(cat.lock("a"))
+        await asyncio.sleep(0.001)
+        dies(of, 1)
+        first = later(ann.lock("a"))
+        await asyncio.sleep(0.001)
+        of[0].stop()
+        async with ann.lock("b"):
+            await asyncio.sleep(1)
+            assert ann.servers()[0].state == "out"
+            before.cancel()  # so it gives the vote of server 1 to Ann
+            await asyncio.sleep(1)
+            assert not first.done()
+            of[0].resume()
+            await asyncio.sleep(0.1)
+            assert first.done()
+        await first.result().release()
+        dead.cancel()
+
+
+@virtual
+async def test_an_inquiry_that_was_lost_with_its_connection() -> None:
+    """Who is short of a majority gives way once it hears that server again, not when it asks."""
+    async with clients(of := servers(), 3) as (ann, bob, cat):
+        for server in of[:2]:
+            server.members[2].late = 1000.0
+        dead = later(cat.lock("a"))
+        await asyncio.sleep(0.001)
+        dies(of, 2)
+        of[1].members[0].late = of[0].members[1].late = 0.020
+        first = later(ann.lock("a"))
+        await asyncio.sleep(0.001)
+        second = later(bob.lock("a"))
+        await asyncio.sleep(0.001)
+        of[1].members[1].breaks()
+        await asyncio.sleep(0.1)
+        assert not first.done()
+        of[1].members[1].connects()
+        await asyncio.sleep(0.1)
+        assert first.done()
+        await first.result().release()
+        await asyncio.sleep(0.1)
+        await second.result().release()
+        dead.cancel()
+
+
 def test_whether_it_is_done_is_asked_anew_after_a_raise_that_cannot_be() -> None:
     """Who is as short of a majority as without that vote may be told that it was done since."""
     ballot = Ballot(3, once=True)

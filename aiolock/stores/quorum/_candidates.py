@@ -164,6 +164,18 @@ class Candidates(Handing):
             standing.ballot.inquired(server, number)
             self._look(standing)
 
+    def may_be_inquired(self, server: int) -> None:
+        """Pushes of that member may be lost, so it may have inquired.
+
+        Who is short of a majority gives its vote back there. If nobody comes before it, the member
+        votes for it once more, in the same step.
+        """
+        for standing in list(self.standings.values()):
+            vote, counts = standing.ballot.votes[server], standing.stand.form.counts
+            if vote is not None and standing.waits and standing.wait and not counts:
+                standing.ballot.inquired(server, vote.number)
+                self._look(standing)
+
     def vote_lost(self, server: int, name: str, waiter: Waiter, number: int, reason: str) -> None:
         """A vote was taken away."""
         now = self._time()
@@ -201,6 +213,8 @@ class Candidates(Handing):
         now = self._time()
         for standing in list(self.standings.values()):
             self._ask(standing, server, now)
+            if standing.ballot.stuck:
+                self._look(standing)  # it may have to tell the fence there
 
     def step_aside(self) -> None:
         """No majority votes: leave the lines, so that no waiter of others is blocked."""

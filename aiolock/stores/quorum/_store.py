@@ -143,7 +143,7 @@ class QuorumStore:
                 self._candidates.forget_clock(seat.number)
             self._council.enrolled(seat, enrolled)
             if seat.in_reach:
-                self._loop.call_soon(self.ask_there, seat.number)
+                self._loop.call_soon(self._ask_there, seat.number)
 
     def reach_changed(self, seat: Seat) -> None:
         """See `Host`."""
@@ -178,6 +178,11 @@ class QuorumStore:
 
     def ask_there(self, server: int) -> None:
         """See `Host`."""
+        if self._council is not None:
+            self._candidates.ask_there(server)
+            self._candidates.may_be_inquired(server)
+
+    def _ask_there(self, server: int) -> None:
         if self._council is not None:
             self._candidates.ask_there(server)
 
