@@ -3871,6 +3871,14 @@ SAFEGUARDS = (
         seconds=10,
     ),
     Safeguard(
+        "a server that misses a page of the names is asked for it again",
+        "stores/quorum/_store.py",
+        "after, ended = [*where], True",
+        'after, ended = ["-"] * self._size, True',
+        "test_quorum_reach.py::test_servers_that_miss_a_page_of_the_names",
+        seconds=10,
+    ),
+    Safeguard(
         "… until that server comes back",
         "stores/quorum/_candidates.py",
         "            if standing.ballot.stuck:\n",

@@ -8,6 +8,7 @@ import pytest
 
 import aiolock
 from aiolock import Lease, LockClient, StoreError
+from aiolock.stores._member import Heard
 from aiolock.stores.quorum._votes import Ballot, Enter, Raise, Recall
 from tests.quorums import Server, clients, dies, servers, store_on
 from tests.test_quorum import later
@@ -218,6 +219,49 @@ async def test_an_inquiry_that_was_lost_with_its_connection() -> None:
         await asyncio.sleep(0.1)
         await second.result().release()
         dead.cancel()
+
+
+@virtual
+async def test_servers_that_miss_a_page_of_the_names() -> None:
+    """Each is asked for it again: else all further names would be those of one server."""
+    store = store_on(of := servers())
+    for server in of:
+        _give_one_name_a_page(server)
+    async with aiolock.connect(store) as ann:
+        for name in "abcd":
+            await ann.lock(name).acquire()
+        await asyncio.sleep(0.1)
+        del of[0].voter.states["lock:d"]
+        names, start = set[str](), ""
+        for page in range(10):
+            for number, server in enumerate(of):
+                if page + number == 2 and number:  # the last at first, and then the one before
+                    server.stop()
+                else:
+                    server.resume()
+            await asyncio.sleep(0)
+            found = await store.snapshot(start)
+            names |= {status.name for status in found.statuses}
+            start = found.more
+            if not start:
+                break
+        assert not start, "it has an end"
+        assert names == {f"lock:{name}" for name in "abcd"}
+
+
+def _give_one_name_a_page(server: Server) -> None:
+    member = server.members[0]
+
+    def names(start: str, heard: Heard) -> None:
+        at = int(start or 0)
+
+        def page() -> tuple[tuple[str, ...], str]:
+            found = sorted(server.voter.left_behind)
+            return tuple(found[at : at + 1]), str(at + 1) if at + 1 < len(found) else ""
+
+        member._start(page, heard)
+
+    member.names = names  # type: ignore[method-assign]
 
 
 def test_whether_it_is_done_is_asked_anew_after_a_raise_that_cannot_be() -> None:

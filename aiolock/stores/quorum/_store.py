@@ -297,15 +297,21 @@ class QuorumStore:
         return asyncio.ensure_future(self._snapshot(start))
 
     async def _snapshot(self, start: str) -> Page:
-        """Ask all members for a page, each from its own position."""
+        """Ask all members for a page, each from its own position.
+
+        A member that did not answer stays where it is, so that a majority has named all it has in
+        the end. When those that answer have, the others are waited for no longer.
+        """
         if self._council is None:
             raise _closed()
         where = start.split(" ") if start else [""] * self._size
-        after = ["-"] * self._size
+        after, ended = [*where], True
 
         def conclude(said: dict[int, Any]) -> list[str]:
+            nonlocal ended
             for server, (_, more) in said.items():
                 after[server] = more or "-"
+            ended = all(after[server] == "-" for server in said)
             return list(dict.fromkeys(name for names, _ in said.values() for name in names))
 
         numbers = {id(seat.member): seat.number for seat in self._council.seats}
@@ -319,8 +325,7 @@ class QuorumStore:
 
         names = await self._council.ask(ask, conclude)
         statuses = await asyncio.gather(*[self.status(name) for name in names])
-        more = " ".join(after) if any(each != "-" for each in after) else ""
-        return Page(statuses, more)
+        return Page(statuses, "" if ended else " ".join(after))
 
     def request(self, name: str) -> asyncio.Future[int]:
         if self._council is None:
