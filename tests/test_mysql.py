@@ -48,11 +48,14 @@ from tests import databases
 from tests.databases import MariaDBServer
 from tests.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
 
+SLEEP = _ear.SLEEP
+
 
 @pytest.fixture(autouse=True)
-def no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or whoever puts one up fetches what was left for it, bell or no bell."""
+def bells_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or who puts up a label, or wakes by itself, fetches what was left for it, bell or no bell."""
     monkeypatch.setattr(lookout, "_EVERY", 3600.0)
+    monkeypatch.setattr(_ear, "SLEEP", 10.0)
 
 
 def store_of(client: aiolock.LockClient) -> MySQLStore:
@@ -113,6 +116,7 @@ async def test_nothing_happens_while_all_wait(
     """Who waits asks the server nothing: its sleep, once a second, is enough to be seen."""
     later = SimpleNamespace(uniform=lambda _, most: most, random=lambda: 1.0)
     monkeypatch.setattr(_session, "random", later)  # a sweep is another thing
+    monkeypatch.setattr(_ear, "SLEEP", SLEEP)
     async with pair(own_mariadb.url("app")) as (ours, theirs), ours.lock("x", ttl=600):
         waiting = [asyncio.create_task(take(theirs.lock("x"))) for _ in range(200)]
         await queued(ours.lock("x"), 200)
@@ -650,8 +654,11 @@ async def test_a_bell_as_mysql_has_it(
             assert time.monotonic() - began < 5
 
 
-async def test_a_table_is_changed_while_all_sleep(own_mariadb: MariaDBServer) -> None:
+async def test_a_table_is_changed_while_all_sleep(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever does that waits for a sleep, which is short; then others hear of pushes as before."""
+    monkeypatch.setattr(_ear, "SLEEP", SLEEP)
     asleep = "SELECT 1 FROM information_schema.processlist WHERE state = 'User lock'"
     change = "ALTER TABLE aiolock_inbox COMMENT 'changed'"
     async with pair(own_mariadb.url("app")) as (ours, theirs):
