@@ -3970,14 +3970,14 @@ SAFEGUARDS = (
     Safeguard(
         "a vote that is pushed to a holder lasts as long as the others",
         "stores/quorum/_candidates.py",
-        "        elif standing.inside:\n            self._prolong(standing, self._time())\n",
-        "",
+        "            self._prolong(standing, standing.ballot.deadline or 0.0, self._time())\n",
+        "            pass\n",
         "test_quorum.py::test_a_vote_that_is_pushed_to_a_holder_lasts_as_long_as_the_others",
     ),
     Safeguard(
         "… or that was pushed before it has entered",
         "stores/quorum/_candidates.py",
-        "        self._prolong(standing, now)\n",
+        "        self._prolong(standing, deadline, now)\n",
         "",
         "test_quorum.py::test_a_vote_that_was_pushed_before_its_waiter_has_entered",
     ),
@@ -4282,9 +4282,9 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "a release that a server refuses is sent there again",
-        "stores/quorum/_releases.py",
-        "            self._keep(release)\n        heard",
-        "            pass\n        heard",
+        "stores/quorum/_candidates.py",
+        "        if error is not None:\n            lasts_for",
+        "        if False:\n            lasts_for",
         "test_quorum.py::test_a_release_that_is_refused_is_sent_again[3]",
     ),
     Safeguard(

@@ -24,12 +24,13 @@ from aiolock.store import (
     Queued,
     Waiter,
 )
-from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, Crowded, Stand
+from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, Crowded, Heard, Stand
 from aiolock.stores.quorum._answers import Patience, denied, granted, is_due
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
 from aiolock.stores.quorum._handing import Handing
 from aiolock.stores.quorum._releases import Release, Releases
+from aiolock.stores.quorum._seat import Seat
 from aiolock.stores.quorum._standing import Line, Standing, lasts, lease_until
 from aiolock.stores.quorum._votes import Enter, GiveWay, Raise, Recall
 
@@ -293,7 +294,7 @@ class Candidates(Handing):
         now, deadline = self._time(), standing.ballot.deadline
         assert deadline is not None
         standing.entered_at, standing.promised = now, deadline
-        self._prolong(standing, now)
+        self._prolong(standing, deadline, now)
         if standing.is_waited_for:
             standing.tell(granted(standing, deadline), at_once=len(self.standings) <= _FEW)
             if not standing.queued or standing.over:
@@ -358,21 +359,21 @@ class Candidates(Handing):
             fence, heard = standing.ballot.fence, renewing.heard
             self._renew(standing, server, renewing.ttl, fence, heard, entered=True)
         elif standing.inside:
-            self._prolong(standing, self._time())
+            self._prolong(standing, standing.ballot.deadline or 0.0, self._time())
 
-    def _prolong(self, standing: Standing, now: float) -> None:
-        """Renew the votes that end long before the others, to what those last for.
+    def _prolong(self, standing: Standing, deadline: float, now: float) -> None:
+        """Renew the votes that end long before the deadline of the others, up to that.
 
         A vote that is pushed lasts for a claim. The holder may not be due to renew before that is
         over, and then its server would take it for stuck. That it is inside is not said by this:
         its client may still find that it is too late.
         """
-        ballot = standing.ballot
-        deadline, form = ballot.deadline or now, standing.stand.form
+        ballot, form = standing.ballot, standing.stand.form
         if form.period or form.counts:  # a run is confirmed before it begins
             return
+        soon = deadline - form.claim / 3000
         for server, vote in enumerate(ballot.votes):
-            if vote is None or vote.deadline >= deadline - standing.claim / 3000:
+            if vote is None or vote.deadline >= soon:
                 continue
             lease = lease_until(deadline, now, self._council.charter.longest)
             if lease and self._seats[server].in_reach:
@@ -449,7 +450,7 @@ class Candidates(Handing):
         if inside and entered:
             inside_for = max(0, int((now - standing.entered_at) * 1000))
             since = LOST if lost or ended else inside_for
-        highest, lease = ballot.highest, standing.ttl / 1000
+        highest = ballot.highest
         for seat, asked, vote in zip(self._seats, standing.asked, ballot.votes, strict=True):
             if not asked:
                 continue
@@ -457,14 +458,30 @@ class Candidates(Handing):
             heard = tally.heard_of if counts else tally.heard
             nothing = vote is None and isinstance(standing.said[seat.number], Exception)
             if again and not nothing:
-                lasts_for = lease if vote is None else max(lease, vote.deadline - now)
-                self._releases.send(Release(seat, stand, highest, since, now, lasts_for), heard)
-            else:
-                seat.asked()
-                seat.member.release(stand, highest, UNBOUNDED, entered=since, heard=heard)
+                heard = partial(self._released, standing, seat, since, now, heard)
+            seat.asked()
+            seat.member.release(stand, highest, UNBOUNDED, entered=since, heard=heard)
         if left is not None:
             tally.future.add_done_callback(partial(_pass_to, left))
         return tally.future
+
+    def _released(  # noqa: PLR0917  # which release, and its answer
+        self,
+        standing: Standing,
+        seat: Seat,
+        since: int,
+        at: float,
+        heard: Heard,
+        was: int | None,
+        error: Exception | None,
+    ) -> None:
+        if error is not None:
+            lasts_for, vote = standing.ttl / 1000, standing.ballot.votes[seat.number]
+            if vote is not None:
+                lasts_for = max(lasts_for, vote.deadline - at)
+            highest = standing.ballot.highest
+            self._releases.keep(Release(seat, standing.stand, highest, since, at, lasts_for))
+        heard(was, error)
 
     def _end(self, standing: Standing) -> None:
         standing.ballot.leave()

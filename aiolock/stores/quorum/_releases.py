@@ -13,8 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from aiolock.stores._member import UNBOUNDED, Heard, Stand
-from aiolock.stores.quorum._counts import unheard
+from aiolock.stores._member import UNBOUNDED, Stand
 from aiolock.stores.quorum._seat import Seat
 
 _FIRST_PAUSE: Final = 1.0
@@ -58,25 +57,8 @@ class Releases:
     def __len__(self) -> int:
         return len(self._left)
 
-    def send(self, release: Release, heard: Heard) -> None:
-        """Send it, also again if that fails; ``heard`` gets the first answer."""
-        seat, stand, highest, entered, at, _ = release
-        if entered > 0:
-            entered += int((self._time() - at) * 1000)
-        seat.asked()
-        answered = partial(self._answered, release, heard)
-        seat.member.release(stand, highest, UNBOUNDED, entered=entered, heard=answered)
-
-    def _answered(
-        self, release: Release, heard: Heard, was: int | None, error: Exception | None
-    ) -> None:
-        if error is None:
-            self._pause = _FIRST_PAUSE
-        else:
-            self._keep(release)
-        heard(was, error)
-
-    def _keep(self, release: Release) -> None:
+    def keep(self, release: Release) -> None:
+        """It has failed: send it again after a while."""
         if self._closed:
             return
         self._left.append(release)
@@ -91,9 +73,23 @@ class Releases:
             if self._time() >= release.until:
                 continue
             if release.seat.in_reach:
-                self.send(release, unheard)
+                self._send(release)
             else:
-                self._keep(release)
+                self.keep(release)
+
+    def _send(self, release: Release) -> None:
+        seat, stand, highest, entered, at, _ = release
+        if entered >= 0:  # else it was never inside, or has lost that
+            entered += int((self._time() - at) * 1000)
+        heard = partial(self._answered, release)
+        seat.asked()
+        seat.member.release(stand, highest, UNBOUNDED, entered=entered, heard=heard)
+
+    def _answered(self, release: Release, _: int | None, error: Exception | None) -> None:
+        if error is None:
+            self._pause = _FIRST_PAUSE
+        else:
+            self.keep(release)
 
     def close(self) -> None:
         """Send them once more, and no more after that."""
