@@ -225,8 +225,8 @@ async def test_a_store_that_cannot_say(
     async def job() -> None:
         begun.append(None)
 
-    async with schedulers(1, store) as (only,):
-        store.refuse(operation)
+    async with schedulers(1, store, ttl=1) as (only,):
+        store.refuse(operation, math.inf if operation == "finish" else 1)
         only.add(job, PAST)
         await only.idle()
         assert not begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -168,14 +169,14 @@ def test_done_and_perhaps_not_remembered(ends: str, caplog: pytest.LogCaptureFix
     server = MemoryServer()
     store = FaultyStore(MemoryStore(server))
     others = aiolock.sync.connect(server)
-    locks = Locks(aiolock.sync.connect(store))
+    locks = Locks(aiolock.sync.connect(store, ttl=1))
 
     @locks.once("payment:{order}", remember=60)
     def pay(order: int) -> str:
         if ends == "lost":
             assert others.once("payment:7", remember=60).break_()
         else:
-            store.refuse("post" if ends == "post" else "finish")
+            store.refuse("post" if ends == "post" else "finish", math.inf)
         return "paid"
 
     with others, locks.client:

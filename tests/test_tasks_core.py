@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -185,12 +186,12 @@ async def test_done_and_perhaps_not_remembered(
 ) -> None:
     """What has returned is not put back because the store then fails; its result comes out."""
     store = FaultyStore(MemoryStore(MemoryServer()))
-    async with aiolock.connect(store) as client:
+    async with aiolock.connect(store, ttl=1) as client:
         locks = Locks(client)
 
         @locks.once("x", remember=60)
         async def task() -> str:
-            getattr(store, fault)(operation)
+            getattr(store, fault)(operation, math.inf)
             return "paid"
 
         assert await task() == "paid"
