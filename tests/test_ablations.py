@@ -4820,15 +4820,15 @@ SAFEGUARDS = (
     Safeguard(
         "a result that the store does not take is sent again",
         "_locks/once.py",
-        "                if watchdog.time() + FIRST_PAUSE > until or lease.state is",
-        "                if True or lease.state is",
+        "                if watchdog.time() + FIRST_PAUSE > until or lease.state not in ALIVE:\n",
+        "                if True:\n",
         "test_outcome.py::test_a_store_that_fails_for_a_moment_is_told_again",
     ),
     Safeguard(
         "… for as long as a lease",
         "_locks/once.py",
-        "                if watchdog.time() + FIRST_PAUSE > until or lease.state is",
-        "                if lease.state is",
+        "                if watchdog.time() + FIRST_PAUSE > until or lease.state not in ALIVE:\n",
+        "                if lease.state not in ALIVE:\n",
         "test_outcome.py::test_the_store_does_not_take_it[10-10]",
     ),
     Safeguard(
@@ -4874,6 +4874,20 @@ SAFEGUARDS = (
         "    circle = _circle(attempt.policy, task, owned, attempts, certain=False)\n",
         '    circle = "it was so"\n',
         "test_deadlocks.py::test_a_lease_that_was_passed_on[passing]",
+    ),
+    Safeguard(
+        "… nor a loss that a report tells of",
+        "_engine/runs.py",
+        "            Context().run(self._lose, hold, LossReason.REFUSED)\n",
+        "            self._lose(hold, LossReason.REFUSED)\n",
+        "test_runs.py::test_a_loss_is_not_told_in_the_context_of_who_has_handed_it_on",
+    ),
+    Safeguard(
+        "… nor when the lease is over",
+        "_locks/once.py",
+        " > until or lease.state not in ALIVE:\n",
+        " > until:\n",
+        "test_outcome.py::test_a_lease_that_the_work_has_ended[released]",
     ),
 )
 

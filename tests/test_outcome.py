@@ -205,6 +205,30 @@ async def test_the_store_does_not_take_it(ttl: float, seconds: float) -> None:
         assert await once.outcome(work) == ("done", False)
 
 
+@virtual
+@pytest.mark.parametrize("ends", ["released", "closed"])
+async def test_a_lease_that_the_work_has_ended(ends: str) -> None:
+    """Others may do it by then, so a store that does not take the result is not asked again."""
+    loop = asyncio.get_running_loop()
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    client = aiolock.connect(faulty, deadlock_after=None)
+    async with client:
+
+        async def work(lease: Lease) -> str:
+            if ends == "released":
+                await lease.release()
+            else:
+                await client.aclose()
+            return "done"
+
+        faulty.refuse("post", math.inf)
+        start = loop.time()
+        with pytest.raises(StoreError):
+            await client.once("k", remember=60).outcome(work)
+        assert loop.time() - start < 0.1
+        assert faulty.calls["post"] <= 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_cancelled_at_every_step(kind: Kind) -> None:
     """Whoever comes after one that was cancelled does it, or has what came of it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -488,6 +490,45 @@ async def test_what_is_said_of_one_run_is_not_said_of_the_next() -> None:
         assert await lease.verify()
         assert (await released, await then) == (False, True)
         assert await lease.release()
+
+
+@virtual
+async def test_a_loss_is_not_told_in_the_context_of_who_has_handed_it_on() -> None:
+    """A report that is refused is of the task before, and the loss of the one that has it."""
+    request = ContextVar("request", default="nobody's")
+    told = list[str]()
+
+    class Log(aiolock.Observer):
+        def lost(self, *_: Any, **facts: Any) -> None:
+            told.append(request.get())
+
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty, observer=Log()) as client:
+        lock = client.lock("l")
+        inside = asyncio.Event()
+
+        async def first() -> None:
+            request.set("first")
+            async with lock:
+                inside.set()
+                await settled()
+                faulty.lose("push", math.inf)
+                (holder,) = (await lock.status()).holders
+                assert server.break_(KEY, [holder.fence]) == 1
+
+        async def second() -> None:
+            with pytest.raises(LeaseLost):
+                async with lock:
+                    await asyncio.sleep(5)
+
+        leaving = asyncio.create_task(first())
+        await inside.wait()
+        await second()
+        with suppress(LeaseLost):
+            await leaving
+    assert "nobody's" in told
+    assert told.count("first") <= 1, "its own loss"
 
 
 @virtual

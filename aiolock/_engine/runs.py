@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Final
 
@@ -372,7 +373,8 @@ class Runs(Relay):
         present, fence = batch.chain.present, batch.chain.fence
         hold = self._holds.get(present.waiter)
         if hold is not None and hold.fence == fence:
-            self._lose(hold, LossReason.REFUSED)
+            # Not in the context of whoever has handed it on: see `shared_timers`.
+            Context().run(self._lose, hold, LossReason.REFUSED)
         elif present.phase is Phase.GRANTED:
             present.taken_away(fence)
         self._give_up_places(run, batch)

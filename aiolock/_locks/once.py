@@ -16,7 +16,7 @@ from types import CoroutineType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from aiolock._engine.acquirer import AlreadyDone
-from aiolock._engine.hold import LeaseState
+from aiolock._engine.hold import ALIVE
 from aiolock._engine.lease import Lease, give_back
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
@@ -224,7 +224,7 @@ class Once:
             except StoreError:
                 # The work is done: as long as nobody else may do it, a store that refuses for a
                 # moment is asked again.
-                if watchdog.time() + FIRST_PAUSE > until or lease.state is LeaseState.LOST:
+                if watchdog.time() + FIRST_PAUSE > until or lease.state not in ALIVE:
                     raise
                 await asyncio.sleep(FIRST_PAUSE)
             else:
