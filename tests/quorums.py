@@ -25,6 +25,8 @@ class Server:
         self.stopped = self.down = self.refuses = False
         self.full = False
         """It refuses all that needs memory: votes, and to be told of which quorum it is."""
+        self.refuses_marks = False
+        """It refuses to remember that work is done, and nothing else."""
         self.asked = 0
         """How many commands it has carried out."""
         self._members: list[_Breakable] = []
@@ -145,6 +147,12 @@ class _Breakable(MemoryMember):
             self._loop.call_soon(heard, None, StoreError("it is full"))
         else:
             super().vote(*question, heard=heard, **terms)
+
+    def finish(self, *mark: Any) -> None:
+        if self._server.refuses_marks:
+            self._loop.call_soon(mark[-1], None, StoreError("it is full"))
+        else:
+            super().finish(*mark)
 
     def waits_for(self) -> float:
         return self._loop.time() - self._since[0] if self._since else 0.0

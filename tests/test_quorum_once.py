@@ -148,6 +148,131 @@ async def test_without_a_majority_nobody_knows() -> None:
         assert await is_done(other)
 
 
+# The members refuse to remember it for a while
+
+
+def unfinished(client: LockClient) -> int:
+    """Of how many finishes the client keeps anything."""
+    store: Any = client._engine.store
+    return len(store._candidates._finishing)
+
+
+async def refuse(of: Sequence[Server], seconds: float) -> None:
+    """They refuse marks for so long."""
+    for server in of:
+        server.refuses_marks = True
+    await asyncio.sleep(seconds)
+    for server in of:
+        server.refuses_marks = False
+
+
+@pytest.mark.parametrize("those", [(0, 1, 2), (0, 1), (1, 2)])
+@virtual
+async def test_a_majority_that_refuses_for_a_moment_is_told_again(those: Sequence[int]) -> None:
+    """The votes stand until then: whoever waits is told that it is done, also at this client."""
+    loop = asyncio.get_running_loop()
+    async with clients(of := servers(), 2) as (ours, other):
+        done = asyncio.Event()
+
+        async def work() -> None:
+            async with ours.once("a", remember=60):
+                await done.wait()
+
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0.1)
+        asking = [asyncio.create_task(do(client, remember=60)) for client in (other, ours)]
+        await queued(ours.once("a", remember=60), 2)
+        refusing = asyncio.create_task(refuse([of[n] for n in those], 1.5))
+        await asyncio.sleep(0)
+        done.set()
+        start = loop.time()
+        assert await asyncio.gather(*asking, working) == [False, False, None]
+        assert 1.5 < loop.time() - start < 3
+        await refusing
+        assert all(marked(of))
+        assert not unfinished(ours)
+        assert not any(server.voter.states["once:a"].line for server in of)
+        await asyncio.sleep(60)
+        assert await do(other, remember=60)
+
+
+@virtual
+async def test_a_majority_that_refuses_until_the_lease_ends() -> None:
+    """Then the votes are given back, and the next one does it, also where the lease is longer."""
+    loop = asyncio.get_running_loop()
+    async with clients(of := servers(), 2, ttl=20) as (ours, other):
+        refusing = asyncio.create_task(refuse(of, 25))
+        start = loop.time()
+        with pytest.raises(aiolock.StoreError, match="nobody knows whether that is remembered"):
+            await do(ours)
+        assert unfinished(ours) == 1
+        async with other.once("a", remember=DAY) as lease:
+            assert lease is not None
+            assert 19 < loop.time() - start < 20
+            assert not unfinished(ours)
+            await refusing
+        assert all(marked(of))
+        assert await is_done(ours)
+
+
+@virtual
+async def test_one_that_refuses_is_told_by_whoever_asks() -> None:
+    """A majority knows, so the client is told at once, and the vote of the third is given back."""
+    async with clients(of := servers(), 2) as (ours, other):
+        of[2].refuses_marks = True
+        assert await do(ours)
+        assert not unfinished(ours)
+        await asyncio.sleep(0.01)
+        assert marked(of) == [True, True, False]
+        assert not of[2].voter.states["once:a"].out
+        of[2].refuses_marks = False
+        assert await is_done(other)
+        await asyncio.sleep(0.01)
+        assert all(marked(of))
+
+
+@virtual
+async def test_broken_while_it_is_told_again() -> None:
+    """A server that has voted for somebody else meanwhile refuses the mark: nobody knows."""
+    async with clients(of := servers(), 2) as (ours, other):
+        refusing = asyncio.create_task(refuse(of, 0.5))
+        await asyncio.sleep(0)
+        finishing = asyncio.create_task(do(ours))
+        await asyncio.sleep(0.1)
+        assert await other.once("a", remember=DAY).break_()
+        async with other.once("a", remember=DAY) as lease:
+            assert lease is not None
+            with pytest.raises(aiolock.StoreError, match="nobody knows"):
+                await finishing
+            assert marked(of) == [False] * 3
+        await refusing
+        assert all(marked(of))
+        assert not unfinished(ours)
+
+
+@virtual
+async def test_closed_while_it_is_told_again() -> None:
+    """It is told once more; then the votes are given back, and no timer is left."""
+    loop = asyncio.get_running_loop()
+    async with clients(of := servers(), 1) as (other,):
+        async with clients(of, 1) as (ours,):
+            refusing = asyncio.create_task(refuse(of, 5))
+            await asyncio.sleep(0)
+            finishing = asyncio.create_task(do(ours))
+            await asyncio.sleep(0.1)
+            assert unfinished(ours) == 1
+            candidates = ours._engine.store._candidates
+        with pytest.raises(aiolock.StoreError, match="nobody knows"):
+            await finishing
+        assert not candidates._finishing
+        start = loop.time()
+        async with other.once("a", remember=DAY) as lease:
+            assert lease is not None
+            assert loop.time() - start < 1
+            await refusing
+        assert all(marked(of))
+
+
 # The client that did it died half way
 
 

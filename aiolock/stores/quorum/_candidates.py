@@ -526,6 +526,7 @@ class Candidates(Handing):
         self._lines.clear()
         for line in lines:
             line.close()
+        self._settle_all()
         for standing in standings:
             if standing.undecided is not None:
                 self._abandon(standing, entered=True)

@@ -24,6 +24,12 @@ the server's clock. From this follows, whichever servers answer:
   marked, and f have lost it; the candidate has not heard at most q - 1 - f of the others, and at
   least q - f of these were marked.
 
+* **A finish that fails leaves the votes where they are.** The client sends it again until its lease
+  ends (`aiolock._engine.finishes`). If the votes were given back before, another client would do
+  the work meanwhile. So a server is sent the release once it has answered that it has the mark, or
+  that its vote is another's; and any server once the finish is over: a majority has answered alike,
+  or the lease ends.
+
 If all marked servers have lost their memory, the mark is forgotten. It is also forgotten if a
 majority was emptied at once: a quorum of which a majority knows nothing is a new one.
 """
@@ -38,6 +44,7 @@ from aiolock.errors import StoreError
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, Form, Waiter
 from aiolock.stores._member import OUTSIDE, UNBOUNDED, Marked, Recalled, Stand
 from aiolock.stores.quorum._asking import SOON, Asking
+from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._seat import Seat
 from aiolock.stores.quorum._standing import JUST_AFTER, Standing
@@ -46,10 +53,17 @@ _AGAIN: Final = 0.5
 """Seconds after which the members are asked again whether it is done."""
 _PATIENCE: Final = 5.0
 """Seconds after which a waiting client is told that too few members know whether it is done."""
+_LONGEST: Final = 3600.0
+"""Seconds after which a finish that fails is not sent again, whatever the lease."""
 
 
 class Marking(Asking):
     """The acquisitions of one client; here, the part about what is done once."""
+
+    def __init__(self, council: Council) -> None:
+        super().__init__(council)
+        self._finishing = dict[Waiter, _Finish]()
+        """The finishes that are not over, by the waiter as the client knows it."""
 
     # A known mark
 
@@ -172,17 +186,15 @@ class Marking(Asking):
         self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         """See `Store.finish`."""
-        standing = self._has(waiter)
-        if standing is not None and not (standing.inside and standing.ballot.fence == fence):
-            standing = None
-        if standing is not None:
-            self._end(standing)
-        else:
+        finish = self._finish_of(waiter, fence)
+        if finish is None:
             remember = 0  # the lock was lost, or it is done: then the members know
-        stand = Stand(name, waiter, form, 0) if standing is None else standing.stand
+        stand = Stand(name, waiter, form, 0) if finish is None else finish.standing.stand
         marks = _Marks(self._council.size, self._council.quorum)
         for seat in self._seats:
-            heard = partial(self._finished, standing, seat, marks)
+            heard = partial(self._finished, finish, seat, marks)
+            if finish is not None:
+                finish.out[seat.number] += 1
             if seat.is_joined:
                 seat.asked()
                 seat.member.finish(stand, fence, remember, 0, heard)
@@ -190,19 +202,66 @@ class Marking(Asking):
                 self._loop.call_soon(heard, None, self._council.too_few())
         return marks.future
 
+    def _finish_of(self, waiter: Waiter, fence: int) -> _Finish | None:
+        """The finish of this grant: a new one, or one that is sent again; None if it is over."""
+        standing, earlier = self._has(waiter), self._finishing.get(waiter)
+        if standing is None or not standing.inside or standing.ballot.fence != fence:
+            again = earlier is not None and earlier.standing.ballot.fence == fence
+            return earlier if again else None
+        if earlier is not None:
+            self._settle(earlier)  # of an earlier grant of this waiter
+        now = self._time()
+        until = min(standing.ballot.deadline or now, now + _LONGEST)
+        self._end(standing)
+        finish = self._finishing[waiter] = _Finish(waiter, standing, until)
+        return finish
+
     def _finished(
         self,
-        standing: Standing | None,
+        finish: _Finish | None,
         seat: Seat,
         marks: _Marks,
         known: int | None,
         error: Exception | None,
     ) -> None:
-        if standing is not None and standing.asked[seat.number]:
-            # Not before: if the release came first, another waiter might get the vote.
+        agreed = marks.heard(known, error)
+        if finish is None:
+            return
+        finish.out[seat.number] -= 1
+        if agreed or finish.over:
+            self._settle(finish)
+        elif error is None:
+            self._leave_behind(finish, seat)
+        elif finish.timer is None:
+            # The client sends it again until then, and not after that.
+            left = max(0.0, finish.until - self._time())
+            finish.timer = self._loop.call_later(left, self._settle, finish)
+
+    def _settle(self, finish: _Finish) -> None:
+        """The finish is over: nothing of it is to stay at any member except its mark."""
+        if not finish.over:
+            finish.over = True
+            del self._finishing[finish.waiter]
+            if finish.timer is not None:
+                finish.timer.cancel()
+        for seat in self._seats:
+            # Not before it has answered: if the release came first, another waiter might get the
+            # vote.
+            if not finish.out[seat.number]:
+                self._leave_behind(finish, seat)
+
+    def _leave_behind(self, finish: _Finish, seat: Seat) -> None:
+        """Release the vote, or the place in line, at this member, unless that was done."""
+        if finish.present[seat.number]:
+            finish.present[seat.number] = False
+            standing = finish.standing
             highest = standing.ballot.highest
             seat.member.release(standing.stand, highest, UNBOUNDED, entered=OUTSIDE, heard=unheard)
-        marks.heard(known, error)
+
+    def _settle_all(self) -> None:
+        """The client is closed: no finish is sent again."""
+        for finish in list(self._finishing.values()):
+            self._settle(finish)
 
     def _has(self, waiter: Waiter) -> Standing | None:
         """The acquisition that this waiter bears, or waits with."""
@@ -213,8 +272,26 @@ class Marking(Asking):
         raise NotImplementedError
 
 
+class _Finish:
+    """The end of a grant whose work is done, until the members know or the lease ends."""
+
+    def __init__(self, waiter: Waiter, standing: Standing, until: float) -> None:
+        self.waiter = waiter
+        self.standing = standing
+        """The acquisition, which has ended: nothing is counted any more."""
+        self.until = until
+        """When its votes end."""
+        self.out = [0] * len(standing.asked)
+        """By member: how many copies are not answered."""
+        self.present = standing.asked.copy()
+        """By member: whether it has to be sent a release."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Runs once a member has failed."""
+        self.over = False
+
+
 class _Marks:
-    """The members' answers to a mark."""
+    """The members' answers to one copy of a finish."""
 
     def __init__(self, size: int, quorum: int) -> None:
         self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -223,18 +300,17 @@ class _Marks:
         self._marked = self._refused = 0
         self._error: Exception | None = None
 
-    def heard(self, known: int | None, error: Exception | None) -> None:
-        """A member has answered, or the question has failed."""
+    def heard(self, known: int | None, error: Exception | None) -> bool:
+        """A member has answered, or the question has failed; whether a majority says the same."""
         self._left -= 1
         self._marked += bool(known)
         self._refused += known == 0
         self._error = self._error or error
-        if self.future.done():
-            return
-        if self._marked >= self._quorum:
-            self.future.set_result(WAS_HOLDER)
-        elif self._refused >= self._quorum:
-            self.future.set_result(WAS_ABSENT)
-        elif not self._left:
-            assert self._error is not None, "an odd number is never halved"
-            self.future.set_exception(self._error)
+        marked, refused = self._marked >= self._quorum, self._refused >= self._quorum
+        if not self.future.done():
+            if marked or refused:
+                self.future.set_result(WAS_HOLDER if marked else WAS_ABSENT)
+            elif not self._left:
+                assert self._error is not None, "an odd number is never halved"
+                self.future.set_exception(self._error)
+        return marked or refused
