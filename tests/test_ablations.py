@@ -4335,6 +4335,20 @@ SAFEGUARDS = (
         "test_quorum.py::test_a_release_is_not_sent_for_ever",
     ),
     Safeguard(
+        "… each after pauses of its own",
+        "stores/quorum/_releases.py",
+        "_FIRST_PAUSE * 2.0**self.again",
+        "_LONGEST_PAUSE",
+        "test_quorum.py::test_a_release_that_fails_once_after_others_have_failed_for_long",
+    ),
+    Safeguard(
+        "… and not behind another that is due later",
+        "stores/quorum/_releases.py",
+        "            if self._timer_at <= due:\n",
+        "            if True:\n",
+        "test_quorum.py::test_a_release_that_fails_once_after_others_have_failed_for_long",
+    ),
+    Safeguard(
         "… nor where nothing is left of it",
         "stores/quorum/_candidates.py",
         "            if again and not nothing:\n",

@@ -596,6 +596,25 @@ async def test_a_release_is_not_sent_for_ever() -> None:
 
 
 @virtual
+async def test_a_release_that_fails_once_after_others_have_failed_for_long() -> None:
+    """It is sent again after a second, whatever others wait for."""
+    async with clients(of := servers(), 1) as (client,):
+        releases = client._engine.store._candidates._releases
+        first, second = await client.lock("a").acquire(), await client.lock("b", ttl=4).acquire()
+        of[0].refuses = True
+        assert await first.release()
+        await asyncio.sleep(40)
+        assert len(releases) == 1
+        assert await second.release()
+        await asyncio.sleep(0.1)
+        of[0].refuses = False
+        assert "lock:b" in of[0].voter.left_behind
+        await asyncio.sleep(1)
+        assert "lock:b" not in of[0].voter.left_behind
+        assert len(releases) == 1
+
+
+@virtual
 async def test_a_release_that_was_refused_when_its_client_is_closed() -> None:
     """It is sent once more, and no more after that."""
     of = servers()

@@ -9,6 +9,8 @@ and not for ever: a vote ends with its lease.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
@@ -17,7 +19,7 @@ from aiolock.stores._member import UNBOUNDED, Stand
 from aiolock.stores.quorum._seat import Seat
 
 _FIRST_PAUSE: Final = 1.0
-"""Seconds until they are sent again for the first time; later pauses are longer."""
+"""Seconds until one is sent again for the first time; each later pause of it is twice as long."""
 _LONGEST_PAUSE: Final = 30.0
 _SLACK: Final = 1.0
 """Seconds for a renewal that was on its way."""
@@ -36,6 +38,14 @@ class Release(NamedTuple):
     """When it was sent first; from then on it was outside."""
     lasts_for: float
     """For how many seconds from then its vote, or one that comes by then, may last."""
+    again: int = 0
+    """How often it was kept before. The pauses are its own: what fails for the first time must not
+    wait as long as what has failed for an hour, its vote may have ended by then."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until it is sent again."""
+        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self.again)
 
     @property
     def until(self) -> float:
@@ -49,9 +59,11 @@ class Releases:
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
         self._loop = asyncio.get_running_loop()
-        self._left: list[Release] = []
-        self._pause = _FIRST_PAUSE
+        self._left: list[tuple[float, int, Release]] = []
+        """When each is due, and the release: a heap, in which no two numbers are the same."""
+        self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._closed = False
 
     def __len__(self) -> int:
@@ -61,15 +73,31 @@ class Releases:
         """It has failed: send it again after a while."""
         if self._closed:
             return
-        self._left.append(release)
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._pause, self._send_again)
-            self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+        due, after = self._time() + release.pause, release._replace(again=release.again + 1)
+        heapq.heappush(self._left, (due, next(self._numbers), after))
+        self._wait()
 
-    def _send_again(self) -> None:
-        self._timer = None
-        left, self._left = self._left, []
-        for release in left:
+    def _wait(self) -> None:
+        """Wait for the one that is due first."""
+        if not self._left:
+            return
+        due = self._left[0][0]
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._loop.call_later(max(0.0, due - self._time()), self._look)
+
+    def _look(self) -> None:
+        self._timer, now, due = None, self._time(), list[Release]()
+        while self._left and self._left[0][0] <= now:
+            due.append(heapq.heappop(self._left)[2])
+        self._send_again(due)
+        self._wait()
+
+    def _send_again(self, releases: list[Release]) -> None:
+        for release in releases:
             if self._time() >= release.until:
                 continue
             if release.seat.in_reach:
@@ -78,17 +106,15 @@ class Releases:
                 self.keep(release)
 
     def _send(self, release: Release) -> None:
-        seat, stand, highest, entered, at, _ = release
+        seat, at, entered = release.seat, release.at, release.entered
         if entered >= 0:  # else it was never inside, or has lost that
             entered += int((self._time() - at) * 1000)
         heard = partial(self._answered, release)
         seat.asked()
-        seat.member.release(stand, highest, UNBOUNDED, entered=entered, heard=heard)
+        seat.member.release(release.stand, release.highest, UNBOUNDED, entered=entered, heard=heard)
 
     def _answered(self, release: Release, _: int | None, error: Exception | None) -> None:
-        if error is None:
-            self._pause = _FIRST_PAUSE
-        else:
+        if error is not None:
             self.keep(release)
 
     def close(self) -> None:
@@ -96,4 +122,6 @@ class Releases:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-            self._send_again()
+            self._timer = None
+        left, self._left = self._left, []
+        self._send_again([release for _, _, release in left])
