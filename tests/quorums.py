@@ -162,6 +162,7 @@ class _Breakable(MemoryMember):
             return
         if self._server.refuses:
             error = StoreError("it refuses for a while")
+            error.refused = True
             self._loop.call_soon(heard, None, error)
             return
         if self._client is None:

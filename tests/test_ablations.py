@@ -4356,11 +4356,32 @@ SAFEGUARDS = (
         "test_quorum.py::test_a_release_is_not_sent_for_ever",
     ),
     Safeguard(
+        "… but also where only the last question was refused",
+        "stores/quorum/_asking.py",
+        "            standing.arrived[server] = True\n",
+        "            pass\n",
+        "test_quorum.py::test_a_release_that_is_refused_after_a_question_that_was",
+    ),
+    Safeguard(
         "… also as its client is closed",
         "stores/quorum/_candidates.py",
         "        self._releases.close()\n",
         "",
         "test_quorum.py::test_a_release_that_was_refused_when_its_client_is_closed",
+    ),
+    Safeguard(
+        "a vote for a waiter that could not be released is given back as it comes",
+        "stores/quorum/_candidates.py",
+        "            self._left.discard(standing.stand.waiter)",
+        "            pass",
+        "test_quorum.py::test_a_vote_for_who_could_not_be_released",
+    ),
+    Safeguard(
+        "… and so is one that comes long after the release",
+        "stores/quorum/_candidates.py",
+        "        self._forget(self._time())\n",
+        "",
+        "test_quorum.py::test_a_question_that_comes_long_after_its_release",
     ),
     Safeguard(
         "a subscription at another server is dialled with pauses",

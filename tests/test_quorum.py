@@ -614,6 +614,55 @@ async def test_a_release_that_fails_once_after_others_have_failed_for_long() -> 
         assert len(releases) == 1
 
 
+async def _cancelled_in_line(of: list[Server], ours: LockClient) -> None:
+    """A waiter that server 0 has let stand in line, and whose later question it has refused."""
+    waiting = later(ours.lock("a"))
+    await asyncio.sleep(0.1)
+    assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 1, 1]
+    of[0].refuses = True
+    of[0].members[0].connects()
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.sleep(0.01)
+    of[0].refuses = False
+    assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 0, 0]
+
+
+@virtual
+async def test_a_release_that_is_refused_after_a_question_that_was() -> None:
+    """It is sent again: an earlier question was not refused, so its waiter stands in line there."""
+    async with clients(of := servers(), 2) as (ours, other), other.lock("a"):
+        await _cancelled_in_line(of, ours)
+        await asyncio.sleep(1.1)
+        assert not of[0].voter.states["lock:a"].line
+
+
+@virtual
+async def test_a_vote_for_who_could_not_be_released() -> None:
+    """It is given back as it comes, and not when the release is sent again."""
+    async with clients(of := servers(), 2) as (ours, other):
+        async with other.lock("a"):
+            await _cancelled_in_line(of, ours)
+        await asyncio.sleep(0.1)
+        assert await left_behind(of) == []
+
+
+@virtual
+async def test_a_question_that_comes_long_after_its_release() -> None:
+    """The vote that follows is given back, also if nothing was released since."""
+    async with clients(of := servers(), 2) as (ours, other):
+        async with other.lock("a"):
+            of[0].members[0].late = 2.0
+            waiting = later(ours.lock("a"))
+            await asyncio.sleep(0.1)
+            of[0].members[0].late = 0.0
+            waiting.cancel()
+            await asyncio.sleep(2)
+            assert len(of[0].voter.states["lock:a"].line) == 1
+        await asyncio.sleep(0.1)
+        assert await left_behind(of) == []
+
+
 @virtual
 async def test_a_release_that_was_refused_when_its_client_is_closed() -> None:
     """It is sent once more, and no more after that."""

@@ -7,6 +7,7 @@ import math
 from functools import partial
 from typing import Any, Final
 
+from aiolock.errors import StoreError
 from aiolock.store import PRIORITY, Waiter
 from aiolock.stores._member import (
     OUTSIDE,
@@ -144,6 +145,8 @@ class Asking:
     ) -> None:
         """The same, or a member has answered a waiter that gives way."""
         standing.asking[server] = False
+        if not (isinstance(error, StoreError) and error.refused):
+            standing.arrived[server] = True
         if answer is None:
             if not standing.over:
                 standing.said[server] = error

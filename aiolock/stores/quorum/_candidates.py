@@ -145,6 +145,7 @@ class Candidates(Handing):
     def granted(self, server: int, waiter: Waiter, number: int, lease: int, now: int) -> None:
         """A member has voted for a waiter that stood in line."""
         standing = self.standings[waiter]
+        standing.arrived[server] = True
         began = standing.began(server, now, self._time())
         self._voted(standing, server, number, began + lasts(lease), now)
         if not standing.inside:
@@ -152,6 +153,7 @@ class Candidates(Handing):
 
     def foreign(self, server: int, name: str, waiter: Waiter, form: Form) -> None:
         """A member has voted for an ended waiter: it has not heard of the end, or forgot it."""
+        self._forget(self._time())
         if waiter in self._left:
             return  # its release was not there yet, and is by now, or will be
         member = self._seats[server].member
@@ -454,9 +456,10 @@ class Candidates(Handing):
         for seat, asked, vote in zip(self._seats, standing.asked, ballot.votes, strict=True):
             if not asked:
                 continue
+            server = seat.number
             counts = vote is not None and not stand.form.counts
             heard = tally.heard_of if counts else tally.heard
-            nothing = vote is None and isinstance(standing.said[seat.number], Exception)
+            nothing = not (standing.arrived[server] or standing.asking[server])
             if again and not nothing:
                 heard = partial(self._released, standing, seat, since, now, heard)
             seat.asked()
@@ -481,6 +484,7 @@ class Candidates(Handing):
                 lasts_for = max(lasts_for, vote.deadline - at)
             highest = standing.ballot.highest
             self._releases.keep(Release(seat, standing.stand, highest, since, at, lasts_for))
+            self._left.discard(standing.stand.waiter)  # a vote for it is to be released at once
         heard(was, error)
 
     def _end(self, standing: Standing) -> None:
@@ -501,9 +505,12 @@ class Candidates(Handing):
     def _remember(self, waiter: Waiter, now: float) -> None:
         """Remember that a waiter was released, and forget those that were released long ago."""
         self._left.add(waiter)
+        self._left_at.append((now, waiter))
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
         left_at = self._left_at
-        left_at.append((now, waiter))
-        while left_at[0][0] < now - _LATELY:
+        while left_at and left_at[0][0] < now - _LATELY:
             self._left.discard(left_at.popleft()[1])
 
     def _abandon(self, standing: Standing, *, entered: bool) -> None:

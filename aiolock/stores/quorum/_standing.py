@@ -35,6 +35,7 @@ class Standing:
         "admitted",
         "ahead_at",
         "answers",
+        "arrived",
         "ask_at",
         "asked",
         "asking",
@@ -83,6 +84,8 @@ class Standing:
         self.ballot = Ballot(servers, once=form.once, periodic=form.period > 0)
         self.asked = [False] * servers
         """Whether the member was ever asked, so that it has to be sent a release."""
+        self.arrived = [False] * servers
+        """Whether anything of it may be there: not while each question was refused."""
         self.asking = [False] * servers
         """Whether a question to the member is out."""
         self.sent = [0.0] * servers
