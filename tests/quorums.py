@@ -27,6 +27,8 @@ class Server:
         """It refuses all that needs memory: votes, and to be told of which quorum it is."""
         self.refuses_marks = False
         """It refuses to remember that work is done, and nothing else."""
+        self.odd = set[str]()
+        """Names for which it refuses to vote: what it has under their keys is of something else."""
         self.asked = 0
         """How many commands it has carried out."""
         self._members: list[_Breakable] = []
@@ -145,6 +147,8 @@ class _Breakable(MemoryMember):
     def vote(self, *question: Any, heard: Heard, **terms: Any) -> None:
         if self._server.full and self.voter.charter is not None:
             self._loop.call_soon(heard, None, StoreError("it is full"))
+        elif question[0].name in self._server.odd:
+            self._loop.call_soon(heard, None, StoreError("it has something else there"))
         else:
             super().vote(*question, heard=heard, **terms)
 

@@ -86,6 +86,132 @@ async def test_two_that_refuse() -> None:
 
 
 @virtual
+async def test_two_that_refuse_who_stands_in_line() -> None:
+    """Its client is told so when it asks, though the waiter stands aside since they do."""
+    of = servers()
+    async with clients(of, 2) as (ann, bob), bob.lock("a"):
+        waiting = later(ann.lock("a"))
+        await asyncio.sleep(0.1)
+        for server in of[1:]:
+            server.odd = {"lock:a"}
+            server.members[0].connects()
+        await asyncio.sleep(0.1)
+        store = ann._engine.store
+        (standing,) = store._candidates.standings.values()
+        assert standing.ballot.aside
+        stand = standing.stand
+        with pytest.raises(StoreError, match="something else"):
+            await store.acquire(
+                *(stand.name, stand.waiter, stand.form, standing.ttl),
+                ticket=stand.ticket,
+                wait=True,
+                max_waiters=0,
+            )
+        waiting.cancel()
+
+
+@virtual
+async def test_two_that_refuse_one_name() -> None:
+    """No other name of that client is concerned: it is acquired at once, and keeps its turn."""
+    of = servers()
+    async with clients(of, 2) as (ann, bob):
+        of[0].odd = of[1].odd = {"lock:odd"}
+        lease = await bob.lock("b").acquire()
+        behind = later(ann.lock("b"))
+        for _ in range(20):
+            with pytest.raises(StoreError, match="something else"):
+                await ann.lock("odd").acquire()
+            async with asyncio.timeout(0.01), ann.lock("a"):
+                pass
+            await asyncio.sleep(0.1)
+        last = later(bob.lock("b"))
+        await asyncio.sleep(0.1)
+        await lease.release()
+        await asyncio.sleep(0.01)
+        assert behind.done()
+        await behind.result().release()
+        await (await last).release()
+
+
+@virtual
+async def test_one_that_refuses_one_name_and_one_that_is_away() -> None:
+    """Who waits for that name is in nobody's way, and other names of its client keep their turn."""
+    of = servers()
+    async with clients(of, 2) as (ann, bob):
+        of[1].odd = {"lock:odd"}
+        of[2].members[0].breaks()
+        refused = later(ann.lock("odd"))
+        lease = await bob.lock("a").acquire()
+        behind = later(ann.lock("a"))
+        for number in range(20):
+            async with asyncio.timeout(0.01), ann.lock(f"other {number}"):
+                pass
+            await asyncio.sleep(0.1)
+            assert not of[0].voter.states["lock:odd"].line
+        last = later(bob.lock("a"))
+        await asyncio.sleep(0.1)
+        await lease.release()
+        await asyncio.sleep(0.01)
+        assert behind.done()
+        await behind.result().release()
+        await (await last).release()
+        of[1].odd = set()
+        await asyncio.sleep(1)
+        assert refused.done(), "a majority votes for it now"
+        await refused.result().release()
+        of[2].members[0].connects()
+
+
+@virtual
+async def test_one_goes_away_while_another_refuses_one_name() -> None:
+    """Who waits for that name stands aside at once, unless the other one votes for it again."""
+    of = servers()
+    async with clients(of, 2) as (ann, bob):
+        lease = await bob.lock("odd").acquire()
+        line = of[0].voter.states["lock:odd"].line
+        of[1].odd = {"lock:odd"}
+        waiting = later(ann.lock("odd"))
+        await asyncio.sleep(0.1)
+        assert len(line) == 1
+        of[2].members[0].breaks()
+        await asyncio.sleep(0.01)
+        assert not line
+        of[2].members[0].connects()
+        await asyncio.sleep(0.01)
+        assert len(line) == 1
+        of[1].odd = set()
+        of[1].members[0].connects()  # so it is asked again
+        await asyncio.sleep(0.01)
+        of[2].members[0].breaks()
+        await asyncio.sleep(0.01)
+        assert len(line) == 1
+        of[2].members[0].connects()
+        await lease.release()
+        await (await waiting).release()
+
+
+@virtual
+async def test_a_question_that_fails_unanswered_is_no_refusal() -> None:
+    """The server has said nothing, so its waiters come back as soon as it is in reach."""
+    of = servers()
+    async with clients(of, 2) as (ann, bob):
+        lease = await bob.lock("a").acquire()
+        of[2].members[0].breaks()
+        of[1].stop()
+        waiting = later(ann.lock("a"))
+        await asyncio.sleep(1)
+        for heard in tuple(of[1].members[0]._unanswered):
+            heard(None, StoreError("it did not answer"))
+        assert not of[0].voter.states["lock:a"].line
+        of[1].resume()
+        await asyncio.sleep(0.3)
+        assert len(of[0].voter.states["lock:a"].line) == 1
+        await lease.release()
+        await (await waiting).release()
+        of[2].members[0].connects()
+
+
+@virtual
 async def test_nobody_is_told_to_wait_where_the_quorum_is_new() -> None:
     """Its servers are told that it is new, and then asked for votes, without a pause."""
     store = store_on(of := servers())

@@ -67,7 +67,7 @@ class Asking:
         if standing.idle or standing.local or standing.over or not seat.in_reach:
             return
         if ballot.aside:
-            standing.said[server] = seat.votes_refused or Silent(1, 0)  # as it would say
+            standing.said[server] = standing.refused.get(server) or Silent(1, 0)  # as it would say
             self._loop.call_soon(self._answer, standing)
             return
         wait = standing.wait or standing.inside
@@ -131,9 +131,20 @@ class Asking:
         error: Exception | None,
     ) -> None:
         """A member has answered a question for a vote, or the question has failed."""
-        if error is not None and not standing.over:
-            self._seats[server].vote_refused(error)
         self._answered(standing, server, sent, answer, error)
+        if error is None:
+            if standing.refused.pop(server, None) is not None:
+                self._weigh(standing)
+        elif standing.waits and self._seats[server].in_reach:  # else it is no answer of the member
+            standing.refused[server] = error
+            self._weigh(standing)
+            self._loop.call_later(RETRY, self._may_vote, standing, server, error)
+
+    def _may_vote(self, standing: Standing, server: int, error: Exception) -> None:
+        """The member has refused a while ago; if it has to be asked whether it still does, ask."""
+        if standing.refused.get(server) is error:
+            del standing.refused[server]
+            self._weigh(standing)
 
     def _answered(  # which question, and its answer
         self,
@@ -244,6 +255,51 @@ class Asking:
         heard = partial(self._answered, standing, server, sent)
         standing.asking[server] = True
         seat.member.give_way(standing.stand, step.vote, heard)
+
+    # Whether a majority votes
+
+    def voting_changed(self) -> None:
+        """Members have begun to vote, or ceased to."""
+        for standing in list(self.standings.values()):
+            self._weigh(standing)
+
+    def _can_enter(self, standing: Standing) -> bool:
+        """Whether a majority votes, as far as this acquisition knows."""
+        refused, council = standing.refused, self._council
+        if not refused or not council.decides:
+            return council.decides
+        votes = [seat.votes and seat.number not in refused for seat in self._seats]
+        return votes.count(True) >= council.quorum
+
+    def _weigh(self, standing: Standing) -> None:
+        """Stand aside if no majority votes, and come back once one does."""
+        if not standing.waits or standing.idle:
+            return
+        aside = not self._can_enter(standing)
+        if aside and not standing.ballot.aside:
+            self._step_aside(standing)
+        elif standing.ballot.aside and not aside:
+            self._join_again(standing)
+
+    def _step_aside(self, standing: Standing) -> None:
+        """No majority votes: leave the lines, so that no waiter of others is blocked."""
+        for leave in standing.ballot.step_aside():
+            if standing.asked[leave.server]:
+                self._release_at(standing, leave.server, leave.upto, unheard)
+        self._ask_again(standing, self._time())
+
+    def _join_again(self, standing: Standing) -> None:
+        """A majority votes again, or may: ask all."""
+        now = self._time()
+        standing.ballot.come_back()
+        for server in range(self._council.size):
+            self._ask(standing, server, now)
+        self._answer(standing)
+
+    def _ask_again(self, standing: Standing, now: float) -> None:
+        standing.said = [None] * self._council.size  # what was said before may not hold any more
+        for server in range(self._council.size):
+            self._ask(standing, server, now)
 
     # Votes that there are
 

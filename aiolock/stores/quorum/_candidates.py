@@ -89,7 +89,7 @@ class Candidates(Handing):
         standing.local = False
         if standing.idle:
             standing.idle = standing.queued = False
-            if self._council.decides:
+            if self._can_enter(standing):
                 standing.ballot.come_back()
         self._is_asked(standing, answer, now)
         if standing.inside:
@@ -127,11 +127,6 @@ class Candidates(Handing):
             standing.answers.clear()
         standing.answers.append(answer)
         self._patience.wait_for(answer, now)
-
-    def _ask_again(self, standing: Standing, now: float) -> None:
-        standing.said = [None] * self._council.size  # what was said before may not hold any more
-        for server in range(self._council.size):
-            self._ask(standing, server, now)
 
     def _ticket(self, form: Form, now: float) -> int:
         """A newcomer's ticket: behind all earlier ones of its priority."""
@@ -218,25 +213,6 @@ class Candidates(Handing):
             self._ask(standing, server, now)
             if standing.ballot.stuck:
                 self._look(standing)  # it may have to tell the fence there
-
-    def step_aside(self) -> None:
-        """No majority votes: leave the lines, so that no waiter of others is blocked."""
-        for standing in list(self.standings.values()):
-            if standing.waits and not standing.idle and not standing.ballot.aside:
-                for leave in standing.ballot.step_aside():
-                    if standing.asked[leave.server]:
-                        self._release_at(standing, leave.server, leave.upto, unheard)
-                self._ask_again(standing, self._time())
-
-    def come_back(self) -> None:
-        """A majority votes again."""
-        now = self._time()
-        for standing in list(self.standings.values()):
-            if standing.waits and not standing.idle:
-                standing.ballot.come_back()
-                for server in range(self._council.size):
-                    self._ask(standing, server, now)
-                self._answer(standing)
 
     def out_of_reach(self) -> None:
         """A member does not answer, and a majority does: no waiter waits for its answer."""

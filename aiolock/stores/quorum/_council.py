@@ -45,7 +45,7 @@ class Council:
         self._decided = False
         """Whether the members that knew of no quorum at opening have been told what they are."""
         self.decides = False
-        """Whether a majority votes, as far as the acquisitions know: else they stand aside."""
+        """Whether a majority votes, as far as that concerns all names: else all stand aside."""
         self.closed = False
 
     # Joining

@@ -91,9 +91,6 @@ class Seat:
         """Until when the member does not vote, by our clock; endless until it is enrolled."""
         self._silence: asyncio.TimerHandle | None = None
         """Runs out when the member votes again."""
-        self.votes_refused: Exception | None = None
-        """The error by which the member has refused a vote, for a while."""
-        self._refusing: asyncio.TimerHandle | None = None
         self.refusal: Exception | None = None
         """Why the member could not be enrolled, the last time."""
         self._enrolling = False
@@ -114,7 +111,7 @@ class Seat:
     def votes(self) -> bool:
         """Whether the member can be asked for a vote, and may give one."""
         silent = self.silent_until > self._time()
-        return self.in_reach and not silent and self.votes_refused is None
+        return self.in_reach and not silent
 
     @property
     def why(self) -> str:
@@ -156,9 +153,8 @@ class Seat:
         if self._timer is not None:
             self._timer.cancel()
         self._enrol_no_more()
-        for timer in (self._silence, self._refusing):
-            if timer is not None:
-                timer.cancel()
+        if self._silence is not None:
+            self._silence.cancel()
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
             await asyncio.wait([self._joining])
@@ -278,20 +274,6 @@ class Seat:
         if 0 < left < math.inf and not self._closed:
             self._silence = self._loop.call_later(max(0.001, left), self._look_whether_silent)
         self._loop.call_soon(self._host.voting_changed)
-
-    def vote_refused(self, error: Exception) -> None:
-        """The member has answered a question for a vote with an error: it may do so for a while."""
-        if self._closed:
-            return
-        if self._refusing is not None:
-            self._refusing.cancel()
-        self._refusing = self._loop.call_later(RETRY, self._may_vote)
-        self.votes_refused = error
-        self._loop.call_soon(self._host.voting_changed)
-
-    def _may_vote(self) -> None:
-        self._refusing = self.votes_refused = None
-        self._host.voting_changed()
 
     def forgot(self) -> None:
         """The member has answered that it does not vote until it is enrolled: see to that."""

@@ -52,6 +52,7 @@ class Standing:
         "promised",
         "queued",
         "recalled_at",
+        "refused",
         "renewing",
         "said",
         "sent",
@@ -96,6 +97,9 @@ class Standing:
         """The member's last answer, if that was no vote."""
         self.ask_at = [math.inf] * servers
         """When to ask the member again if nothing else causes a question."""
+        self.refused = dict[int, Exception]()
+        """By member: the error with which it has answered, for a while. That may concern this name
+        alone, so it counts for this acquisition only."""
         self.renewing = [False] * servers
         self.answers: list[Prompt] = []
         """The answers that its client waits for: several if it has asked several times."""

@@ -170,11 +170,8 @@ class QuorumStore:
         council = self._council
         if council is None or self._opening.under_way:
             return
-        before, council.decides = council.decides, council.has_majority_of_votes
-        if before and not council.decides:
-            self._candidates.step_aside()
-        elif council.decides and not before:
-            self._candidates.come_back()
+        council.decides = council.has_majority_of_votes
+        self._candidates.voting_changed()
 
     def ask_there(self, server: int) -> None:
         """See `Host`."""
