@@ -145,12 +145,12 @@ async def test_two_that_cannot_open_it(
     at_work, most = list[int](), list[int]()
     is_opened = Connection._is_opened
 
-    def look(connection: Connection) -> bool:
+    def look(connection: Connection, guard: int) -> bool:
         at_work.append(1)
         most.append(len(at_work))
         try:
             time.sleep(0.02)
-            return is_opened(connection)
+            return is_opened(connection, guard)
         finally:
             at_work.pop()
 
@@ -1152,6 +1152,31 @@ async def test_a_file_that_is_read_by_who_uses_it(
         async with ours.lock("y"):
             pass
     assert not path.with_name("locks.db-wal").exists()  # who is the last has removed it
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+async def test_a_file_that_two_clients_have_where_the_kernel_has_no_such_locks(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    """One of them closes it, and drops nothing of the other: it has opened nothing of its own."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(_file: int, command: int, *_: object) -> None:
+        assert command == fcntl.F_OFD_SETLK
+        raise OSError(errno.EINVAL, "there are none here")
+
+    has_none = SimpleNamespace(**{**vars(fcntl), "fcntl": refuse})
+    monkeypatch.setattr(_filelock, "fcntl", has_none)
+    monkeypatch.setattr(_filelock, "sys", SimpleNamespace(platform=system))
+    async with aiolock.connect(url) as ours:
+        lease = await take(ours.lock("x", ttl=30))
+        async with aiolock.connect(url):
+            pass
+        assert await asyncio.to_thread(looked_at, path) == "1\n"
+        assert path.with_name("locks.db-wal").exists(), "the other process took itself for the last"
+        async with aiolock.connect(url) as theirs:
+            assert await theirs.lock("x").acquire(blocking=False) is None
+        assert await lease.verify()
 
 
 _WRITES = """

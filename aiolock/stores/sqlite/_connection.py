@@ -70,13 +70,13 @@ class Connection:
         """Open the file that is there now; make it if there is none."""
         self.close()
         check_place(self._path)
-        with self._files.opened_by_one(BUSY):
+        with self._files.opened_by_one(BUSY) as guard:
             for _ in range(_OPENINGS):
-                if self._is_opened():
+                if self._is_opened(guard):
                     return
         raise StoreError(f"{self._name} is removed again and again: see who does that")
 
-    def _is_opened(self) -> bool:
+    def _is_opened(self, guard: int) -> bool:
         """Open it, which may have to wait; False if the file was replaced meanwhile."""
         if not self._files.exists():
             # A log without its file is useless, and an error to SQLite.
@@ -90,7 +90,7 @@ class Connection:
         )
         try:
             self._set_up(database)
-            self._kept_open = self._files.keep_open()
+            self._kept_open = self._files.keep_open(guard)
             identity = self._files.identity()
         except BaseException:
             self.close()
@@ -189,7 +189,9 @@ class Connection:
     def close(self) -> None:
         """Close all. Idempotent."""
         self._identity = None
-        if self._kept_open is not None:  # before: SQLite sees whether anybody else has it open
+        if self._kept_open is not None:
+            # Before SQLite closes: otherwise our own lock would keep it from being the last, and
+            # the log would be left.
             os.close(self._kept_open)
             self._kept_open = None
         if self._database is not None:

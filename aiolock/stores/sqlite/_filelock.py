@@ -54,14 +54,16 @@ else:
         return True
 
 
-def keep_open(file: int) -> None:
+def show_open(file: int) -> bool:
     """Show SQLite in any process that somebody has this database open, until ``file`` is closed.
 
     It has such a lock of its own. But that belongs to the process, and the kernel drops it as soon
     as the process closes the file anywhere, after a look into it, say. This one belongs to the open
-    file. Only Linux has such locks; elsewhere, and on a file system without them, it does nothing.
+    file. Only Linux has such locks: elsewhere, and on a file system without them, this is False.
     """
     if sys.platform == "linux":
         lock = struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, *_SHARED, 0)
         with contextlib.suppress(OSError):
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+            return True
+    return False

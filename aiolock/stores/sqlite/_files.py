@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from aiolock.errors import StoreError
-from aiolock.stores.sqlite._filelock import keep_open, take
+from aiolock.stores.sqlite._filelock import show_open, take
 
 Identity = tuple[tuple[int, int] | None, ...]
 """Device and inode number of the file, its log and its index; None for one that is not there."""
@@ -38,10 +38,17 @@ class Files:
         """Whether the file is there."""
         return self._paths[0].exists()
 
-    def keep_open(self) -> int:
-        """An open file, which keeps others from removing the log as if nobody used it."""
+    def keep_open(self, guard: int) -> int | None:
+        """An open file, which keeps others from removing the log as if nobody used it.
+
+        None where that cannot be shown; ``guard`` is what `opened_by_one` gives.
+        """
+        # Without such a lock, an open file does harm: to close it drops SQLite's own locks, also
+        # those of other clients in this process. So this is tried where SQLite locks nothing.
+        if not show_open(guard):
+            return None
         file = os.open(self._paths[0], os.O_RDONLY)
-        keep_open(file)
+        show_open(file)
         return file
 
     def remove(self) -> None:
@@ -51,8 +58,8 @@ class Files:
                 path.unlink()
 
     @contextlib.contextmanager
-    def opened_by_one(self, within: float) -> Generator[None]:
-        """Meanwhile, no other process opens or removes them.
+    def opened_by_one(self, within: float) -> Generator[int]:
+        """Meanwhile, no other process opens or removes them. Gives the open file that sees to it.
 
         If they cannot be opened, a directory that was made for that is removed again: nothing is
         left beside a file that is not ours.
@@ -63,7 +70,7 @@ class Files:
             while guard is None:
                 made |= self._make_directory()
                 guard = self._taken(within, until)
-            yield
+            yield guard
         except BaseException:
             if made and guard is not None:  # while it is ours nobody else is at work there
                 with contextlib.suppress(OSError):
