@@ -1236,6 +1236,26 @@ async def test_a_file_that_is_replaced_while_it_is_opened(
     others[0].close()
 
 
+async def test_a_file_that_is_removed_while_it_is_opened(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is another one soon: that is no error yet."""
+    set_up, removed = Connection._set_up, list[int]()
+
+    def is_late(self: Connection, database: sqlite3.Connection) -> None:
+        """As one that is interrupted at its end, when somebody removes the file."""
+        set_up(self, database)
+        if not removed:
+            removed.append(path.stat().st_ino)
+            path.unlink()
+
+    monkeypatch.setattr(Connection, "_set_up", is_late)
+    async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        assert removed
+        await take(ours.lock("x", ttl=30))
+        assert await theirs.lock("x").locked()
+
+
 @pytest.mark.one_loop
 def test_a_snapshot_between_two_operations(path: Path) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -90,8 +91,10 @@ class Connection:
         )
         try:
             self._set_up(database)
-            self._kept_open = self._files.keep_open(guard)
-            identity = self._files.identity()
+            identity: Identity = (None,)
+            with contextlib.suppress(FileNotFoundError):  # removed just now: try again
+                self._kept_open = self._files.keep_open(guard)
+                identity = self._files.identity()
         except BaseException:
             self.close()
             raise
