@@ -4945,6 +4945,20 @@ SAFEGUARDS = (
         "test_outcome.py::test_the_store_does_not_take_it[10-10]",
     ),
     Safeguard(
+        "a job that waits for a thread is not begun without its lock",
+        "integrations/apscheduler.py",
+        "return call() if first.acquire(blocking=False) else []",
+        "return call()",
+        "test_tasks_apscheduler.py::test_cancelled_before_its_thread_has_begun[loss-True]",
+    ),
+    Safeguard(
+        "… and is over at once",
+        "integrations/apscheduler.py",
+        "            if first.acquire(blocking=False):\n",
+        "            if False:\n",
+        "test_tasks_apscheduler.py::test_cancelled_before_its_thread_has_begun[shutdown-False]",
+    ),
+    Safeguard(
         "what a client starts lives in no task's context",
         "_client.py",
         'engine.open(), name="aiolock open", context=Context()\n',

@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -184,6 +185,52 @@ async def test_a_function_that_is_not_async() -> None:
         go.set()
         await only.idle()
         assert [event.code for event in only.events] == [EVENT_JOB_EXECUTED]
+
+
+class Slow(ThreadPoolExecutor):
+    """One thread, which has taken what it is to call, but does not call it before it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.has_taken, self.go = threading.Event(), threading.Event()
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        """Have it called, some time."""
+
+        def slowly() -> Any:
+            self.has_taken.set()
+            assert self.go.wait(30)
+            return call(*args, **options)
+
+        return super().submit(slowly)
+
+
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("by", ["loss", "shutdown"])
+async def test_cancelled_before_its_thread_has_begun(by: str, *, free: bool) -> None:
+    """It is over at once, and its function is not called later, whether a thread has taken it."""
+    begun, pool = list[None](), Slow()
+    asyncio.get_running_loop().set_default_executor(pool)
+    try:
+        async with aiolock.connect("memory://") as client:
+            if not free:
+                pool.submit(int)
+                await until(pool.has_taken.is_set)
+            only = Scheduler(client)
+            only.scheduler.start()
+            only.add(lambda: begun.append(None), PAST)
+            await until(pool.has_taken.is_set if free else pool._work_queue.qsize)
+            if by == "loss":
+                assert await client.lock("job").break_()
+                await only.idle()
+            only.scheduler.shutdown()
+            await only.idle()
+            async with client.lock("job", timeout=0):
+                pool.go.set()
+                await asyncio.wrap_future(pool.submit(int))  # behind it in the queue
+                assert not begun
+    finally:
+        pool.go.set()
 
 
 @pytest.mark.parametrize("wait", [True, False])

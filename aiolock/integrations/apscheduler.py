@@ -20,6 +20,7 @@ import functools
 import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
@@ -59,7 +60,8 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
     * A run that loses its lock is cancelled, if the job is an async function. Any other job runs in
       a thread, which nothing can stop: it goes on, and the loss is logged when it has ended.
     * ``scheduler.shutdown()`` waits for no run, with ``wait=True`` as with ``wait=False``. It
-      cancels runs of async functions. A thread goes on, and its run holds the lock until it ends.
+      cancels runs of async functions, and those that wait for a thread. A thread goes on, and its
+      run holds the lock until it ends.
     * If the store cannot say whether a run time was begun, or does not confirm that it remembers
       this, it is not begun: `StoreError`, in APScheduler's log.
 
@@ -135,16 +137,24 @@ async def _in_a_thread(function: Callable[..., list[Any]], *args: object) -> lis
 
     Nothing stops a thread, so what is held round this must be held as long. When a program ends,
     there are two cancellations: by the scheduler, and by the lease, which is lost when the client
-    closes.
+    closes. What still waits for a thread then is never called, and this ends at once.
     """
-    # No task, as to_thread() would be: asyncio.run() cancels all tasks at its end.
     call = functools.partial(contextvars.copy_context().run, function, *args)
-    running = asyncio.get_running_loop().run_in_executor(None, call)
+    first = threading.Lock()  # taken once, by the call that begins or by the cancellation
+
+    def begin() -> list[Any]:
+        return call() if first.acquire(blocking=False) else []
+
+    # No task, as to_thread() would be: asyncio.run() cancels all tasks at its end.
+    running = asyncio.get_running_loop().run_in_executor(None, begin)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
             await asyncio.wait([running])
         except asyncio.CancelledError as error:
+            if first.acquire(blocking=False):
+                running.cancel()
+                raise
             cancelled = cancelled or error
     if cancelled is not None:
         raise cancelled
