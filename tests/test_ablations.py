@@ -4945,6 +4945,14 @@ SAFEGUARDS = (
         "test_outcome.py::test_the_store_does_not_take_it[10-10]",
     ),
     Safeguard(
+        "a job in SAQ that is interrupted while it waits has a try left",
+        "integrations/saq.py",
+        "            # SAQ stores the job when it puts it back, after this.\n"
+        "            job.attempts = min(job.attempts, job.retries) - 1\n",
+        "            job.attempts -= 1\n",
+        "test_tasks_frameworks.py::test_a_try_too_many_while_it_waits",
+    ),
+    Safeguard(
         "a job that waits for a thread is not begun without its lock",
         "integrations/apscheduler.py",
         "return call() if first.acquire(blocking=False) else []",

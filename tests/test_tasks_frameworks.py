@@ -8,9 +8,10 @@ import importlib
 from collections.abc import AsyncGenerator
 
 import pytest
-from saq import Status
+from saq import Job, Status
 
 import aiolock
+from aiolock.integrations.saq import Locks as SaqLocks
 from tests.failures import queued, take, until
 from tests.servers import RedisServer
 from tests.taskapps.tasks import App, Failed, Tasks
@@ -140,6 +141,31 @@ async def test_stopped_while_it_waits(app: App, tasks: Tasks, others: aiolock.Lo
     async with app.working():
         await app.done(sent)
     assert len(tasks.begun) == 1
+
+
+async def test_a_try_too_many_while_it_waits() -> None:
+    """A job in SAQ that has more attempts than retries, as a worker died, is put back all the same.
+
+    However the waiting ends: with its worker, or with its time.
+    """
+    async with aiolock.connect("memory://") as client:
+        locks = SaqLocks(client)
+
+        @locks.locked("user", timeout=0.02)
+        async def welcome(ctx: object) -> None: ...
+
+        @locks.locked("user")
+        async def patient(ctx: object) -> None: ...
+
+        async with client.lock("user"):
+            for function in (welcome, patient):
+                job = Job("welcome", retries=1, attempts=2)
+                run = asyncio.create_task(function({"job": job}))
+                if function is patient:
+                    await queued(client.lock("user"), 1)
+                    run.cancel()
+                await asyncio.gather(run, return_exceptions=True)
+                assert (job.attempts, job.retryable) == (0, True)
 
 
 @pytest.mark.parametrize("app", ["saq"], indirect=True)

@@ -69,7 +69,8 @@ class Locks(TaskLocks):
     async def _interrupted(self, args: Sequence[Any]) -> None:
         job = _job(args)
         if job is not None:
-            job.attempts -= 1  # SAQ stores the job when it puts it back, after this
+            # SAQ stores the job when it puts it back, after this.
+            job.attempts = min(job.attempts, job.retries) - 1
 
 
 def _job(args: Sequence[Any]) -> Job | None:
