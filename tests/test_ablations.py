@@ -3552,6 +3552,13 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… and is not one for all secrets",
+        "integrations/_parameters.py",
+        "                if _names(parameter, name) and _hides_its_value(kind):\n",
+        "                if False:\n",
+        "test_web_starlette.py::test_a_name_of_what_hides_its_value",
+    ),
+    Safeguard(
         "the result of one that lost its lease overwrites nothing",
         "_locks/once.py",
         '                fence,\n                token="",\n',

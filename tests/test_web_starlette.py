@@ -14,7 +14,7 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, WebSocket
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretBytes, SecretStr
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -322,6 +322,21 @@ async def test_a_name_of_more_than_one_value() -> None:
         app.get("/x")(endpoint)
         with pytest.raises(ValueError, match=rf"'/x'.*'day', .*{why}.* Declare it"):
             await start(app)
+
+
+@pytest.mark.parametrize("secret", [SecretStr, SecretBytes])
+async def test_a_name_of_what_hides_its_value(secret: Any) -> None:
+    """Every value would be one lock: the application does not start, and says what is right."""
+    app = FastAPI()
+    fastapi.setup(app, aiolock.connect("memory://"))
+
+    @app.get("/x/{token}")
+    async def endpoint(
+        lease: Annotated[Lease, fastapi.locked("{token}")], token: secret
+    ) -> None: ...
+
+    with pytest.raises(ValueError, match=r"'/x/\{token\}'.*'token', .* hides .* as a str"):
+        await start(app)
 
 
 async def test_a_name_of_what_a_path_of_starlette_converts() -> None:

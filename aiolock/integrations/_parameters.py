@@ -23,7 +23,7 @@ Skip = Callable[[Dependant], bool]
 
 
 def check_values(where: str, dependant: Dependant, lock: LockOf, skip: Skip) -> None:
-    """Raise `ValueError` for a field that is not one value in the path operation."""
+    """Raise `ValueError` for a field that is not one value, or a hidden one, in the operation."""
     for name in lock.fields:
         for parameter in _parameters(dependant, lock, name, skip):
             # Parameters of pydantic's version 1, which older versions of FastAPI take, have neither
@@ -34,6 +34,13 @@ def check_values(where: str, dependant: Dependant, lock: LockOf, skip: Skip) -> 
                         f"{where}: the lock {lock.template!r} needs {name!r}, which may be a"
                         f" {kind.__name__} there, and that is no part of a name. Declare it with"
                         " the type of one value"
+                    )
+                if _names(parameter, name) and _hides_its_value(kind):
+                    raise ValueError(
+                        f"{where}: the lock {lock.template!r} needs {name!r}, which may be a"
+                        f" {kind.__name__} there: that hides its value, and all would be one lock."
+                        " Declare it as a str, if logs and the store may show it; or else take the"
+                        " lock in the path operation, with a name that is no secret"
                     )
                 if issubclass(kind, BaseModel) and name in _names_in(kind):
                     raise ValueError(
@@ -112,3 +119,8 @@ def _classes(annotation: Any) -> Iterator[type]:
 
 def _is_several(kind: type) -> bool:
     return issubclass(kind, Collection | BaseModel) and not issubclass(kind, str | bytes)
+
+
+def _hides_its_value(kind: type) -> bool:
+    # As `SecretStr`, `SecretBytes` and `Secret` of pydantic do, of whatever version.
+    return hasattr(kind, "get_secret_value")

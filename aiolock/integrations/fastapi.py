@@ -48,8 +48,8 @@ def setup(app: FastAPI, client: LockClient) -> None:
     that up too, with the same client.
 
     When the application starts, a lock whose template needs a field that its path does not have, or
-    that is a list or part of a model in the path operation, raises `ValueError`, and one around a
-    path operation without ``async`` raises `TypeError`.
+    that is a list, a `SecretStr` or part of a model in the path operation, raises `ValueError`, and
+    one around a path operation without ``async`` raises `TypeError`.
     """
     set_up(app, client, _locks_of)
 
