@@ -62,8 +62,9 @@ class Idempotency:
     * Requests without the header, and with other ``methods``, pass through.
 
     A response is gathered, kept and then sent. A body longer than 48 KiB is sent as it comes, and
-    not kept; nor is a response with headers of more than 3,000 characters in all, unless its body
-    leaves room for them. Other requests with its key then get 409.
+    not kept; nor is a response with headers of more than 3,000 characters of ASCII in all, unless
+    its body leaves room for them; each other byte in them takes the room of six. Other requests
+    with its key then get 409.
 
     While a request is carried out, it is not told that its client has gone: it is completed, and
     the client's next try gets its response. A framework's background work after the response is
