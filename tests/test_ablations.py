@@ -4960,6 +4960,20 @@ SAFEGUARDS = (
         "test_tasks_frameworks.py::test_a_try_too_many_while_it_waits",
     ),
     Safeguard(
+        "the page tells of what it has taken away, whatever else failed",
+        "page/_app.py",
+        "            return_exceptions=True,\n",
+        "",
+        "test_page.py::test_take_away_from_some",
+    ),
+    Safeguard(
+        "… and so does the command",
+        "cli/take_away.py",
+        "        return_exceptions=True,\n",
+        "",
+        "test_cli.py::test_break_of_which_one_fails",
+    ),
+    Safeguard(
         "a job that waits for a thread is not begun without its lock",
         "integrations/apscheduler.py",
         "return call() if first.acquire(blocking=False) else []",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import ctypes
 import fcntl
@@ -20,8 +21,11 @@ from typing import Any
 import pytest
 
 import aiolock
+from aiolock.cli import take_away
 from aiolock.cli.child import Child
 from aiolock.cli.main import main
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
 from tests.servers import RedisServer, hold_port
 from tests.worlds import asking
 
@@ -355,6 +359,27 @@ async def test_break(cli: Cli, client: aiolock.LockClient) -> None:
     for lease in leases:
         await asyncio.wait_for(lease.lost.wait(), WITHIN)
     assert await cli("break", "--yes", "api") == (1, "nobody held it\n", "")
+
+
+@pytest.mark.one_loop
+async def test_break_of_which_one_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are taken away all the same, and both is said."""
+    store = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(store) as client:
+        leases = [await client.semaphore("api", 3).acquire() for _ in range(3)]
+        fences = [lease.fence for lease in leases]
+        order = argparse.Namespace(name="api", kind="semaphore", fences=fences, fence=None)
+        store.refuse("break_")
+        with pytest.raises(aiolock.StoreError, match="refused"):
+            await take_away._break(client, order)
+        for lease in leases[1:]:
+            await asyncio.wait_for(lease.lost.wait(), WITHIN)
+        assert capsys.readouterr().out == "'api' was taken away\n"
+        order.fences = fences[:1]
+        store.refuse("break_")
+        with pytest.raises(aiolock.StoreError, match="refused"):
+            await take_away._break(client, order)
+        assert not capsys.readouterr().out, "nobody knows whether it was taken away"
 
 
 async def test_break_asks(cli: Cli, client: aiolock.LockClient) -> None:

@@ -226,6 +226,35 @@ async def test_take_away(
         assert str(readers[0].fence) in said[1]
 
 
+async def test_take_away_from_some(
+    client: aiolock.LockClient,
+    store: FaultyStore,
+    page: Page,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What fails for one holder is said, but the others lose it, and the log says that."""
+    readers = await reading(client, 3)
+    fences = [str(reader.fence) for reader in readers]
+    async with visiting(page) as visitor:
+        store.refuse("break_")
+        with caplog.at_level(logging.WARNING, "aiolock"):
+            answer = await visitor.order("break", "a", fences=fences)
+        assert answer.status_code == 503
+        assert "refused" in answer.json()["error"]
+        for reader in readers[1:]:
+            await asyncio.wait_for(reader.lost.wait(), 10)
+        assert not readers[0].lost.is_set()
+        (said,) = (text for text in caplog.messages if "by way of the page" in text)
+        assert [fence in said for fence in fences] == [False, True, True]
+        # One that no grant can have is a mistake, as ever; the others are done and told of.
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "aiolock"):
+            answer = await visitor.order("break", "a", fences=["9" * 20, fences[0]])
+        assert answer.status_code == 400
+        await asyncio.wait_for(readers[0].lost.wait(), 10)
+        assert any(fences[0] in text for text in caplog.messages)
+
+
 async def test_store_that_fails(client: aiolock.LockClient, store: FaultyStore, page: Page) -> None:
     """An order, and a question, say why it was not answered."""
     async with visiting(page) as visitor, client.lock("a"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 
 import aiolock
@@ -74,10 +75,17 @@ async def _look(client: aiolock.LockClient, arguments: argparse.Namespace) -> in
 
 async def _break(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
     fences: list[int | None] = arguments.fences or [arguments.fence]
-    taken = False
-    for fence in fences:
-        taken |= await client.break_(arguments.name, kind=arguments.kind, fence=fence)
-    print(f"{arguments.name!r} was taken away" if taken else "nobody held it")
+    # All at once: where the store does not answer, that takes no longer than for one.
+    found = await asyncio.gather(
+        *(client.break_(arguments.name, kind=arguments.kind, fence=each) for each in fences),
+        return_exceptions=True,
+    )
+    taken = True in found
+    failure = next((one for one in found if isinstance(one, BaseException)), None)
+    if taken or failure is None:
+        print(f"{arguments.name!r} was taken away" if taken else "nobody held it")
+    if failure is not None:
+        raise failure
     return 0 if taken else NOBODY
 
 

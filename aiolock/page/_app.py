@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -31,6 +32,16 @@ from aiolock.page._view import Wanted, detail
 _log: Final = logging.getLogger("aiolock")
 _EVENTS: Final = "/events"
 _FENCE: Final = re.compile(r"[0-9]{1,20}")
+
+
+class _Outcome(NamedTuple):
+    """What came of an order."""
+
+    done: bool
+    fences: list[int] | None = None
+    """The fences of the grants that were taken away; None for all there were."""
+    failure: BaseException | None = None
+    """Why the rest of it was not done, or may have been."""
 
 
 class _Order(NamedTuple):
@@ -94,7 +105,7 @@ class Page:
             "/session": self._session,
             "/lock": self._lock,
         }
-        self._orders: Mapping[str, Callable[[_Order], Awaitable[bool]]] = {
+        self._orders: Mapping[str, Callable[[_Order], Awaitable[_Outcome]]] = {
             "/break": self._break,
             "/ask": self._ask,
         }
@@ -176,29 +187,39 @@ class Page:
         check_sent_here(request)
         order = _order(await request.json(self._limits.body), self._limits)
         try:
-            done = await self._orders[request.path](order)
+            outcome = await self._orders[request.path](order)
+            if outcome.done:
+                self._tell(request, order, outcome)
+            if outcome.failure is not None:
+                raise outcome.failure  # not before: what was done is in the log, whatever failed
         except (TypeError, ValueError) as error:
             raise Refused(400, str(error)) from None
-        if done:
-            asked_by = (request.scope.get("client") or ("somebody",))[0]
-            what = request.path.strip("/")
-            _log.warning(
-                "aiolock: %s of the %s %r by way of the page, from %s (fences: %s)",
-                *(what, order.kind, order.name, asked_by, order.fences or "all"),
-            )
-            self._poller.nudge()
-        return as_json({"done": done})
+        return as_json({"done": outcome.done})
 
-    async def _break(self, order: _Order) -> bool:
+    def _tell(self, request: Request, order: _Order, outcome: _Outcome) -> None:
+        asked_by = (request.scope.get("client") or ("somebody",))[0]
+        what = request.path.strip("/")
+        _log.warning(
+            "aiolock: %s of the %s %r by way of the page, from %s (fences: %s)",
+            *(what, order.kind, order.name, asked_by, outcome.fences or "all"),
+        )
+        self._poller.nudge()
+
+    async def _break(self, order: _Order) -> _Outcome:
         if order.fences is None:
-            return await self._client.break_(order.name, kind=order.kind)
-        taken = False
-        for fence in order.fences:
-            taken |= await self._client.break_(order.name, kind=order.kind, fence=fence)
-        return taken
+            return _Outcome(await self._client.break_(order.name, kind=order.kind))
+        # All at once: where the store does not answer, that takes no longer than for one.
+        lock = {"name": order.name, "kind": order.kind}
+        found = await asyncio.gather(
+            *(self._client.break_(**lock, fence=fence) for fence in order.fences),
+            return_exceptions=True,
+        )
+        taken = [fence for fence, one in zip(order.fences, found, strict=True) if one is True]
+        failure = next((one for one in found if isinstance(one, BaseException)), None)
+        return _Outcome(bool(taken), taken, failure)
 
-    async def _ask(self, order: _Order) -> bool:
-        return await self._client.request_release(order.name, kind=order.kind)
+    async def _ask(self, order: _Order) -> _Outcome:
+        return _Outcome(await self._client.request_release(order.name, kind=order.kind))
 
 
 def _check_method(request: Request, *allowed: str) -> None:
