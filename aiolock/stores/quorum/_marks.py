@@ -259,9 +259,14 @@ class Marking(Asking):
             seat.member.release(standing.stand, highest, UNBOUNDED, entered=OUTSIDE, heard=unheard)
 
     def _settle_all(self) -> None:
-        """The client is closed: no finish is sent again."""
+        """The client is closed: no finish is sent again, and the last copy's answer may not come.
+
+        The releases go behind that copy, on the same connections.
+        """
         for finish in list(self._finishing.values()):
             self._settle(finish)
+            for seat in self._seats:
+                self._leave_behind(finish, seat)
 
     def _has(self, waiter: Waiter) -> Standing | None:
         """The acquisition that this waiter bears, or waits with."""
