@@ -107,7 +107,8 @@ class Child:
     def _has_it_already(self, number: int) -> bool:
         """Whether the terminal has sent it to the program: it does so to all in the foreground.
 
-        Python does not say who has sent a signal: one by kill(1) is taken for the terminal's.
+        Python does not say who has sent a signal: one by kill(1) is taken for the terminal's. Nor
+        whether a program that is just being started has got it: it is sent again, not lost.
         """
         started = self._process is not None
         return self._interactive and started and number in _BY_TERMINAL and _has_terminal()
