@@ -52,9 +52,11 @@ async def until(
 ) -> None:
     """Wait until a condition holds that nothing announces.
 
-    On a machine at rest it holds in a moment, or right ``after`` so many seconds.
+    On a machine at rest it holds in a moment, or right ``after`` so many seconds; it is not looked
+    at before.
     """
-    within = after + min(within, _PATIENCE)
+    await asyncio.sleep(after)
+    within = min(within, _PATIENCE)
     pause = 0.005
     try:
         async with asyncio.timeout(within):
@@ -62,7 +64,9 @@ async def until(
                 await asyncio.sleep(pause)
                 pause = min(pause * 1.2, _LONGEST_PAUSE)
     except TimeoutError:
-        raise TimeoutError(f"a condition did not come true within {within} s") from None
+        raise TimeoutError(
+            f"a condition did not come true within {within} s, after {after} s"
+        ) from None
 
 
 async def soon(awaitable: Awaitable[T], *, within: float = 10.0, after: float = 0.0) -> T:
