@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import BusyLoadingError, RedisError
@@ -640,7 +641,9 @@ async def test_disk_full_for_a_while(prefix: str, tmp_path: Path) -> None:
                 pass
 
 
-async def test_heartbeat_that_is_refused(server: RedisServer, prefix: str) -> None:
+async def test_heartbeat_that_is_refused(
+    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that refuses it pushes nothing: that is no reason to give up the subscription."""
     rule = ACL_RULE.format(prefix=prefix).split()
     server.call("ACL", "SETUSER", "locks", "on", ">pw", "resetchannels", *rule)
@@ -649,12 +652,20 @@ async def test_heartbeat_that_is_refused(server: RedisServer, prefix: str) -> No
         store = client._engine.store
         assert isinstance(store, RedisStore)
         assert store._timer is not None
+        beaten, answers = store._beaten, list[object]()
+
+        def heard(since: float | None, answer: asyncio.Future[Any]) -> None:
+            beaten(since, answer)
+            answers.append(answer)
+
+        monkeypatch.setattr(store, "_beaten", heard)
         for refused in (False, True):
             server.call("ACL", "SETUSER", "locks", "-pexpire" if refused else "+pexpire")
             store._timer.cancel()
             store._pipe.copies.clock_read = -math.inf  # so a heartbeat is due
             store._beat()
-            await until(lambda: not store._pipe._sent)
+            await until(lambda: answers)
+            answers.clear()
             assert store._hearing is not None
             assert store._hearing.cancelled() is refused
         server.call("ACL", "SETUSER", "locks", "+pexpire")
