@@ -47,6 +47,8 @@ class LeaseLost(LockError):
 
     fence: int = 0
     """The fencing token of the grant that was lost."""
+    closed: bool = False
+    """It was lost because the client that held it was closed, as when its program ends."""
 
 
 class NotHeld(LockError, RuntimeError):

@@ -55,7 +55,8 @@ async def until(
     On a machine at rest it holds in a moment, or right ``after`` so many seconds; it is not looked
     at before.
     """
-    await asyncio.sleep(after)
+    if after:
+        await asyncio.sleep(after)
     within = min(within, _PATIENCE)
     pause = 0.005
     try:

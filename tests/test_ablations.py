@@ -5045,6 +5045,20 @@ SAFEGUARDS = (
         " > until:\n",
         "test_outcome.py::test_a_lease_that_the_work_has_ended[released]",
     ),
+    Safeguard(
+        "web: who lost a lock because the program ends is told so",
+        "integrations/_problems.py",
+        "    if isinstance(error, LeaseLost) and error.closed:\n",
+        "    if False:\n",
+        "test_web_core.py::test_lost_at_the_end_of_the_program[True]",
+    ),
+    Safeguard(
+        "… and who lost it otherwise is told that",
+        "_engine/lease.py",
+        "        error.closed = self._hold.reason is LossReason.CLOSED\n",
+        "        error.closed = True\n",
+        "test_web_core.py::test_lost_at_the_end_of_the_program[False]",
+    ),
 )
 
 

@@ -225,7 +225,7 @@ async def test_cancelled_before_its_thread_has_begun(by: str, *, free: bool) -> 
                 await only.idle()
             only.scheduler.shutdown()
             await only.idle()
-            async with client.lock("job", timeout=0):
+            async with client.lock("job", timeout=10):  # the thread may go on when this is left
                 pool.go.set()
                 await asyncio.wrap_future(pool.submit(int))  # behind it in the queue
                 assert not begun

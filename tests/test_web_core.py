@@ -396,3 +396,23 @@ async def test_cancelled_at_any_step(kind: Kind, monkeypatch: pytest.MonkeyPatch
             async with theirs.lock("x", timeout=10):
                 assert not ours._engine.watchdog.holds
                 assert not ours._engine.waiters.attempts
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_lost_at_the_end_of_the_program(*, closed: bool) -> None:
+    """Whoever lost the lock because its client was closed is told that this server shuts down."""
+    async with aiolock.connect("memory://") as client:
+
+        async def hold() -> None:
+            async with client.lock("a"):
+                entered.set()
+                await asyncio.sleep(10)
+
+        entered, holder = asyncio.Event(), asyncio.create_task(hold())
+        await entered.wait()
+        await (client.aclose() if closed else client.lock("a").break_())
+        with pytest.raises(aiolock.LeaseLost) as lost:
+            await holder
+    assert lost.value.closed is closed
+    found = problem(lost.value)
+    assert (found.code, found.retry_after) == (("shutting_down", 1) if closed else ("lock_lost", 5))

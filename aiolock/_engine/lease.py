@@ -253,6 +253,7 @@ class Lease:
             text = f"the lease of {what} was released"
         error = self._hold.policy.about(LeaseLost(text))
         error.fence = self.fence
+        error.closed = self._hold.reason is LossReason.CLOSED
         return error
 
 

@@ -138,6 +138,8 @@ def _problem(error: Exception) -> Problem:
         return replace(found, detail=str(error))
     if found is BUSY and isinstance(error, AcquireTimeout) and not error.waited:
         return CONFLICT  # a request that only tried wants to know whether it is being done
+    if isinstance(error, LeaseLost) and error.closed:
+        return STOPPED  # the end of the program came sooner than its server's cancellation
     return found
 
 
