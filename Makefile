@@ -2,11 +2,9 @@
 # starts with any of them, and a second run skips the setting up.
 
 PYTHON ?= python3
-# Processes that share the tests, and the Pythons that the built wheel is tested on. Two of these are
-# tested at once, with half of the processes each: each process takes seconds to collect the tests
-# and to start its servers.
-JOBS ?= 6
-HALF = $(if $(filter-out auto logical,$(JOBS)),$(shell expr \( $(JOBS) + 1 \) / 2),$(JOBS))
+# Processes that share the tests on the tree (each run on the wheel has a third of them), and the Pythons
+# that the built wheel is tested on.
+JOBS ?= 7
 WHEEL_PYTHONS ?= 3.12 3.13 3.14 3.14t
 # The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
 STORES ?=
@@ -41,8 +39,7 @@ demo: .venv/package.stamp ## see it work: make demo [URL=redis://...] [WORKERS=4
 
 # On the tree on asyncio's own loop; on the wheel on uvloop, and with eager tasks.
 test: .venv/dev.stamp $(SERVERS) ## the tests, on the tree and on the built wheel: make test [STORES=redis,sqlite]
-	.ci/in-memory .venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_STORES) $(ARGS)
-	@.ci/in-memory .ci/test-wheel "$(WHEEL_PYTHONS)" -n $(HALF) --dist worksteal $(OF_STORES) $(ARGS)
+	@.ci/in-memory .ci/test "$(WHEEL_PYTHONS)" "$(JOBS)" --dist worksteal $(OF_STORES) $(ARGS)
 
 chaos: .venv/dev.stamp redis-server postgresql mariadb ## break everything for a while: make chaos [STORE=redis] [SECONDS=60] [SEED=1]
 	@.venv/bin/python -m tests.chaos --store "$(or $(STORE),redis)" --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)

@@ -242,7 +242,8 @@ class PostgresServer(DatabaseServer):
 
     def maker(self) -> Sequence[str | Path]:
         options = ("--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8")
-        return (self._bin / "initdb", "--locale=C", *options)
+        # Its log is in files of 1 MiB instead of 16: all that is made is copied for each server.
+        return (self._bin / "initdb", "--locale=C", "--wal-segsize=1", *options)
 
     def prepare(self) -> None:
         """Make the schema, and a role that may use it."""
