@@ -240,6 +240,12 @@ STOPPED_AND_CLOSED: Sequence[Event | Sequence[Event]] = [
     *(seen(9.0, A, 2, since=8.9), seen(9.2, A, 2, since=8.9)),
 ]
 """It is seen at a server that has answered it late."""
+RESTORED: Sequence[Event | Sequence[Event]] = [
+    CLOCKS,
+    *(asks(1.0, A), votes(1.05, A, 1.04, 0, 1), enters(1.1, A, 10, 2.1), leaves(1.2, A)),
+    *(stall(10.9, 11.4, "0.0"), seen(11.3, A, 2, since=11.0)),
+]
+"""A server votes for it again, and its process is stopped then."""
 CLOSED: Sequence[Event | Sequence[Event]] = [
     waits(1.0, A)[0],
     asks(1.0, A),
@@ -537,6 +543,9 @@ RIGHT: dict[str, Story] = {
         *(*STOPPED_AND_CLOSED, broken(8.8, 9.1, "cut", 2, target="0")),
         at(8.95, "0.0", "closing"),
     ],
+    "a_vote_of_one_that_was_restarted_with_its_place": [
+        *(*RESTORED, broken(1.02, 6.0, "crash_saved", 2)),
+    ],
     "left_at_one_that_was_broken_then": [*CLOSED, broken(3.5, 3.9, "freeze", 1)],
     "left_at_one_that_was_restarted_with_that": [*CLOSED, broken(3.0, 3.1, "crash_saved", 1)],
     "all_vote": [at(9.0, "0.0", "servers", states=["up", "up", "up"])],
@@ -692,6 +701,12 @@ WRONG: dict[str, Story] = {
     ],
     "ghosts-of_a_client_that_was_closed_and_was_heard": [
         *(*STOPPED_AND_CLOSED, at(8.95, "0.0", "closing")),
+    ],
+    "ghosts-at_one_that_was_restarted_empty": [*RESTORED, broken(1.02, 6.0, "crash", 2)],
+    "ghosts-at_one_that_had_saved_nothing_of_it": [*RESTORED, broken(1.25, 6.0, "crash_saved", 2)],
+    "ghosts-at_another_than_was_restarted": [*RESTORED, broken(1.02, 6.0, "crash_saved", 1)],
+    "ghosts-by_a_vote_that_outlasts_its_claim": [
+        *(*RESTORED, seen(14.5, A, 2, since=11.0), broken(1.02, 6.0, "crash_saved", 2)),
     ],
     "left_over-at_one_that_was_restarted_empty": [*CLOSED, broken(-9.0, -8.0, "crash", 1)],
     "left_over-though_it_was_reached": [*CLOSED, broken(3.0, 3.9, "freeze", 2)],

@@ -92,7 +92,8 @@ told of an earlier leader, unless servers lost their memory and no majority know
 
 **No ghosts.** An ended attempt does not stand at the server. A grant may be younger than the
 release of its waiter only if it is given back at once; a place in the queue may be, but never for
-long. A lease is gone a ttl and a claim after its attempt has ended, whoever had to give it back. A
+long. A lease is gone a ttl and a claim after its attempt has ended, whoever had to give it back; or
+a claim after a server of several that was restarted with an older line has voted for it again. A
 refusal that passes puts no waiter out of the queue.
 
 **Nothing is left.** When all clients are closed no lease is alive, no queue is left, and every key
@@ -744,6 +745,7 @@ def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
     if fence:
         waiter = run.bearer(waiter)
     over = run.over.get(waiter)
+    alive = who not in run.killed or seen < run.killed[who]["since"]
     if over is not None and not run.wiped_between(over - COMMAND, seen):
         assert run.ahead is not None
         begun = fence * 1000 - run.ahead if fence else first
@@ -751,7 +753,6 @@ def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
         heard = not fence or not run.disturbed(who, begun, seen)
         if server is not None:  # a majority has heard of the release, and perhaps not this one
             heard = not run.disturbed_at(who, server, min(over - LAG, begun), seen)
-        alive = who not in run.killed or seen < run.killed[who]["since"]
         if seen - max(over, begun) > NS // 2 and heard and alive:
             return f"{where} {(seen - over) / NS:.3f} s after it was released,"
     attempt = run.attempts.get(run.waiters.get(waiter, ""))
@@ -765,6 +766,11 @@ def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
     if closing is not None and run.disturbed_at(who, server, closing, closing + CLOSE):
         # Until then it may have sent unanswered commands again, and not the later ones.
         due = max(due, closing + attempt.ttl + LATE + LAG)
+    if server is not None and fence and alive and run.restored(server, ended, seen):
+        # Its place is back, and may have its turn: its client gives that vote back when it hears
+        # of it, and does not confirm it.
+        assert run.ahead is not None
+        due = max(due, fence * 1000 - run.ahead + CLAIM + LAG)
     if seen > due and (fence or undisturbed):
         return f"{where} {(seen - ended) / NS:.3f} s after it had ended,"
     return ""

@@ -761,6 +761,13 @@ class Run:
             for event in self._several.forgot[said["server"]]
         )
 
+    def restored(self, server: int, t: int, until: int) -> bool:
+        """Whether a server was restarted, from then on, with what it had saved before then."""
+        return any(
+            event["kind"] in RESTORES and event["since"] <= t <= event.t <= until
+            for event in self._several.forgot[server]
+        )
+
     def still_done(self, name: str, told: int, until: int) -> set[int]:
         """The servers that know at ``until`` that work is done, as a client was told at ``told``.
 
