@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiolock
-from tests.failures import Locker, command_link, queued, take, until
+from tests.failures import Locker, command_link, linked, queued, take, until
 from tests.majorities import Majority, vouch
 from tests.proxy import Link, Proxy
 from tests.selection import ON_THE_TREE
@@ -255,6 +255,8 @@ async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
 async def test_replies_to_a_break_that_are_lost(links: Links) -> None:
     """Whoever breaks a lock without a reply of any server is not told that nobody held it."""
     async with links.client() as breaker:
+        for proxy in links.proxies:  # a client opens with a majority
+            await linked(proxy)
         sending = [command_link(proxy) for proxy in links.proxies]
         async with links.client() as holder:
             held = await take(holder.lock("a"))
