@@ -234,6 +234,13 @@ async def test_one_server_twice(of: list[RedisServer], prefix: str) -> None:
         await aiolock.connect(urls, prefix=prefix, longest_ttl=LONGEST, ttl=1).open()
 
 
+@pytest.fixture
+def _third_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that opens waits for the third server, also where a busy machine keeps that one."""
+    monkeypatch.setattr("aiolock.stores.quorum._council.OTHERS", 8.0)
+
+
+@pytest.mark.usefixtures("_third_in_time")
 async def test_a_replica(of: list[RedisServer], prefix: str) -> None:
     """It takes no votes, so it is no member; not even where it may be written to."""
     with RedisServer("--replicaof", "127.0.0.1", str(of[0].port)) as replica:
@@ -243,6 +250,7 @@ async def test_a_replica(of: list[RedisServer], prefix: str) -> None:
                 await connect([of[1], of[2], replica], f"{prefix}{writable}").open()
 
 
+@pytest.mark.usefixtures("_third_in_time")
 async def test_a_node_of_a_cluster(
     of: list[RedisServer], prefix: str, lone_node: RedisServer
 ) -> None:
