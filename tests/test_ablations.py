@@ -5059,6 +5059,13 @@ SAFEGUARDS = (
         "        error.closed = True\n",
         "test_web_core.py::test_lost_at_the_end_of_the_program[False]",
     ),
+    Safeguard(
+        "Ctrl-C is heard that comes before a line is waited for",
+        "cli/signals.py",
+        "        before = signal.set_wakeup_fd(told.fileno())\n",
+        "        before = -1\n",
+        "test_cli.py::test_ctrl_c_just_before_a_line_is_waited_for",
+    ),
 )
 
 

@@ -11,6 +11,7 @@ import os
 import pty
 import re
 import signal
+import subprocess
 import sys
 import termios
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -380,6 +381,42 @@ async def test_break_of_which_one_fails(capsys: pytest.CaptureFixture[str]) -> N
         with pytest.raises(aiolock.StoreError, match="refused"):
             await take_away._break(client, order)
         assert not capsys.readouterr().out, "nobody knows whether it was taken away"
+
+
+_NOT_HEARD_BY_WHO_WAITS = """
+import signal, threading
+from aiolock.cli.signals import typed_line
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print("ready", flush=True)
+try:
+    typed_line()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+"""Another thread gets the signal: the call that waits is not interrupted, as if it began later."""
+
+
+def test_ctrl_c_just_before_a_line_is_waited_for() -> None:
+    """It ends the waiting, though the call that waits does not see it."""
+    terminal, its_end = pty.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-P", "-c", _NOT_HEARD_BY_WHO_WAITS],
+        stdin=its_end,
+        stdout=subprocess.PIPE,
+    )
+    with program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"ready\n"
+            program.send_signal(signal.SIGINT)
+            assert program.communicate(timeout=WITHIN)[0] == b"interrupted\n"
+        finally:
+            program.kill()
+            os.close(terminal)
+            os.close(its_end)
 
 
 async def test_break_asks(cli: Cli, client: aiolock.LockClient) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import signal
+import socket
+import sys
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
@@ -60,6 +63,25 @@ class Signals:
             yield
         finally:
             self._receiver = None
+
+
+def typed_line() -> str:
+    """Wait for a line at the terminal, without an event loop; Ctrl-C is a `KeyboardInterrupt`.
+
+    Also if it comes when the line is not yet waited for: Python only notes a signal, and a call
+    that begins to wait just after that goes on waiting.
+    """
+    if sys.platform == "win32":  # where Ctrl-C ends what waits, and only sockets can be selected
+        return sys.stdin.readline()
+    ours, told = socket.socketpair()
+    with ours, told:
+        told.setblocking(False)  # noqa: FBT003  # takes no other
+        before = signal.set_wakeup_fd(told.fileno())
+        try:
+            select.select([sys.stdin, ours], [], [])
+            return sys.stdin.readline()
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def is_ignored(number: signal.Signals) -> bool:

@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 import aiolock
+from aiolock.cli.signals import typed_line
 from aiolock.cli.store import (
     NOBODY,
     WRONG_USE,
@@ -55,9 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
             return WRONG_USE
         if code := with_store(_look)(arguments):
             return code
-        # Without an event loop, so that Ctrl-C ends it.
         print("Take it away? [y/N] ", end="", flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if typed_line().strip().lower() not in ("y", "yes"):
             return NOBODY
     return with_store(_break)(arguments)
 
