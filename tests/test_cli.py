@@ -390,8 +390,8 @@ from aiolock.cli.signals import typed_line
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     typed_line()
 except KeyboardInterrupt:
     print("interrupted")
