@@ -29,6 +29,13 @@ def test_back_at_another_time(since: float, until: float) -> None:
         Told((1.0, 1), (2.0, 3), (3.0, 2), (4.0, 4)).check(since=since, until=until)
 
 
+@pytest.mark.parametrize(("since", "until"), [(0.0, 3.9), (1.5, 9.0)])
+def test_back_behind_one_that_is_no_neighbour(since: float, until: float) -> None:
+    """A fence below that of any body before it, not only of the last, is found."""
+    with pytest.raises(AssertionError):
+        Told((1.0, 4), (2.0, 9), (3.0, 2), (4.0, 3), (5.0, 10)).check(since=since, until=until)
+
+
 def test_two_masters_at_once() -> None:
     """Around a fail-over, each of two masters has a row of its own."""
     Told((1.0, 1), (2.0, 3), (3.0, 2), (4.0, 5), (5.0, 4)).check(since=1.5, until=5.5)

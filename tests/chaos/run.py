@@ -278,8 +278,6 @@ class Several:
     """When a server was told that it has forgotten nothing."""
     bearers: dict[Waiter, Waiter] = field(default_factory=dict[Waiter, Waiter])
     """The waiter that was voted for -> the waiter that has the lock by these votes, now or last."""
-    restored: dict[int, int] = field(default_factory=dict[int, int])
-    """A server -> when it was last restarted with saved data."""
     takings: dict[tuple[str, str], list[Attempt]] = field(
         default_factory=lambda: defaultdict[tuple[str, str], list[Attempt]](list)
     )
@@ -467,8 +465,6 @@ class Run:
                 if event["kind"] in FORGETS:
                     self._several.forgetting.append(event)
                     self._several.forgot[server].append(event)
-                if event["kind"] in RESTORES:
-                    self._several.restored[server] = event.t
             return
         if event["kind"] in BLINDING:
             self._blind.append(span)
@@ -676,7 +672,7 @@ class Run:
         """
         server = self.server_of(key)
         if server is not None:
-            restored = self._several.restored.get(server, 0)
+            restored = max((event.t for event in self._restarts(server)), default=0)
             return {client for client, at in self._opened.items() if at < restored}
         slot = slot_of_key(key.encode())
         last = max((each.t for each in self.failovers if _touches(each, slot)), default=0)
@@ -763,10 +759,11 @@ class Run:
 
     def restored(self, server: int, t: int, until: int) -> bool:
         """Whether a server was restarted, from then on, with what it had saved before then."""
-        return any(
-            event["kind"] in RESTORES and event["since"] <= t <= event.t <= until
-            for event in self._several.forgot[server]
-        )
+        return any(event["since"] <= t <= event.t <= until for event in self._restarts(server))
+
+    def _restarts(self, server: int) -> Iterator[Event]:
+        """Those of one of several servers with what it had saved."""
+        return (event for event in self._several.forgot[server] if event["kind"] in RESTORES)
 
     def still_done(self, name: str, told: int, until: int) -> set[int]:
         """The servers that know at ``until`` that work is done, as a client was told at ``told``.
