@@ -98,6 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"--stores: {error}") from error
     selection.leave_out(config, items, stores)
     _spread_out(items, "test_ablations")
+    # Whoever comes to one of them at the end keeps all other processes waiting.
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def _spread_out(items: list[pytest.Item], file: str) -> None:

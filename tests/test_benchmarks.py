@@ -477,6 +477,7 @@ async def test_replicas_run() -> None:
     assert rows[0].count(" 1.00 ") == len(replicas.MEASURES)
 
 
+@pytest.mark.long
 async def test_quorum_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark of several servers runs, and its table and its bars are whole."""
     monkeypatch.setattr(quorum, "_CALM", 0.1)
@@ -506,6 +507,7 @@ def test_quorum_where_nobody_entered() -> None:
     assert not crowd.reached
 
 
+@pytest.mark.long
 async def test_stores_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark of the stores prints its bars."""
     databases.need_postgres()

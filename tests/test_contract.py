@@ -355,6 +355,7 @@ async def test_a_closed_memory_store_does_nothing() -> None:
         assert server.names() == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.one_loop
 @pytest.mark.timeout(180)
 def test_another_lua() -> None:

@@ -111,6 +111,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
 def test_programs(page: Path, redis_server: RedisServer, tmp_path: Path) -> None:
     """The programs of a page run one by one as they stand there, and say that they did."""
@@ -119,6 +120,7 @@ def test_programs(page: Path, redis_server: RedisServer, tmp_path: Path) -> None
         assert said or name == "shop.py", f"{name} does not show that it worked"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # mypy reads much that no cache has: 10 s of a core, for the tutorial
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
 def test_types_of_programs(page: Path, tmp_path: Path) -> None:

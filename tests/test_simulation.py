@@ -387,6 +387,7 @@ COMMANDS = (
 """Each comes late in each part; `pass_on`, which is seldom sent here, in `test_simulation_runs`."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", SCHEDULES)
 def test_hundreds_of_schedules(first: int) -> None:
     """In each: no two bodies at once, fences increase, everybody's wait ends, nothing is left."""
