@@ -93,7 +93,8 @@ def run(test: str, folder: Path, *, seconds: float, limit: float) -> tuple[int, 
         if process.is_alive():
             process.kill()
             process.join()
-        end_servers(left)
+        if any(Path(left).iterdir()):
+            end_servers(left)
     assert process.exitcode is not None
     return process.exitcode, printed.read_text("utf-8", "replace")
 

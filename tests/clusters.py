@@ -205,4 +205,4 @@ def _wait(seen: Any) -> None:
     while not seen():
         if time.monotonic() > deadline:
             raise RuntimeError("the cluster is not ready after 30 s")
-        time.sleep(0.01)
+        time.sleep(0.05)  # it takes two seconds

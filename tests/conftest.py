@@ -139,14 +139,17 @@ def _started_without_opentelemetry() -> Iterator[None]:
 
 # The servers of a whole session have nothing to do most of the time, and yet their timers took more
 # of the processor than the tests on them. Redis looks after itself ten times a second if not told
-# otherwise; nothing that the tests see depends on how often.
-_RARELY = ("--hz", "4")
+# otherwise; nothing that the tests see depends on how often, but for how soon a cluster is ready.
+def _be_quiet(*servers: RedisServer) -> None:
+    for server in servers:
+        server.call("CONFIG", "SET", "hz", 1)
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One server for all tests (of this xdist worker), which no test may break."""
-    with RedisServer(*_RARELY) as server:
+    with RedisServer() as server:
+        _be_quiet(server)
         yield server
 
 
@@ -156,7 +159,9 @@ def lone_node() -> Iterator[RedisServer]:
     from tests.clusters import Cluster  # here, because it starts a server to see its version
 
     with ExitStack() as stack:
-        yield Cluster(stack, 1, 0, *_RARELY).masters[0]
+        lone = Cluster(stack, 1)
+        _be_quiet(*lone.nodes)
+        yield lone.masters[0]
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +170,9 @@ def cluster() -> Iterator[Cluster]:
     from tests.clusters import Cluster
 
     with ExitStack() as stack:
-        yield Cluster(stack, 3, 0, *_RARELY)
+        three = Cluster(stack, 3)
+        _be_quiet(*three.nodes)
+        yield three
 
 
 @pytest.fixture
