@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import threading
 import time
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import uvicorn
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -27,7 +32,7 @@ from tests.servers import hold_port
 
 T = TypeVar("T")
 
-WITHIN: Final = 20.0
+WITHIN: Final = 60.0
 """Seconds in which an effect that comes soon must come, on a busy machine."""
 CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
@@ -171,8 +176,30 @@ class Browser:
 
     def press(self, text: str) -> None:
         """The button of this name that can be seen."""
-        (button,) = self.until(lambda: [each for each in self.all("button") if each.text == text])
-        button.click()
+        self._click(lambda: [each for each in self.all("button") if each.text == text])
+
+    def open_row(self, row: int) -> None:
+        """The details of what stands there."""
+        self._click(lambda: self.all("#rows .open")[row : row + 1])
+
+    def _click(self, find: Callable[[], list[WebElement]]) -> None:
+        """Once it is there; as somebody does who tries again where it has moved meanwhile.
+
+        A dialog that closes gives the focus back, and what has it is scrolled to.
+        """
+
+        def clicked() -> bool:
+            with contextlib.suppress(
+                ElementClickInterceptedException, StaleElementReferenceException
+            ):
+                found = find()
+                assert len(found) < 2, "which of these?"
+                if found:
+                    found[0].click()
+                    return True
+            return False
+
+        self.until(clicked)
 
     def look_like(self, width: int, scheme: str) -> None:
         """Have a screen of this width, in the light or in the dark."""

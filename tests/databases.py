@@ -176,7 +176,7 @@ class DatabaseServer(ABC):
                 env=self._environment,
                 **self.as_whom,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not self.try_it():
             alive = process.poll() is None and time.monotonic() < deadline
             assert alive, self._log.read_text()
@@ -322,7 +322,7 @@ class Standby(PostgresServer):
     def wait_for(self, primary: PostgresServer) -> None:
         """Return when it has all that the other one has now."""
         ((written,),) = primary.execute("SELECT pg_current_wal_lsn()::text")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", written)[0][0]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -376,7 +376,7 @@ class PgBouncer:
             stderr=subprocess.DEVNULL,
             **self._server.as_whom,
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 psycopg.connect(self.url(), connect_timeout=5).close()

@@ -249,14 +249,14 @@ class RedisServer:
         )
 
     def wait_ready(self) -> None:
-        """Wait until the server answers, at most 10 seconds."""
-        deadline = time.monotonic() + 10
+        """Wait until the server answers, at most 60 seconds."""
+        deadline = time.monotonic() + 60
         while not self._answers():
             gone = self._running.poll() is not None
             if gone or time.monotonic() > deadline:
                 log = (self._path / "log").read_text(errors="replace")[-2000:]
                 self.kill()
-                what = "ended at once" if gone else "did not answer within 10 s"
+                what = "ended at once" if gone else "did not answer within 60 s"
                 raise RuntimeError(f"{BINARY} {what}, its log:\n{log}")
             time.sleep(0.002)
 

@@ -69,7 +69,7 @@ def test_live(browser: Browser, server: Server) -> None:
     server.wait_for("order:42")
     browser.until(lambda: browser.text("#rows .queue").split()[-1] == "1")
     assert browser.run("return document.querySelectorAll('.chart .line[d^=M]').length") == 3
-    browser.all("#rows .open")[0].click()
+    browser.open_row(0)
     browser.until(lambda: "1 waiting" in browser.text("#details-body"))
     assert "fence" in browser.text("#details-body")
     assert not browser.all("#details-body button")
@@ -111,7 +111,7 @@ def test_hostile_names(browser: Browser, server: Server) -> None:
         *HOSTILE[2:],
     }
     for row in range(len(HOSTILE)):
-        browser.all("#rows .open")[row].click()
+        browser.open_row(row)
         browser.until(lambda: "fence" in browser.text("#details-body"))
         assert (
             browser.run("return document.querySelector('#details-name bdi').textContent") in shown
@@ -126,7 +126,7 @@ def test_take_away(browser: Browser, server: Server) -> None:
     lease = server.hold("report")
     browser.open("/admin/")
     browser.until(lambda: browser.names() == ["report"])
-    browser.all("#rows .open")[0].click()
+    browser.open_row(0)
     browser.press("Ask to let go")
     browser.until(lambda: browser.text("#details-said") == "Asked to let go.")
     assert lease.requested.is_set()
@@ -180,7 +180,7 @@ def test_looks(browser: Browser, server: Server, width: int, scheme: str) -> Non
     assert (ground < 0.2) is (scheme == "dark")
     assert contrast(text, ground) > 7
     assert contrast(dim, ground) > 4.5
-    browser.all("#rows .open")[0].click()
+    browser.open_row(0)
     browser.until(lambda: "fence" in browser.text("#details-body"))
     wide = "return arguments[0].scrollWidth - arguments[0].clientWidth"
     assert browser.run(wide, *browser.all("#details")) <= 0
