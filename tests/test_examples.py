@@ -682,7 +682,7 @@ async def test_booking_has_three_outcomes(
             )
             async with contextlib.AsyncExitStack() as stack:
                 patient = [await stack.enter_async_context(rush.of(5, wait=60)) for _ in range(4)]
-                await wait_for(show, 60)
+                await wait_for(show, 20)
                 late = await stack.enter_async_context(rush.of(3, wait=60))
                 assert await late.wait() == 0
                 assert outcomes(late) == {FULL: 3}

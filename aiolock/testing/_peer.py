@@ -10,11 +10,11 @@ from typing import Final, NamedTuple, Self
 
 from aiolock.store import Answer, Form, Granted, Pass, Queued, Renewal, Rule, Store, Waiter
 
-LONG: Final = 180_000
+LONG: Final = 60_000
 """A ttl, in ms, that does not end while a test runs."""
-CLAIM: Final = 90_000
+CLAIM: Final = 50_000
 """A claim, in ms, that does not end while a test runs on a busy machine."""
-PATIENCE: Final = 60.0
+PATIENCE: Final = 45.0
 """Seconds after which a test of the suite counts as hanging: before a claim ends."""
 A_MOMENT: Final = 0.01
 """Seconds in which a lease of 1 ms has certainly ended."""

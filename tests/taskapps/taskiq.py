@@ -35,6 +35,9 @@ class Taskiq(App):
             consumer_group_name="workers",
             consumer_id="0",
             xread_block=50,
+            # A worker that ends may have taken a message that it never reads. Others wait for the
+            # end of such a worker for ten minutes, if not told otherwise.
+            idle_timeout=10_000,
         ).with_result_backend(results)
 
     async def send(self, task: str, value: int) -> AsyncTaskiqTask[Any]:
@@ -43,7 +46,7 @@ class Taskiq(App):
 
     async def done(self, sent: AsyncTaskiqTask[Any]) -> Any:
         """As asked."""
-        result = await sent.wait_result(check_interval=0.01, timeout=30)
+        result = await sent.wait_result(check_interval=0.01, timeout=60)
         if result.is_err:
             raise Failed(result.error)
         return result.return_value
