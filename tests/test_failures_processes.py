@@ -22,7 +22,7 @@ from tests.procs import Worker
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 
-TTL = 1.0
+TTL = 2.5
 """Whoever waits asks again when it has passed, so the others have no longer one either."""
 CLAIM = 3.0
 """The longest claim: a push comes in time for that also where the machine is busy."""
