@@ -28,6 +28,7 @@ IMPORTED = [
     *("pytest", "pytest_asyncio.plugin", "pytest_timeout", "hypothesis.stateful"),
     *(f"_pytest.{name}" for name in default_plugins),
     *("pdb", "tomllib._parser", "xml.etree.ElementTree", "importlib.readers"),  # of these plugins
+    *("_pytest._argcomplete", "readline", "statistics"),
     *("anyio", "anyio.lowlevel", "anyio.abc", "anyio._backends._asyncio"),
     *("redis.asyncio", "fakeredis", "psycopg", "pymysql", "sqlite3", "unittest.mock"),
 ]
