@@ -97,21 +97,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except ValueError as error:
         raise pytest.UsageError(f"--stores: {error}") from error
     selection.leave_out(config, items, stores)
-    _spread_out(items, "test_ablations")
-    # Whoever comes to one of them at the end keeps all other processes waiting.
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    _spread_out(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
-def _spread_out(items: list[pytest.Item], file: str) -> None:
-    """Put the tests of this file among the others, evenly.
+def _spread_out(items: list[pytest.Item], processes: int) -> None:
+    """Put first what takes long, and ablations among the others, but not at the end.
 
-    Most of them wait for something in vain, while others work the processor. In a row, they would
-    be left to the end, and then all processes wait.
+    Most ablations wait for something in vain, while others work the processor. Each process of
+    xdist begins with a part of the list, one after the other. At the end of a part somebody who
+    waits, or has come to what takes long, keeps all processes waiting.
     """
-    here = [item for item in items if item.path.stem == file]
-    others = [item for item in items if item.path.stem != file]
-    at = {item: n / len(group) for group in (here, others) for n, item in enumerate(group)}
-    items.sort(key=at.__getitem__)
+    rows = [item for item in items if item.path.stem == "test_ablations"]
+    long = [item for item in items if item.get_closest_marker("long")]
+    apart = {*rows, *long}
+    others = [item for item in items if item not in apart]
+    items[:] = long
+    for part in range(processes):
+        here = others[len(others) * part // processes : len(others) * (part + 1) // processes]
+        waits = rows[part::processes]
+        at = {item: n / len(here) for n, item in enumerate(here)}
+        at |= {item: 0.75 * n / len(waits) for n, item in enumerate(waits)}
+        items += sorted(at, key=at.__getitem__)
 
 
 def pytest_report_header() -> str:
