@@ -32,7 +32,7 @@ from tests.servers import hold_port
 
 T = TypeVar("T")
 
-WITHIN: Final = 60.0
+WITHIN: Final = 20.0
 """Seconds in which an effect that comes soon must come, on a busy machine."""
 CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""

@@ -60,9 +60,9 @@ class Cluster:
     a moment, but for those that wait.
     """
 
-    def __init__(self, stack: ExitStack, masters: int, replicas: int = 0, *options: str) -> None:
-        self.masters = [stack.enter_context(Node(*options)) for _ in range(masters)]
-        self.replicas = [stack.enter_context(Node(*options)) for _ in range(masters * replicas)]
+    def __init__(self, stack: ExitStack, masters: int, replicas: int = 0) -> None:
+        self.masters = [stack.enter_context(Node()) for _ in range(masters)]
+        self.replicas = [stack.enter_context(Node()) for _ in range(masters * replicas)]
         self.nodes = [*self.masters, *self.replicas]
         bounds = [SLOTS * n // masters for n in range(masters + 1)]
         for number, (node, first, end) in enumerate(

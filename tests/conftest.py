@@ -143,10 +143,12 @@ def _started_without_opentelemetry() -> Iterator[None]:
         yield
 
 
-# The servers of a whole session have nothing to do most of the time, and yet their timers took more
-# of the processor than the tests on them. Redis looks after itself ten times a second if not told
-# otherwise; nothing that the tests see depends on how often, but for how soon a cluster is ready.
 def _be_quiet(*servers: RedisServer) -> None:
+    """Have servers of a whole session look after themselves once a second, not ten times.
+
+    They have nothing to do most of the time, and yet their timers took more of the processor than
+    the tests on them. Nothing that these see depends on how often, but a cluster is ready later.
+    """
     for server in servers:
         server.call("CONFIG", "SET", "hz", 1)
 

@@ -18,7 +18,7 @@ import pytest
 import aiolock
 from aiolock.store import Waiter
 from aiolock.stores.memory import MemoryServer
-from tests.procs import WITHIN, Message, Worker
+from tests.procs import Message, Worker
 from tests.proxy import Link, Proxy
 from tests.servers import RedisServer
 
@@ -48,7 +48,7 @@ class Forgetful(MemoryServer):
 
 
 async def until(
-    condition: Callable[[], object], *, within: float = WITHIN, after: float = 0.0
+    condition: Callable[[], object], *, within: float = 10.0, after: float = 0.0
 ) -> None:
     """Wait until a condition holds that nothing announces.
 
@@ -70,7 +70,7 @@ async def until(
         ) from None
 
 
-async def soon(awaitable: Awaitable[T], *, within: float = WITHIN, after: float = 0.0) -> T:
+async def soon(awaitable: Awaitable[T], *, within: float = 10.0, after: float = 0.0) -> T:
     """Wait for what comes at once, or right after so many seconds, on a machine at rest."""
     return await asyncio.wait_for(awaitable, after + min(within, _PATIENCE))
 
@@ -84,7 +84,7 @@ async def take(lock: aiolock.Lock | aiolock.Semaphore) -> aiolock.Lease:
 
 async def queued(lock: aiolock.Lock, count: int) -> None:
     """Return when so many wait for it: tasks, or a process that has just been started."""
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(30):
         while len((await lock.status()).waiters) != count:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.01)
 

@@ -181,7 +181,7 @@ async def _hold(lock: aiolock.Lock) -> None:
 
 
 async def _held(lock: aiolock.Lock) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         while not await lock.locked():  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0)
 

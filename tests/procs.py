@@ -21,9 +21,6 @@ from typing import Any, Self, cast
 
 Message = dict[str, Any]
 
-WITHIN = 60.0
-"""Seconds for a program to start, or to do what takes it no time: on a busy machine."""
-
 _ROOT = Path(__file__).resolve().parent.parent
 
 # Run by a Python that then becomes the program itself (same process id): asks Linux to kill it when
@@ -131,7 +128,7 @@ class Worker(asyncio.SubprocessProtocol):
         stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
         stdin.write(json.dumps(message).encode() + b"\n")
 
-    async def expect(self, event: str, *, within: float = WITHIN) -> Message:
+    async def expect(self, event: str, *, within: float = 10.0) -> Message:
         """Return the first message about `event` that no `expect` has returned yet.
 
         Messages about other events are left for other calls. Raises `TimeoutError` when none came
@@ -155,7 +152,7 @@ class Worker(asyncio.SubprocessProtocol):
                 f"no {event!r} within {within} s, the worker said: {self.history}"
             ) from None
 
-    async def wait(self, *, within: float = WITHIN) -> int:
+    async def wait(self, *, within: float = 10.0) -> int:
         """Wait until the worker has ended; return its exit code (minus the number of a signal)."""
         async with asyncio.timeout(within):
             await self._ended.wait()

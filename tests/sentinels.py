@@ -161,7 +161,7 @@ class Watched:
         known: list[float] = []
 
         async def look(sentinel: SentinelServer) -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(20):
                 while not known:
                     said = await sentinel.call("GET-MASTER-ADDR-BY-NAME", SERVICE)
                     if said and said[1] != old:
@@ -181,7 +181,7 @@ def _all_good(replicas: Any) -> bool:
 
 async def answers(sentinel: SentinelServer, command: str, accepts: Callable[[Any], bool]) -> None:
     """Ask a Sentinel about the service until its answer is right, for 20 seconds at most."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while not (  # noqa: ASYNC110  # nothing announces it
             (said := await sentinel.call(command, SERVICE)) and accepts(said)
         ):

@@ -30,7 +30,7 @@ from aiolock.testing import FaultyStore
 from tests.servers import RedisServer, hold_port
 from tests.worlds import asking
 
-WITHIN = 60.0
+WITHIN = 30.0
 """Seconds for a program to start, or to end, on a busy machine."""
 
 

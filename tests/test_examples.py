@@ -156,7 +156,7 @@ async def end(*workers: Worker) -> None:
 
 async def wait_for(lock: aiolock.Lock | aiolock.Barrier | aiolock.Latch, count: int = 1) -> None:
     """Wait until so many stand in its queue."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0.01)
 
@@ -168,7 +168,7 @@ def texts(*workers: Worker) -> list[str]:
 
 async def until(came_true: Callable[[], bool]) -> None:
     """Wait until that is so; it is the doing of other processes."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while not came_true():  # noqa: ASYNC110  # they set no Event
             await asyncio.sleep(0.01)
 
@@ -182,7 +182,7 @@ async def test_users_are_set_up_once(
     own_server.call("RPUSH", "signups", *users, *users, *users[1:])
     own_server.call("RPUSH", "taken", users[0])  # as a worker that was killed has left it
     async with worker() as one, worker() as other:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             while own_server.call("EXISTS", "signups", "taken"):  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.02)
         await end(one, other)
@@ -270,7 +270,7 @@ async def test_transfers_keep_the_sum(
     monkeypatch.setenv("TRANSFERS", "60")
     path = str(EXAMPLES / "transfer.py")
     async with Worker(path) as one, Worker(path) as other:
-        assert [await one.wait(within=60), await other.wait(within=60)] == [0, 0]
+        assert [await one.wait(within=20), await other.wait(within=20)] == [0, 0]
     expected = Counter(dict.fromkeys(("ada", "bob", "cyd", "dee"), 100))
     for text in texts(one, other):
         amount, _, source, _, target = text.split()
@@ -703,7 +703,7 @@ async def test_booking_on_a_database_lets_twenty_wait(
         locks.lock("show:hamlet"),
         rush.of(25, wait=3) as customers,
     ):
-        assert await customers.wait(within=60) == 0
+        assert await customers.wait(within=20) == 0
     said = outcomes(customers)
     assert said.pop(FULL) == 5
     assert sum(said.values()) == 20

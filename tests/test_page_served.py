@@ -22,6 +22,9 @@ from aiolock.testing import FaultyStore
 from tests.servers import RedisServer
 from tests.viewers import WITHIN
 
+_START = 60.0
+"""Seconds for a program to start, on a busy machine."""
+
 
 class Life:
     """What a server does when it starts, and when it stops."""
@@ -101,7 +104,7 @@ async def command(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
 async def address_of(process: asyncio.subprocess.Process) -> str:
     """What it says is to be opened."""
     assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), _START)).decode()
     found = re.fullmatch(r"(http://\S+/\?key=[\w-]{32}) \(Ctrl-C ends it\)\n", line)
     assert found is not None, line
     return found[1]

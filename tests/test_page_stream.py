@@ -302,7 +302,7 @@ async def test_viewer_that_takes_nothing(client: aiolock.LockClient) -> None:
     async with Viewer(page) as viewer:
         await viewer.event()
         viewer.takes.clear()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(10):
             while lookers():  # noqa: ASYNC110  # tells nobody
                 await asyncio.sleep(0.01)
 

@@ -31,7 +31,7 @@ from tests.servers import RedisServer
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+PATIENCE = 20.0
 """Seconds after which something hangs."""
 
 

@@ -21,7 +21,7 @@ from tests.webapps.bodies import Bodies
 from tests.webapps.looks import LOOKING, Looks
 from tests.webapps.servers import SERVERS, served
 
-WITHIN = 60.0
+WITHIN = 30.0
 
 
 @pytest.fixture(params=SERVERS)

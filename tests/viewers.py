@@ -14,7 +14,7 @@ import httpx
 from aiolock.page import Entrance, Page
 
 ORIGIN = "http://locks.test"
-WITHIN = 60.0
+WITHIN = 10.0
 """Seconds in which an effect that comes soon must come, on a busy machine."""
 
 

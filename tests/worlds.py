@@ -74,7 +74,7 @@ class Seen(Protocol):
 
 async def queued(lock: Seen, count: int) -> None:
     """Return when so many wait for it, which is to say soon."""
-    give_up = time.monotonic() + 60  # real time, not that of the loop's own clock
+    give_up = time.monotonic() + 20  # real time, not that of the loop's own clock
     while time.monotonic() < give_up:
         if len((await lock.status()).waiters) == count:
             return
@@ -87,7 +87,7 @@ async def empty(lock: Seen) -> None:
 
     Another client's release comes over another connection, so no status is surely later.
     """
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         while (status := await lock.status()).holders or status.waiters:  # noqa: ASYNC110 # no event
             await asyncio.sleep(0)
 
@@ -125,7 +125,7 @@ async def check_what_an_opening_leaves(
         return [*leases, working[-1]]
 
     tasks = list[asyncio.Task[None]]()
-    async with asyncio.timeout(60), other, client:
+    async with asyncio.timeout(20), other, client:
         old = await begin()
         for lease, kind in zip(old, ("lock", "lock", "once"), strict=True):
             assert await other.break_(lease.name, kind=kind)

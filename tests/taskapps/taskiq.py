@@ -46,7 +46,7 @@ class Taskiq(App):
 
     async def done(self, sent: AsyncTaskiqTask[Any]) -> Any:
         """As asked."""
-        result = await sent.wait_result(check_interval=0.01, timeout=60)
+        result = await sent.wait_result(check_interval=0.01, timeout=30)
         if result.is_err:
             raise Failed(result.error)
         return result.return_value
