@@ -43,6 +43,8 @@ BLOCK = re.compile(
     r'(?P<indent> *)```python\b(?: title="(?P<title>[^"]+)")?\n(?P<code>(?s:.*?))^(?P=indent)```$',
     re.MULTILINE,
 )
+TYPES = ROOT / ".mypy_cache" / "programs"
+"""What mypy has read stays, for the next time; apart from that of the tree's own check."""
 PROGRAMS = [page for page in PAGES if "```python title=" in page.read_text("utf-8")]
 
 
@@ -121,7 +123,7 @@ def test_programs(page: Path, redis_server: RedisServer, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)  # mypy reads much that no cache has: 10 s of a core, for the tutorial
+@pytest.mark.timeout(400)  # the first time mypy reads much: 10 s of a core, for the tutorial
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
 def test_types_of_programs(page: Path, tmp_path: Path) -> None:
     """The programs of a page pass mypy --strict as they stand there."""
@@ -130,7 +132,8 @@ def test_types_of_programs(page: Path, tmp_path: Path) -> None:
         pytest.skip("on the tree only: it is the same page")
     names = programs(page, URL, tmp_path)
     # Silent: what they import is aiolock's own to check, and is.
-    run(tmp_path, "-m", "mypy", "--strict", "--follow-imports=silent", *names)
+    check = ("-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(TYPES))
+    run(tmp_path, *check, *names)
 
 
 @contextmanager
