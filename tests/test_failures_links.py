@@ -504,6 +504,7 @@ async def test_dead_link_of_a_holder_for_longer_than_its_ttl(
     await ends(second)
 
 
+@pytest.mark.long
 async def test_dead_link_noticed_within_15_s(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:

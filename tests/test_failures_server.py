@@ -271,6 +271,7 @@ async def test_close_while_the_server_hangs(
     await lease.release()
 
 
+@pytest.mark.long
 async def test_server_hangs_for_longer_than_any_time_limit(
     impatient: Impatient,
     client: aiolock.LockClient,

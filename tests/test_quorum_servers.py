@@ -149,6 +149,7 @@ async def test_one_stopped(of: list[RedisServer], prefix: str) -> None:
     assert left(of, prefix) == []
 
 
+@pytest.mark.long
 async def test_a_majority_stopped(of: list[RedisServer], prefix: str) -> None:
     """Then leases are lost, in time, and no client enters until the servers answer."""
     async with connect(of, prefix) as client:
