@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,9 +138,14 @@ async def waited_for(client: aiolock.LockClient, name: str) -> None:
             await asyncio.sleep(0.01)
 
 
+def _state(pid: int) -> str:
+    """Of its main thread: "S" waits, "R" works, "Z" has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _state(pid) != "Z"
     except OSError:
         return False
 
@@ -411,6 +417,10 @@ def test_ctrl_c_just_before_a_line_is_waited_for() -> None:
         try:
             assert program.stdout is not None
             assert program.stdout.readline() == b"ready\n"
+            give_up = time.monotonic() + WITHIN
+            while _state(program.pid) != "S":  # from here on it does wait
+                assert time.monotonic() < give_up, "it does not wait"
+                time.sleep(0.001)
             program.send_signal(signal.SIGINT)
             assert program.communicate(timeout=WITHIN)[0] == b"interrupted\n"
         finally:
