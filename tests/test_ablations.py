@@ -4689,6 +4689,7 @@ SAFEGUARDS = (
         "if was_in_line and state.shared:",
         "if False:",
         "test_quorum_contract.py::TestMemory::test_a_writer_that_gives_up_holds_nobody_back",
+        seconds=2,  # the reader asks again after three
     ),
     Safeguard(
         "… by the scripts as well",

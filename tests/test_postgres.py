@@ -127,6 +127,8 @@ class Hasty(threading.Thread):
         self._to = port
         self.url = f"postgresql://app@127.0.0.1:{self._listener.getsockname()[1]}/postgres"
         self._links: list[tuple[socket.socket, socket.socket]] = []
+        self.answers = 0
+        """How often it has passed on something to a client."""
         self.start()
 
     def run(self) -> None:
@@ -137,14 +139,16 @@ class Hasty(threading.Thread):
                     socket.create_connection(("127.0.0.1", self._to)),
                 )
                 self._links.append(link)
-                for one, other in (link, link[::-1]):
-                    threading.Thread(target=self._flow, args=(one, other), daemon=True).start()
+                for one, other, answers in ((*link, 0), (*link[::-1], 1)):
+                    flow = threading.Thread(target=self._flow, args=(one, other, answers))
+                    flow.daemon = True
+                    flow.start()
 
-    @staticmethod
-    def _flow(one: socket.socket, other: socket.socket) -> None:
+    def _flow(self, one: socket.socket, other: socket.socket, answers: int) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
                 other.sendall(data)
+                self.answers += answers
             other.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
@@ -173,11 +177,15 @@ async def test_a_connection_that_is_reset_while_nobody_looks(
     try:
         async with aiolock.connect(proxy.url, prefix=prefix) as client:
             store = store_of(client)
+            before = proxy.answers
             asked: list[asyncio.Future[Any]] = [store.read("x")]
             await asyncio.sleep(0)
             # When that is answered; and a flush behind it, which is written as well.
             asked += [store.post("x", 0, token="t", declared=3, value="", remember=60_000)]
-            time.sleep(0.2)  # the process does not run; the answer comes meanwhile
+            give_up = time.monotonic() + 10
+            while proxy.answers == before:  # meanwhile the loop does not run
+                assert time.monotonic() < give_up, "no answer"
+                time.sleep(0.005)
             proxy.reset()
             time.sleep(0.05)
             await asyncio.wait_for(asyncio.gather(*asked), 5)
