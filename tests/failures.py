@@ -236,8 +236,11 @@ class Peek:
         -inf where there is no such lease any more.
         """
         grants = [grant for grant in self.holders() if client in grant]
-        now = time.monotonic()
-        seconds, micros = self.server.call("TIME")
+        while True:
+            now = time.monotonic()
+            seconds, micros = self.server.call("TIME")
+            if time.monotonic() - now < 0.01:
+                break  # else the two clocks were read at different times
         end = grants and self.server.call("ZSCORE", f"{self._keys}:holders", grants[0])
         if not end:
             return -math.inf
