@@ -25,6 +25,16 @@ from aiolock.testing._peer import Grant, fresh_name
 from tests.majorities import Majority, store_of
 
 
+def _by_our_clock(_clocks: _clock.Clocks, _local: float) -> int:
+    return time.time_ns() // 1000
+
+
+@pytest.fixture(autouse=True)
+def _one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients give out tickets by one clock: on a busy machine, what each knows may be late."""
+    monkeypatch.setattr(_clock.Clocks, "now", _by_our_clock)
+
+
 class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
     """Three servers in this process."""
 
@@ -98,10 +108,6 @@ end
 """
 
 
-def _by_our_clock(_clocks: _clock.Clocks, _local: float) -> int:
-    return time.time_ns() // 1000
-
-
 class TestRedis(LockContract, OnceContract, BoardContract, ReadersContract):
     """Three real servers."""
 
@@ -109,13 +115,12 @@ class TestRedis(LockContract, OnceContract, BoardContract, ReadersContract):
     def _servers(self, majority: Majority, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing here depends on how quick each of them is on a busy machine.
 
-        All clients give out tickets by one clock, a look at all servers waits for each of them, and
-        what was asked of them is carried out everywhere before anything else is done.
+        A look at all servers waits for each of them, and what was asked of them is carried out
+        everywhere before anything else is done.
         """
         self._majority, self._prefix, self._monkeypatch = majority, prefix, monkeypatch
         self._looks = list[Callable[[str], Awaitable[Status]]]()
         majority.vouch(prefix)
-        monkeypatch.setattr(_clock.Clocks, "now", _by_our_clock)
         monkeypatch.setattr(_council, "OTHERS", ANSWER_TIMEOUT)
 
     def store(self) -> Store:
