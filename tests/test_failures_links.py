@@ -555,7 +555,7 @@ async def test_push_slower_than_the_claim(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A push that comes when its lease has ended lets nobody in; the waiter asks again."""
-    ttl = 0.3
+    ttl = 1.5
     lease = await take(client.lock("lock"))
     waiting = asyncio.create_task(take(victim.lock("lock", ttl=ttl)))
     await peek.queued(1)
