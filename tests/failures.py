@@ -236,11 +236,13 @@ class Peek:
         -inf where there is no such lease any more.
         """
         grants = [grant for grant in self.holders() if client in grant]
-        while True:
+        for _ in range(1000):
             now = time.monotonic()
             seconds, micros = self.server.call("TIME")
-            if time.monotonic() - now < 0.01:
-                break  # else the two clocks were read at different times
+            if time.monotonic() - now < 0.01:  # else the two clocks were read at different times
+                break
+        else:
+            raise AssertionError("the server's clock cannot be read within 10 ms")
         end = grants and self.server.call("ZSCORE", f"{self._keys}:holders", grants[0])
         if not end:
             return -math.inf

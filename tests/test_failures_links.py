@@ -235,12 +235,16 @@ async def test_reply_to_acquire_lost(
 ) -> None:
     """The lock is acquired once, also where the reply that said so was lost."""
     proxy.swallow_replies(1, command_link(proxy))
-    lease = await victim.lock("lock").acquire(blocking=blocking)
+    acquiring = asyncio.create_task(victim.lock("lock").acquire(blocking=blocking))
+    await asyncio.sleep(0)
+    sent = time.monotonic()  # and not earlier: what passes before it is sent is none of the lease's
+    lease = await acquiring
     assert lease is not None
     (grant,) = peek.holders()
     assert grant.endswith(f":{lease.fence}")
     assert lease.fence == peek.fence(), "another fence was minted"
     assert time.monotonic() + lease.remaining() <= peek.ends()
+    assert time.monotonic() + lease.remaining() <= sent + 30
     await ends(lease)
 
 
@@ -341,8 +345,11 @@ async def test_reply_to_extend_lost(victim: aiolock.LockClient, proxy: Proxy, pe
     """An extension without a reply is made again, and then counts from when it was first sent."""
     lease = await take(victim.lock("lock", ttl=1))
     proxy.swallow_replies(1, command_link(proxy))
-    await lease.extend(30)
-    assert lease.remaining() > 25
+    extending = asyncio.create_task(lease.extend(30))
+    await asyncio.sleep(0)
+    sent = time.monotonic()
+    await extending
+    assert 25 < time.monotonic() + lease.remaining() - sent <= 30
     assert time.monotonic() + lease.remaining() <= peek.ends()
     await ends(lease)
 
