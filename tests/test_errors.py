@@ -42,7 +42,8 @@ async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.Monke
         (holder,) = error.holders
         assert (holder.client, holder.fence) == (theirs.id, held.fence)
         text = str(error)
-        assert text.startswith("the lock 'order:42' did not become free in 0.5 s: process ")
+        who = f"{holder.label!r} in " if holder.label else ""  # put up after a second or two
+        assert text.startswith(f"the lock 'order:42' did not become free in 0.5 s: {who}process ")
         assert f"process {os.getpid()} of {socket.gethostname()}" in text
         assert f"(fence {held.fence})" in text
         assert str(pickle.loads(pickle.dumps(error))) == text

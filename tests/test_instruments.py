@@ -549,12 +549,16 @@ async def test_worker_never_blocks_on_the_test() -> None:
 )
 def test_servers_of_a_test_whose_time_is_up(tmp_path: Path) -> None:
     """Whatever is at work in the test's folder is ended, and nothing else is."""
-    sleep = (sys.executable, "-c", "import time; time.sleep(60)")
+    sleep = (sys.executable, "-c", "import time; print(flush=True); time.sleep(60)")
     with (
-        subprocess.Popen([*sleep, f"--data={tmp_path}/data"]) as server,
-        subprocess.Popen(sleep) as it,
+        subprocess.Popen([*sleep, f"--data={tmp_path}/data"], stdout=subprocess.PIPE) as server,
+        subprocess.Popen(sleep, stdout=subprocess.PIPE) as it,
     ):
         try:
+            # Until it has begun, the kernel may not yet say what its arguments are.
+            for begun in (server.stdout, it.stdout):
+                assert begun is not None
+                assert begun.readline() == b"\n"
             ablated.end_servers(str(tmp_path))
             assert server.wait(10) == -signal.SIGKILL
             assert it.poll() is None
