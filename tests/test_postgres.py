@@ -618,13 +618,13 @@ async def test_a_flush_without_an_answer(
 ) -> None:
     """Its connection is taken for dead, though no command waits for an answer."""
     at_first(own_postgres, "PERFORM pg_sleep(60)")
-    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.5)
     async with pair(own_postgres.url("app")) as (ours, theirs):
         lease = await take(ours.lock("x", ttl=60))
         waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
         await queued(ours.lock("x"), 1)
         pipe = store_of(ours)._pipe
         wire = pipe._wire
+        monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.5)
         await lease.release()
         await until(lambda: pipe._wire is not wire)
         await (await soon(waiting)).release()

@@ -166,9 +166,9 @@ async def test_others_came_where_all_was_gone(
     """An open client that finds others there asks nothing more of the server, until they leave."""
     beat = 0.05 if how == "heartbeat" else 9.0
     monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", beat)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.3)
     store = store_on(redis_server.url, prefix)
     async with Peer(store):
+        monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
         now = int(redis_server.call("TIME")[0]) * 1000
         redis_server.call("DEL", f"{prefix}:protocols")
         redis_server.call("ZADD", f"{prefix}:protocols", now, 9)

@@ -294,7 +294,7 @@ async def test_subscription_breaks_while_opening(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A subscription that breaks just when it is counted is counted when it is there again."""
-    monkeypatch.setattr("aiolock.stores.redis._session.PUSH_TIMEOUT", 0.3)
+    monkeypatch.setattr("aiolock.stores.redis._session.PUSH_TIMEOUT", 0.7)
     introduce = RedisStore._introduce
 
     async def introduce_and_break(store: RedisStore) -> None:

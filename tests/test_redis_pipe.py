@@ -322,12 +322,12 @@ async def test_refused_for_too_long(
     own_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for a server that goes on refusing hears why, and that nothing was done."""
-    # No other time limit may end it first, with another error.
-    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.7)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
     store = store_on(own_server.url, prefix)
     inbox: Any = Nobody()
     await store.open("me", inbox)
+    # No other time limit may end it first, with another error.
+    monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.5)
+    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     for number in range(2):
         with pytest.raises(aiolock.StoreError, match=r"too few replicas.*NOREPLICAS") as caught:
