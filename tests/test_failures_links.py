@@ -343,7 +343,7 @@ async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, p
 
 async def test_reply_to_extend_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
     """An extension without a reply is made again, and then counts from when it was first sent."""
-    lease = await take(victim.lock("lock", ttl=1))
+    lease = await take(victim.lock("lock", ttl=3))
     proxy.swallow_replies(1, command_link(proxy))
     extending = asyncio.create_task(lease.extend(30))
     await asyncio.sleep(0)

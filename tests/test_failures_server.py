@@ -177,7 +177,7 @@ async def test_server_gone_for_good(
 
 async def test_server_hangs(server: RedisServer, client: aiolock.LockClient, peek: Peek) -> None:
     """While the server hangs a lease goes from held to at risk, and to lost at its deadline."""
-    lease = await take(client.lock("lock", ttl=1))
+    lease = await take(client.lock("lock", ttl=2))
     server.pause()
     end = time.monotonic() + lease.remaining()
     states = [lease.state]

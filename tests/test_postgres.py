@@ -229,7 +229,7 @@ async def test_a_waiter_that_was_killed_costs_nothing(own_postgres: PostgresServ
         await until(lambda: len(own_postgres.backends()) == 4)
         assert [each.alive for each in (await ours.lock("x").status()).waiters] == [False, True]
         await lease.release()
-        await (await asyncio.wait_for(waiting, 1.4)).release()  # a claim is 3 s
+        await (await asyncio.wait_for(waiting, 2.5)).release()  # a claim is 3 s
 
 
 async def test_a_child_does_not_keep_its_parent_alive(own_postgres: PostgresServer) -> None:
@@ -512,7 +512,7 @@ async def hand_on_untold(
     ours: aiolock.LockClient, theirs: aiolock.LockClient, caplog: pytest.LogCaptureFixture
 ) -> aiolock.Lease:
     """Ours gives up to notify theirs, which asks when the lease of ours would have ended."""
-    lease = await take(ours.lock("y", ttl=1.5))
+    lease = await take(ours.lock("y", ttl=3))
     waiting = asyncio.create_task(take(theirs.lock("y", ttl=60)))
     await queued(theirs.lock("y"), 1)
     await lease.release()
@@ -1591,11 +1591,11 @@ async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:
     """A lease is renewed while a transaction that has checked it is open."""
     async with (
         aiolock.connect(own_postgres.url("app")) as client,
-        client.lock("x", ttl=1) as lease,
+        client.lock("x", ttl=2) as lease,
     ):
         with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
             check(connection, lease)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(2.5)
             check(connection, lease)
             connection.commit()
         assert lease.state == "held"
