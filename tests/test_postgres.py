@@ -512,7 +512,7 @@ async def hand_on_untold(
     ours: aiolock.LockClient, theirs: aiolock.LockClient, caplog: pytest.LogCaptureFixture
 ) -> aiolock.Lease:
     """Ours gives up to notify theirs, which asks when the lease of ours would have ended."""
-    lease = await take(ours.lock("y", ttl=3))
+    lease = await take(ours.lock("y", ttl=1.5))
     waiting = asyncio.create_task(take(theirs.lock("y", ttl=60)))
     await queued(theirs.lock("y"), 1)
     await lease.release()
