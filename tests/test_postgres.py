@@ -512,7 +512,7 @@ async def hand_on_untold(
     ours: aiolock.LockClient, theirs: aiolock.LockClient, caplog: pytest.LogCaptureFixture
 ) -> aiolock.Lease:
     """Ours gives up to notify theirs, which asks when the lease of ours would have ended."""
-    lease = await take(ours.lock("y", ttl=1.5))
+    lease = await take(ours.lock("y", ttl=3))
     waiting = asyncio.create_task(take(theirs.lock("y", ttl=60)))
     await queued(theirs.lock("y"), 1)
     await lease.release()
@@ -528,6 +528,7 @@ async def test_a_flush_that_fails_for_good_is_given_up(
     own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The waiter asks by itself, and the next one is notified once the right is given back."""
+    monkeypatch.setattr("aiolock._engine.lookout._EVERY", 60.0)  # labels would be flushed, too
     monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
     monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
     async with pair(own_rights.url("app")) as (ours, theirs):
