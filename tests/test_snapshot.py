@@ -135,9 +135,12 @@ async def test_by_name_and_kind(client: aiolock.LockClient, other: aiolock.LockC
         assert not lease.lost.is_set()
 
 
-async def test_many(client: aiolock.LockClient) -> None:
-    """More than one page of them."""
-    leases = [await client.lock(f"order:{n}").acquire() for n in range(250)]
+async def test_many(client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one page of them, wherever there are pages."""
+    modules = "memory sqlite._transaction redis._store postgres._store mysql._transaction"
+    for module in modules.split():
+        monkeypatch.setattr(f"aiolock.stores.{module}._PAGE", 20)
+    leases = [await client.lock(f"order:{n}").acquire() for n in range(70)]
     assert len(await client.names("order:*")) == len(leases)
     await asyncio.gather(*[lease.release() for lease in leases])
 
