@@ -66,9 +66,12 @@ class Majority:
         vouch(self.servers, self.urls, prefix, longest_ttl)
 
     def left_behind(self, prefix: str) -> list[str]:
-        """The keys of votes and lines of all names."""
+        """The keys of votes and lines of all names, but for labels, which are kept for minutes.
+
+        Who waits for two seconds is labelled, which on a busy machine may be anybody.
+        """
         found = list[str]()
         for server in self.servers:
             for kind in ("votes", "line"):
                 found += server.call("KEYS", f"{prefix}:*:{kind}")
-        return found
+        return [key for key in found if not key.startswith(f"{prefix}:{{client:")]
