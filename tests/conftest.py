@@ -10,11 +10,13 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+import redis.utils
 
 from tests import databases, garbage, loops, selection
 from tests.databases import MariaDBServer, PostgresServer
@@ -140,6 +142,17 @@ def _started_without_opentelemetry() -> Iterator[None]:
     folder = Path(__file__).parent / "without_opentelemetry"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _version_of_redis_py_looked_up_once() -> Iterator[None]:
+    """Let the connections of the tests do without what aiolock's own do without.
+
+    redis-py reads the files of its package for each, which was a hundredth of all work.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis.utils, "get_lib_version", cache(redis.utils.get_lib_version))
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import itertools
 import logging
 import re
@@ -406,7 +405,7 @@ async def test_redis_py_is_looked_up_once(
     one, other = (aiolock.connect(server.url, prefix=prefix) for _ in range(2))
     async with one:
         await check_works(one)
-    monkeypatch.setattr(importlib.metadata, "version", Mock(side_effect=AssertionError))
+    monkeypatch.setattr("redis.utils.get_lib_version", Mock(side_effect=AssertionError))
     async with other:
         await check_works(other)
 
