@@ -301,11 +301,11 @@ async def test_a_waiter_that_was_killed_costs_nothing(own_mariadb: MariaDBServer
                 " AND IS_USED_LOCK(CONCAT('aiolock:', client)) IS NULL",
                 *(me, ours._engine.client),
             ),
-            within=4,  # of the five
+            within=2,
         )
         assert [each.alive for each in (await ours.lock("x").status()).waiters] == [False, True]
         await lease.release()
-        await (await asyncio.wait_for(waiting, 2.5)).release()  # a claim is 3 s
+        await (await asyncio.wait_for(waiting, 1.4)).release()  # a claim is 3 s
 
 
 async def test_a_child_does_not_keep_its_parent_alive(own_mariadb: MariaDBServer) -> None:

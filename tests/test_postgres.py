@@ -229,7 +229,7 @@ async def test_a_waiter_that_was_killed_costs_nothing(own_postgres: PostgresServ
         await until(lambda: len(own_postgres.backends()) == 4)
         assert [each.alive for each in (await ours.lock("x").status()).waiters] == [False, True]
         await lease.release()
-        await (await asyncio.wait_for(waiting, 2.5)).release()  # a claim is 3 s
+        await (await asyncio.wait_for(waiting, 1.4)).release()  # a claim is 3 s
 
 
 async def test_a_child_does_not_keep_its_parent_alive(own_postgres: PostgresServer) -> None:
