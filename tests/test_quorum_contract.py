@@ -10,7 +10,7 @@ import pytest
 
 from aiolock.store import Busy, Status, Store
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum import _clock, _council
+from aiolock.stores.quorum import _clock, _council, _store
 from aiolock.stores.quorum._council import ANSWER_TIMEOUT
 from aiolock.stores.quorum._memory import voter_of
 from aiolock.testing import (
@@ -115,13 +115,14 @@ class TestRedis(LockContract, OnceContract, BoardContract, ReadersContract):
     def _servers(self, majority: Majority, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing here depends on how quick each of them is on a busy machine.
 
-        A look at all servers waits for each of them, and what was asked of them is carried out
-        everywhere before anything else is done.
+        A look at all servers waits for each of them, a renewal is not left for the next one, and
+        what was asked of them is carried out everywhere before anything else is done.
         """
         self._majority, self._prefix, self._monkeypatch = majority, prefix, monkeypatch
         self._looks = list[Callable[[str], Awaitable[Status]]]()
         majority.vouch(prefix)
         monkeypatch.setattr(_council, "OTHERS", ANSWER_TIMEOUT)
+        monkeypatch.setattr(_store, "_RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
 
     def store(self) -> Store:
         """Another client of them."""

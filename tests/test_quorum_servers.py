@@ -316,6 +316,7 @@ async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
     """All servers at once: leases stay and are renewed; waiters keep their places."""
     # With two of three servers, a status may show the number of another vote as the fence.
     monkeypatch.setattr("aiolock.stores.quorum._council.OTHERS", ANSWER_TIMEOUT)
+    monkeypatch.setattr("aiolock.stores.quorum._store._RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
     async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
         await until_all_vote(ours)
         lease = await ours.lock("a").acquire()
@@ -337,8 +338,11 @@ async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
     assert "does not vote" not in caplog.text
 
 
-async def test_a_durable_server_that_is_emptied(durable: list[RedisServer], prefix: str) -> None:
+async def test_a_durable_server_that_is_emptied(
+    durable: list[RedisServer], prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing that is written down helps there: it is silent for as long as any other would be."""
+    monkeypatch.setattr("aiolock.stores.quorum._store._RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
     async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
         await until_all_vote(ours)
         async with ours.lock("a") as lease:

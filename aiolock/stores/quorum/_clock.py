@@ -54,4 +54,4 @@ class Clocks:
     def off(self, server: int) -> float | None:
         """By how many seconds this server is ahead of the median; None if that is not known."""
         ahead = self._ahead[server]
-        return None if ahead is None else (ahead - self.now(0.0)) / 1e6
+        return None if ahead is None else (ahead - self._median) / 1e6
