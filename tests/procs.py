@@ -49,6 +49,16 @@ def freeze(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; only Linux tells."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+    (caught,) = (line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def say(event: str, **fields: object) -> None:
     """Tell the test, from the worker's side, what happened, and when.
 
@@ -163,6 +173,13 @@ class Worker(asyncio.SubprocessProtocol):
     def kill(self) -> None:
         """Kill the worker (SIGKILL), unless it has ended already."""
         self._signal(signal.SIGKILL)
+
+    async def ask_to_end(self, *, within: float = 10.0) -> None:
+        """Send SIGTERM, as soon as the worker handles it: one that still starts would just die."""
+        async with asyncio.timeout(within):
+            while not _handles(self.pid, signal.SIGTERM):  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.01)
+        self._signal(signal.SIGTERM)
 
     def stop(self) -> None:
         """Stop the worker in its tracks (SIGSTOP); it has stopped when this returns."""

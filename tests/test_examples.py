@@ -150,7 +150,7 @@ async def expect(worker: Worker, *lines: str) -> None:
 async def end(*workers: Worker) -> None:
     """Ask the workers to end, and see that each does so in peace."""
     for worker in workers:
-        os.kill(worker.pid, signal.SIGTERM)
+        await worker.ask_to_end()
     assert [await worker.wait() for worker in workers] == [0] * len(workers)
 
 
@@ -204,7 +204,7 @@ async def test_worker_finishes_what_it_has_begun(
         async with lock:
             own_server.call("RPUSH", "signups", "ada")
             await wait_for(lock)
-            os.kill(busy.pid, signal.SIGTERM)
+            await busy.ask_to_end()
         await expect(busy, "ada is being set up", "ada is set up")
         assert await busy.wait() == 0
         assert await lock.status() == aiolock.Status("user:ada", (), (), kind="lock")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -239,7 +237,7 @@ async def test_worker(monkeypatch: pytest.MonkeyPatch) -> None:
             while not {"order", "stock", "partner api", "report"} <= held(text):
                 await asyncio.sleep(0.05)
                 text = (await http.get(f"http://127.0.0.1:{address[1]}/metrics")).text
-        os.kill(worker.pid, signal.SIGTERM)
+        await worker.ask_to_end()
         assert await worker.wait() == 0
 
 
