@@ -509,9 +509,14 @@ async def test_a_flush_that_fails_again_and_again(
 
 
 async def hand_on_untold(
-    ours: aiolock.LockClient, theirs: aiolock.LockClient, caplog: pytest.LogCaptureFixture
+    ours: aiolock.LockClient,
+    theirs: aiolock.LockClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> aiolock.Lease:
     """Ours gives up to notify theirs, which asks when the lease of ours would have ended."""
+    # A claim of 3 s would be about to end then: too late to enter, it is given back and asked for.
+    monkeypatch.setattr("aiolock._engine.policy.CLAIM", 60_000)
     lease = await take(ours.lock("y", ttl=3))
     waiting = asyncio.create_task(take(theirs.lock("y", ttl=60)))
     await queued(theirs.lock("y"), 1)
@@ -534,7 +539,7 @@ async def test_a_flush_that_fails_for_good_is_given_up(
     async with pair(own_rights.url("app")) as (ours, theirs):
         own_rights.execute("REVOKE EXECUTE ON FUNCTION aiolock.flush FROM app")
         try:
-            lease = await hand_on_untold(ours, theirs, caplog)
+            lease = await hand_on_untold(ours, theirs, monkeypatch, caplog)
             await store_of(ours).post("z", 1, token="t", declared=2, value="", remember=1)
             await until(lambda: not store_of(ours)._pipe._notices.pending)
         finally:
@@ -552,7 +557,7 @@ async def test_notifying_again_fails_for_good_and_is_given_up(
     at_first(own_postgres, RAISES, "notify_again", "bytea", times=3)
     monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
     async with pair(own_postgres.url("app")) as (ours, theirs):
-        await (await hand_on_untold(ours, theirs, caplog)).release()
+        await (await hand_on_untold(ours, theirs, monkeypatch, caplog)).release()
         await hand_on(ours, theirs)
 
 
