@@ -303,8 +303,8 @@ async def test_clients_paused(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
 ) -> None:
     """CLIENT PAUSE for less than the ttl delays whoever asks, and takes nothing from anybody."""
-    lease = await take(client.lock("lock", ttl=2))
-    waiting = asyncio.create_task(take(other.lock("lock", ttl=2)))
+    lease = await take(client.lock("lock", ttl=10))
+    waiting = asyncio.create_task(take(other.lock("lock", ttl=10)))
     await peek.queued(1)
     start = time.monotonic()
     server.call("CLIENT", "PAUSE", 400, "ALL")

@@ -1597,11 +1597,11 @@ async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:
     """A lease is renewed while a transaction that has checked it is open."""
     async with (
         aiolock.connect(own_postgres.url("app")) as client,
-        client.lock("x", ttl=2) as lease,
+        client.lock("x", ttl=4) as lease,
     ):
         with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
             check(connection, lease)
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(4.5)
             check(connection, lease)
             connection.commit()
         assert lease.state == "held"
