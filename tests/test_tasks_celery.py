@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.result import AsyncResult
+from kombu import pools
 
 import aiolock
 import aiolock.sync
@@ -69,7 +70,12 @@ class Worker:
         """End it in peace."""
         self._process.send_signal(signal.SIGTERM)
         assert self._process.wait(30) == 0
+        # Else connections stay open, and another test of this process counts them.
+        backend: Any = self.app.backend
+        backend.result_consumer.stop()
+        backend.client.connection_pool.disconnect()
         self.app.close()
+        pools.reset()
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
