@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import databases
 from tests.chaos.__main__ import chaos, explain, report
 from tests.chaos.checker import check
+from tests.chaos.conductor import Slot
 from tests.chaos.history import read
 from tests.chaos.run import Run
+from tests.failures import until
 from tests.selection import ON_THE_TREE
 
 # On the installed wheel it only has to show that it works there: on another Python and loop.
@@ -49,3 +53,30 @@ async def test_chaos(tmp_path: Path, store: str, seed: str, seconds: float) -> N
     assert not violations, explain(run, violations)
     print(report(run, violations))  # noqa: T201  # what pytest shows with -s, and of a failure
     assert sum(map(len, run.entries.values())) > 5 * seconds, "hardly anything happened"
+
+
+@pytest.mark.one_loop
+async def test_a_server_that_stands_still_while_processes_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them works already: that it got no answer is known, and explains what it did."""
+    start = Slot.start
+
+    async def start_later(slot: Slot) -> None:
+        if slot.name == "1":
+            await until(lambda: working[0].worker.history)
+            server = working[0]._conductor._target._server
+            server.pause()
+            await asyncio.sleep(1.0)
+            server.resume()
+        working.append(slot)
+        await start(slot)
+
+    working: list[Any] = []
+    monkeypatch.setattr(Slot, "start", start_later)
+    await chaos(tmp_path, seconds=0.5, seed="1", workers=2, tasks=TASKS)
+    run = Run(read(tmp_path))
+    stood_still = [event for event in run.of("fault") if event["kind"] == "slow"]
+    assert stood_still[0].t - stood_still[0]["since"] > 0.9e9
+    violations = check(run)
+    assert not violations, explain(run, violations)

@@ -89,6 +89,13 @@ class Slot:
         return True
 
 
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    while tasks:  # more than once: a cancellation may get lost in the driver
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=1)
+
+
 class Conductor:
     """One run."""
 
@@ -108,6 +115,8 @@ class Conductor:
         self.history = History(self.folder, "conductor")
         async with AsyncExitStack() as self.stack:
             await self._target.start(self.stack, self.history)
+            # The first process works while the others still start.
+            watching = {asyncio.create_task(self._pulse())}
             self._slots: dict[str, Slot] = {}
             for name in self._slot_names:
                 self._slots[name] = Slot(self, name, await self._target.door(self.stack))
@@ -119,8 +128,12 @@ class Conductor:
                 seconds=self._seconds,
                 names=tuple(PLACES),
             )
-            if await self._all_do("ready", READY_WITHIN):
-                await self._conduct(progress)
+            ready = await self._all_do("ready", READY_WITHIN)
+            if ready:
+                await self._conduct(progress, watching)
+            await _end(watching)
+            if ready:
+                await self._look_over()
         self.history.close()
 
     async def _all_do(self, what: str, within: float) -> bool:
@@ -128,13 +141,13 @@ class Conductor:
             await asyncio.gather(*(slot.does(what, within) for slot in self._slots.values()))
         )
 
-    async def _conduct(self, progress: Callable[[str], object]) -> None:
+    async def _conduct(
+        self, progress: Callable[[str], object], watching: set[asyncio.Task[None]]
+    ) -> None:
         self._began = time.monotonic()
         self._faults = 0
-        watching = {
-            asyncio.create_task(watch)
-            for watch in (self._pulse(), self._look(), self._stand(), self._tell(progress))
-        }
+        for watch in (self._look(), self._stand(), self._tell(progress)):
+            watching.add(asyncio.create_task(watch))
         lanes = plan(self.seed, self._seconds, self._slot_names, self._target.attack)
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
@@ -149,11 +162,6 @@ class Conductor:
             ("close", CLOSE_WITHIN),
         ):
             await self._all_do(what, within)
-        while watching:  # more than once: a cancellation may get lost in the driver
-            for task in watching:
-                task.cancel()
-            _, watching = await asyncio.wait(watching, timeout=1)
-        await self._look_over()
 
     async def _until(self, at: float) -> None:
         await asyncio.sleep(self._began + at - time.monotonic())
