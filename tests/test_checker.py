@@ -675,6 +675,15 @@ RIGHT: dict[str, Story] = {
         enters(9.0, A, 30, 10.0),
         leaves(9.1, A),
     ],
+    "reconnected_to_a_server_that_did_not_run": [
+        asks(1.0, A),
+        queued(1.1, A),
+        at(2.0, "0.0", "reconnected"),
+        fault(1.9, 3.2, "slow", "all"),
+        queued(3.3, A),
+        enters(9.0, A, 30, 10.0),
+        leaves(9.1, A),
+    ],
     "killed_while_it_stalled_and_could_see_nobody": [
         watching(0.5, "watches"),
         asks(1.0, A, campaign=True),

@@ -23,6 +23,7 @@ from tests.chaos.faults import (
     REFUSALS,
     RESTORES,
     STARTS,
+    UNPLANNED,
     Attack,
 )
 from tests.chaos.history import Event
@@ -618,7 +619,7 @@ class Run:
             after = [(begin, end + STALLED) for begin, end in stalls]
             self._disturbed[who] = Windows(after + [span for _, span in faults])
             self._hampered[who] = Windows(
-                after + [span for kind, span in faults if KINDS[kind].most]
+                after + [span for kind, span in faults if KINDS[kind].most or kind in UNPLANNED]
             )
             self._cut_off[who] = Windows(span for kind, span in faults if kind not in PROCESS)
             self._refused[who] = Windows(span for kind, span in faults if kind in REFUSALS)
