@@ -76,7 +76,7 @@ async def test_a_server_that_stands_still_while_processes_start(
     monkeypatch.setattr(Slot, "start", start_later)
     await chaos(tmp_path, seconds=0.5, seed="1", workers=2, tasks=TASKS)
     run = Run(read(tmp_path))
-    stood_still = [event for event in run.of("fault") if event["kind"] == "slow"]
-    assert stood_still[0].t - stood_still[0]["since"] > 0.9e9
+    slow = [event.t - event["since"] for event in run.of("fault") if event["kind"] == "slow"]
+    assert max(slow) > 0.9e9
     violations = check(run)
     assert not violations, explain(run, violations)
