@@ -61,6 +61,7 @@ async def test_a_server_that_stands_still_while_processes_start(
 ) -> None:
     """The first of them works already: that it got no answer is known, and explains what it did."""
     start = Slot.start
+    working: list[Any] = []
 
     async def start_later(slot: Slot) -> None:
         if slot.name == "1":
@@ -72,7 +73,6 @@ async def test_a_server_that_stands_still_while_processes_start(
         working.append(slot)
         await start(slot)
 
-    working: list[Any] = []
     monkeypatch.setattr(Slot, "start", start_later)
     await chaos(tmp_path, seconds=0.5, seed="1", workers=2, tasks=TASKS)
     run = Run(read(tmp_path))

@@ -117,24 +117,30 @@ class Conductor:
             await self._target.start(self.stack, self.history)
             # The first process works while the others still start.
             watching = {asyncio.create_task(self._pulse())}
-            self._slots: dict[str, Slot] = {}
-            for name in self._slot_names:
-                self._slots[name] = Slot(self, name, await self._target.door(self.stack))
-                await self._slots[name].start()
-            self.history.note(
-                *("began",),
-                store=self.store,
-                seed=self.seed,
-                seconds=self._seconds,
-                names=tuple(PLACES),
-            )
-            ready = await self._all_do("ready", READY_WITHIN)
-            if ready:
-                await self._conduct(progress, watching)
-            await _end(watching)
+            try:
+                ready = await self._start()
+                if ready:
+                    await self._conduct(progress, watching)
+            finally:
+                await _end(watching)
             if ready:
                 await self._look_over()
         self.history.close()
+
+    async def _start(self) -> bool:
+        """Start the processes; returns whether all are ready."""
+        self._slots: dict[str, Slot] = {}
+        for name in self._slot_names:
+            self._slots[name] = Slot(self, name, await self._target.door(self.stack))
+            await self._slots[name].start()
+        self.history.note(
+            *("began",),
+            store=self.store,
+            seed=self.seed,
+            seconds=self._seconds,
+            names=tuple(PLACES),
+        )
+        return await self._all_do("ready", READY_WITHIN)
 
     async def _all_do(self, what: str, within: float) -> bool:
         return all(
