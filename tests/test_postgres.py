@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,20 @@ def ears(server: PostgresServer) -> set[int]:
 def commands(server: PostgresServer) -> set[int]:
     """Those that carry out commands."""
     return set(server.backends()) - ears(server)
+
+
+async def counted(server: PostgresServer, connected: Sequence[int] = ()) -> None:
+    """Wait until it has counted all that was done on connections that are closed.
+
+    What serves a connection keeps its counts for itself, for up to a second, and tells them when it
+    ends, which is after the client has closed. ``connected`` are the processes that go on.
+    """
+    others = (
+        b"SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        b" AND pid <> ALL (pg_backend_pid() || %s::int[])"
+    )
+    with contextlib.closing(server.connect()) as connection:
+        await until(lambda: not connection.execute(others, ([*connected],)).fetchall())
 
 
 def terminate(server: PostgresServer, pids: set[int]) -> None:
@@ -435,6 +449,7 @@ async def test_opposite_orders(postgres_server: PostgresServer, prefix: str) -> 
                 pass
 
         await asyncio.gather(through(ours, names), through(theirs, names[::-1]))
+    await counted(postgres_server)
     rows = postgres_server.execute("SELECT deadlocks FROM pg_stat_database")
     assert all(count == 0 for (count,) in rows)
 
@@ -1643,11 +1658,12 @@ async def test_plans_stand(own_postgres: PostgresServer) -> None:
                     await asyncio.to_thread(bloat, own_postgres)
             await asyncio.gather(*waiting)
             own_postgres.execute("ANALYZE" if bloated else "VACUUM ANALYZE")
+            await counted(own_postgres, own_postgres.backends())
             own_postgres.execute("SELECT pg_stat_reset()")
             for _ in range(10):
                 await asyncio.gather(*(again() for _ in range(20)))
             await client.lock("x").status()
-        own_postgres.execute("SELECT pg_stat_force_next_flush()")
+        await counted(own_postgres)
         scans = own_postgres.execute(_SCANS)
         assert scans == [("grants", 0, True), ("names", 0, True), ("waiters", 0, True)]
 
