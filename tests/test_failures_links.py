@@ -463,10 +463,11 @@ async def test_dead_link_of_a_holder(
     victim: aiolock.LockClient, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A holder whose link died is at risk until that is noticed, and then goes on."""
-    # Asks at a third of its ttl, is at risk a sixth later, and has till the end for the rest.
-    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 1.6)
+    # Asks at a third of its ttl, is at risk a sixth later, and has till the end for the rest. The
+    # first that has no answer is its label, which is posted after one to two seconds.
+    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 4.6)
     monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
-    lease = await take(victim.lock("lock", ttl=4.5))
+    lease = await take(victim.lock("lock", ttl=9))
     await dead(proxy, "commands")
     assert lease.state is HELD
     await until(lambda: lease.state is aiolock.LeaseState.AT_RISK)
