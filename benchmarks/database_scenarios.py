@@ -57,7 +57,10 @@ async def vacuumed(server: RedisServer, crew: Sequence[Worker], size: Size) -> O
 
 
 def _full_scans(database: PostgresServer) -> int:
+    deadline = time.monotonic() + 10
     while database.backends():  # what serves a connection tells its counts when it ends
+        if time.monotonic() > deadline:
+            raise TimeoutError("a client has closed, and is still connected 10 s later")
         time.sleep(0.01)
     ((scans,),) = database.execute(
         "SELECT sum(seq_scan) FROM pg_stat_user_tables"

@@ -477,7 +477,7 @@ async def test_check(cli: Cli, redis_server: RedisServer) -> None:
     assert found["slow"] == ["acquire and release", "hand over"]
     assert found["warnings"] == []
     left = redis_server.call("KEYS", f"{cli.env['AIOLOCK_PREFIX']}:*:holders")
-    # But for the label of one that has waited for two seconds, on a busy machine.
+    # But for the label of one that has waited for a second or two, on a busy machine.
     assert not [key for key in left if "{client:" not in key]
 
 

@@ -636,7 +636,7 @@ async def test_every_key_expires(server: RedisServer, prefix: str) -> None:
                 keys: list[str] = server.call("KEYS", f"{prefix}:*")
                 left = {key: server.call("PTTL", key) / 1000 for key in keys}
                 assert all(seconds > 0 for seconds in left.values())
-                # A label of the client, which it has once one has waited for two seconds, has
+                # The label of a client, posted once an acquisition lasts for a second or two, has
                 # holders as well.
                 of_lock = f"{prefix}:{{lock:lock}}"
                 assert {f"{of_lock}:{kind}" for kind in ("holders", "fence", "queue")} < set(left)
