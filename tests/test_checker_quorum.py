@@ -200,6 +200,11 @@ LOST_AT_ONCE: Sequence[Event | Sequence[Event]] = [
     leaves(1.5, A, "LeaseLost"),
 ]
 """Within its lease."""
+HEARD_OF_LATE: Sequence[Event | Sequence[Event]] = [
+    *(CLOCKS, asks(1.0, A), votes(2.05, A, 1.04, 0, 1), enters(2.1, A, 10, 2.9)),
+    *(of(2.2, A, "told"), leaves(2.2, A, "LeaseLost")),
+]
+"""Lost at once, a second after its votes were given: its process stood still in between."""
 RUN_TWICE: Sequence[Event | Sequence[Event]] = [
     CLOCKS,
     asks(1.0, A, every=2.0),
@@ -486,6 +491,15 @@ RIGHT: dict[str, Story] = {
         broken(0.5, 0.9, "cut", 2, target="1"),
         *(asks(0.6, B, timeout=0.1), ends(0.7, B, "AcquireTimeout")),
     ],
+    "lost_with_a_bare_majority_heard_of_after_one_has_forgotten": [
+        *HEARD_OF_LATE,
+        broken(0.5, 0.9, "cut", 2, target="1"),
+        *(asks(0.6, B, timeout=0.1), ends(0.7, B, "AcquireTimeout")),
+        broken(1.2, 1.3, "crash", 1),
+    ],
+    "lost_with_votes_heard_of_after_most_have_forgotten": [
+        *(*HEARD_OF_LATE, broken(1.2, 1.3, "crash_most", 1, 2)),
+    ],
     "idle_while_a_grant_stands_of_one_that_was_killed": [
         *(CLOCKS, asks(1.0, A), enters(1.1, A, 10, 2.1), leaves(1.2, A)),
         *(asks(1.1, B), waits(1.15, B), killed(1.9, "1.0"), gone(1.95, "1.0")),
@@ -627,6 +641,15 @@ WRONG: dict[str, Story] = {
     ],
     "losses-with_a_bare_majority_and_nobody_was_away": [
         *(*LOST_AT_ONCE, votes(1.05, A, 1.04, 0, 1), broken(1.2, 1.3, "flush", 1)),
+    ],
+    "losses-with_a_bare_majority_given_after_one_has_forgotten": [
+        *HEARD_OF_LATE,
+        broken(0.5, 0.9, "cut", 2, target="1"),
+        *(asks(0.6, B, timeout=0.1), ends(0.7, B, "AcquireTimeout")),
+        broken(1.01, 1.03, "crash", 1),
+    ],
+    "losses-with_votes_given_after_most_have_forgotten": [
+        *(*HEARD_OF_LATE, broken(1.01, 1.03, "crash_most", 1, 2)),
     ],
     "losses-with_all_votes_of_which_one_was_forgotten": [
         *(*LOST_AT_ONCE, votes(1.05, A, 1.04, 0, 1, 2), broken(1.2, 1.3, "flush", 1)),

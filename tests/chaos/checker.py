@@ -393,8 +393,8 @@ def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
         or (wiped is not None and wiped["since"] <= lost)
         or any(failover["since"] <= lost for failover in run.failed_over(attempt))
         or (broken is not None and broken[0].t <= lost)
-        or run.forgotten(attempt.who, begin, lost)
-        or run.bare(attempt, begin, lost)
+        or run.forgotten(attempt.who, run.relied_since(attempt), lost)
+        or run.bare(attempt, lost)
     ):
         return True
     max_hold = attempt.asked["max_hold"]

@@ -806,16 +806,20 @@ class Run:
                 return True
         return False
 
-    def bare(self, attempt: Attempt, begin: int, end: int) -> bool:
+    def bare(self, attempt: Attempt, end: int) -> bool:
         """Whether it may have lost a bare majority, because a minority has forgotten.
 
         It had no vote of the others, and another process could not reach these: a vote for that
         process may not have been given back there yet.
         """
+        begin = self.relied_since(attempt)
+        given = self._given(attempt)
         forgot = {
             server
             for server, events in self._several.forgot.items()
-            if any(event["since"] <= end and begin <= event.t for event in events)
+            if any(
+                event["since"] <= end and given.get(server, begin) <= event.t for event in events
+            )
         }
         missing = {*range(self.servers)} - attempt.voters
         away = {
@@ -853,14 +857,25 @@ class Run:
 
     def forgotten_by_any(self, attempt: Attempt, until: int) -> bool:
         """Whether a server that had voted for it may have lost its memory since."""
-        for server, granted in attempt.given.items():
-            since = attempt.asked.t
-            if granted and self.ahead is not None:
-                since = granted * 1000 - self.ahead
-            forgot = self._several.forgot[server]
-            if any(event["since"] <= until and since <= event.t for event in forgot):
-                return True
-        return False
+        return any(
+            event["since"] <= until and given <= event.t
+            for server, given in self._given(attempt).items()
+            for event in self._several.forgot[server]
+        )
+
+    def _given(self, attempt: Attempt) -> dict[int, int]:
+        """By server: a time before which it had not given the vote with which it was entered."""
+        return {
+            server: granted * 1000 - self.ahead
+            if granted and self.ahead is not None
+            else attempt.asked.t
+            for server, granted in attempt.given.items()
+        }
+
+    def relied_since(self, attempt: Attempt) -> int:
+        """Since when it may lose what it entered with: perhaps long before it heard of it."""
+        assert attempt.entered is not None
+        return min(self._given(attempt).values(), default=attempt.entered.t)
 
     def periods(self, attempt: Attempt) -> set[int]:
         """All periods that a run may be of."""
