@@ -22,6 +22,7 @@ from aiolock import LockClient
 from aiolock.errors import LockError, QueueFull, StoreError
 from tests import virtual
 from tests.ledger import Ledger
+from tests.selection import ON_THE_TREE
 from tests.simulated import LATE_AFTER, LATE_WITHIN, Refuses, Server, Store
 from tests.worlds import abandon
 
@@ -378,7 +379,7 @@ def run_schedule(seed: int) -> dict[str, int]:
     return world.outcomes | late | refused
 
 
-SCHEDULES = range(0, 400, 200)
+SCHEDULES = range(0, 400 if ON_THE_TREE else 200, 200)
 """The first seeds of the parts, each with enough for every kind of end."""
 COMMANDS = (
     *("acquire", "release", "renew", "status", "finish", "request", "downgrade", "resize"),
