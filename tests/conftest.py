@@ -137,7 +137,8 @@ def _started_without_opentelemetry() -> Iterator[None]:
     """Let the programs that tests start do without OpenTelemetry's SDK, as most users do.
 
     redis-py imports it wherever it is installed, which takes a fifth of the start of such a
-    program. A fixture: it is done where tests run, and not where xdist starts those processes.
+    program. (FastAPI needs its API.) A fixture: it is done where tests run, and not where xdist
+    starts those processes.
     """
     folder = Path(__file__).parent / "without_opentelemetry"
     with pytest.MonkeyPatch.context() as patch:
