@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.chaos.checker import check
 from tests.chaos.conductor import Slot
 from tests.chaos.history import read
 from tests.chaos.run import Run
+from tests.chaos.targets import sqlite
 from tests.failures import until
 from tests.selection import ON_THE_TREE
 
@@ -80,3 +82,46 @@ async def test_a_server_that_stands_still_while_processes_start(
     assert max(slow) > 0.9e9
     violations = check(run)
     assert not violations, explain(run, violations)
+
+
+class Slow:
+    """In the place of a connection: it is at work until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.did = list[str]()
+
+    def execute(self, statement: str, _: object) -> Self:
+        """Be at work."""
+        self.begun.set()
+        self.may_go_on.wait(10)
+        self.did.append(statement)
+        return self
+
+    def fetchall(self) -> list[Any]:
+        """Nothing is found."""
+        return []
+
+    def close(self) -> None:
+        """Be closed."""
+        self.did.append("closed")
+
+
+@pytest.mark.one_loop
+async def test_a_file_is_closed_when_nobody_is_at_work_on_it(tmp_path: Path) -> None:
+    """Who looks at it and is cancelled leaves a thread behind: a close would end the process."""
+    owner = sqlite._Owner(tmp_path / "locks.db", 1.0)
+    owner.close()
+    slow = Slow()
+    owner._database = cast("Any", slow)
+    looking = asyncio.create_task(asyncio.to_thread(owner.run, "SELECT 1"))
+    await until(slow.begun.is_set)
+    looking.cancel()
+    await asyncio.wait([looking])
+    assert looking.cancelled()
+    closing = threading.Thread(target=owner.close)
+    closing.start()
+    closing.join(0.1)
+    slow.may_go_on.set()
+    closing.join(10)
+    assert slow.did == ["SELECT 1", "closed"]

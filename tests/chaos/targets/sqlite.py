@@ -7,6 +7,7 @@ import contextlib
 import json
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -52,6 +53,33 @@ class SQLiteDoor:
                 path.with_suffix(suffix).unlink(missing_ok=True)
 
 
+class _Owner:
+    """A connection to look and to break with, in threads; it does one thing at a time.
+
+    Whoever is cancelled does not wait for the thread. It may still be at work when the connection
+    is to be closed, and whoever closes one that is at work ends this whole process.
+    """
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self._mutex = threading.Lock()
+        self._database = sqlite3.connect(
+            path, isolation_level=None, timeout=patience, check_same_thread=False
+        )
+
+    def run(self, *statements: str, values: Sequence[object] = ()) -> list[Any]:
+        """The rows of the last of these."""
+        rows: list[Any] = []
+        with self._mutex:
+            for statement in statements:
+                rows = self._database.execute(statement, values).fetchall()
+        return rows
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        with self._mutex:
+            self._database.close()
+
+
 class SQLiteTarget:
     """A file that others lock, read and clear."""
 
@@ -67,16 +95,14 @@ class SQLiteTarget:
         self._admin = self._connect(_ANSWERS_WITHIN)
         self._reader = self._connect(_ANSWERS_WITHIN)
         boot = _clock.boot()
-        began = self._reader.execute("SELECT began FROM clock WHERE boot = ?", (boot,)).fetchone()
-        self._now = _clock.clock(began[0] if began else None)
+        began = self._reader.run("SELECT began FROM clock WHERE boot = ?", values=(boot,))
+        self._now = _clock.clock(began[0][0] if began else None)
 
-    def _connect(self, patience: float) -> sqlite3.Connection:
-        """One more connection, for one thing at a time."""
-        database = sqlite3.connect(
-            self._path, isolation_level=None, timeout=patience, check_same_thread=False
-        )
-        self._stack.callback(database.close)
-        return database
+    def _connect(self, patience: float) -> _Owner:
+        """One more connection."""
+        owner = _Owner(self._path, patience)
+        self._stack.callback(owner.close)
+        return owner
 
     async def door(self, stack: AsyncExitStack) -> SQLiteDoor:
         return SQLiteDoor(self._path)
@@ -86,11 +112,7 @@ class SQLiteTarget:
     async def ping(self) -> None:
         """Write, as everybody has to."""
         with _silent():
-            await asyncio.to_thread(self._write)
-
-    def _write(self) -> None:
-        self._admin.execute("BEGIN IMMEDIATE")
-        self._admin.execute("COMMIT")
+            await asyncio.to_thread(self._admin.run, "BEGIN IMMEDIATE", "COMMIT")
 
     async def standing(self) -> Standing:
         found = Standing(self._now(), {}, {})
@@ -127,21 +149,17 @@ class SQLiteTarget:
     async def _states(self) -> list[tuple[str, NameState]]:
         """All names, as they are at one time."""
         with _silent():
-            rows = await asyncio.to_thread(
-                lambda: self._reader.execute("SELECT name, state FROM names").fetchall()
-            )
+            rows = await asyncio.to_thread(self._reader.run, "SELECT name, state FROM names")
         return [(name.partition(b"\0")[2].decode(), decode(state)) for name, state in rows]
 
     # Breaking
 
     async def strike(self, fault: Fault) -> None:
-        database = self._connect(_PATIENCE)
+        owner = self._connect(_PATIENCE)
         try:
-            await self._strike(
-                fault, lambda text: asyncio.to_thread(lambda: database.execute(text))
-            )
+            await self._strike(fault, lambda text: asyncio.to_thread(owner.run, text))
         finally:
-            database.close()
+            await asyncio.to_thread(owner.close)
 
     async def _strike(self, fault: Fault, execute: Callable[[str], Awaitable[Any]]) -> None:
         match fault.kind:
