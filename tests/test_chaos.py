@@ -85,16 +85,16 @@ async def test_a_server_that_stands_still_while_processes_start(
 
 
 class Slow:
-    """In the place of a connection: it is at work until it may go on."""
+    """In the place of a connection: it is at work for a while, unless it is closed meanwhile."""
 
     def __init__(self) -> None:
-        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.begun, self.closed = threading.Event(), threading.Event()
         self.did = list[str]()
 
-    def execute(self, statement: str, _: object) -> Self:
+    def execute(self, statement: str) -> Self:
         """Be at work."""
         self.begun.set()
-        self.may_go_on.wait(10)
+        self.closed.wait(0.5)
         self.did.append(statement)
         return self
 
@@ -105,6 +105,7 @@ class Slow:
     def close(self) -> None:
         """Be closed."""
         self.did.append("closed")
+        self.closed.set()
 
 
 @pytest.mark.one_loop
@@ -119,9 +120,5 @@ async def test_a_file_is_closed_when_nobody_is_at_work_on_it(tmp_path: Path) -> 
     looking.cancel()
     await asyncio.wait([looking])
     assert looking.cancelled()
-    closing = threading.Thread(target=owner.close)
-    closing.start()
-    closing.join(0.1)
-    slow.may_go_on.set()
-    closing.join(10)
+    owner.close()
     assert slow.did == ["SELECT 1", "closed"]

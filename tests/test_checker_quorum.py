@@ -648,6 +648,12 @@ WRONG: dict[str, Story] = {
         *(asks(0.6, B, timeout=0.1), ends(0.7, B, "AcquireTimeout")),
         broken(1.01, 1.03, "crash", 1),
     ],
+    "losses-with_votes_of_unknown_time_after_most_have_forgotten": [
+        *(CLOCKS, asks(1.0, A), stands(1.5, A, 1000, 0, 1), queued(1.5, A)),
+        broken(1.1, 1.2, "crash_most", 1, 2),
+        *(stands(2.05, A, 1000, 0, 1, since=1.9), votes(2.05, A, 0.0, 0, 1)),
+        *(enters(2.1, A, 10, 2.9), of(2.2, A, "told"), leaves(2.2, A, "LeaseLost")),
+    ],
     "losses-with_votes_given_after_most_have_forgotten": [
         *(*HEARD_OF_LATE, broken(1.01, 1.03, "crash_most", 1, 2)),
     ],

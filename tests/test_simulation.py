@@ -1,4 +1,4 @@
-"""The whole client on the memory store, in virtual time, in thousands of shuffled schedules.
+"""The whole client on the memory store, in virtual time, in hundreds of shuffled schedules.
 
 A seed decides everything: what the tasks do, what is lost on the way, and in which order what is
 ready runs. A failure names its seed, and ``run_schedule(seed)`` is that run again.

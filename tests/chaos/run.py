@@ -169,6 +169,8 @@ class Attempt:
     """For each vote: a time before which it was certainly not given, if that time is not known."""
     given: dict[int, int] = field(default_factory=dict[int, int])
     """By server: when the last vote that it heard of was given, as in `votes`."""
+    given_after: dict[int, int] = field(default_factory=dict[int, int])
+    """By server: a time before which that vote was certainly not given, as in `votes_after`."""
     first_votes: dict[int, int] = field(default_factory=dict[int, int])
     """By server: a time, in ms, before which its first vote was not given, if that is known.
 
@@ -509,6 +511,7 @@ class Run:
                 line.pop()  # the answer tells of this vote, which it had already
             attempt.votes.append(event["granted"])
             attempt.given[server] = event["granted"]
+            attempt.given_after[server] = line[-1] if line else 0
             attempt.votes_after.append(line[-1] if line else 0)
             if granted:
                 before = attempt.first_votes.get(server, granted)
@@ -868,7 +871,7 @@ class Run:
         return {
             server: granted * 1000 - self.ahead
             if granted and self.ahead is not None
-            else attempt.asked.t
+            else max(attempt.asked.t, attempt.given_after[server])
             for server, granted in attempt.given.items()
         }
 

@@ -66,12 +66,12 @@ class _Owner:
             path, isolation_level=None, timeout=patience, check_same_thread=False
         )
 
-    def run(self, *statements: str, values: Sequence[object] = ()) -> list[Any]:
+    def run(self, *statements: str) -> list[Any]:
         """The rows of the last of these."""
         rows: list[Any] = []
         with self._mutex:
             for statement in statements:
-                rows = self._database.execute(statement, values).fetchall()
+                rows = self._database.execute(statement).fetchall()
         return rows
 
     def close(self) -> None:
@@ -94,9 +94,8 @@ class SQLiteTarget:
             pass  # so that it is there
         self._admin = self._connect(_ANSWERS_WITHIN)
         self._reader = self._connect(_ANSWERS_WITHIN)
-        boot = _clock.boot()
-        began = self._reader.run("SELECT began FROM clock WHERE boot = ?", values=(boot,))
-        self._now = _clock.clock(began[0][0] if began else None)
+        began = dict(self._reader.run("SELECT boot, began FROM clock"))
+        self._now = _clock.clock(began.get(_clock.boot()))
 
     def _connect(self, patience: float) -> _Owner:
         """One more connection."""
