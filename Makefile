@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # Processes that share the tests on the tree (a run on the wheel has a third of them, or a quarter),
 # and the Pythons that the built wheel is tested on.
-JOBS ?= 8
+JOBS ?= 7
 WHEEL_PYTHONS ?= 3.12 3.13 3.14 3.14t
 # The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
 STORES ?=

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from functools import cache
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import hypothesis
 import pytest
@@ -27,6 +29,8 @@ from tests.worlds import KINDS, World
 
 if TYPE_CHECKING:
     from tests.clusters import Cluster
+
+_Each = TypeVar("_Each")
 
 pytest.register_assert_rewrite("aiolock.testing")  # what a test of the contract saw is printed
 
@@ -105,21 +109,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _spread_out(items: list[pytest.Item], processes: int) -> None:
     """Put first what takes long, and ablations among the others, but not at the end.
 
-    Most ablations wait for something in vain, while others work the processor. Each process of
-    xdist begins with a part of the list, one after the other. At the end of a part somebody who
-    waits, or has come to what takes long, keeps all processes waiting.
+    Each process of xdist begins with a part of the list, one after the other. At the end of a part
+    somebody who waits, or has come to what takes long, keeps all processes waiting. Whole files
+    wait for something, as most ablations do, while others work the processor: each part has some of
+    both, and begins elsewhere, so that at any time some do the one and some the other.
     """
     rows = [item for item in items if item.path.stem == "test_ablations"]
     long = [item for item in items if item.get_closest_marker("long")]
     apart = {*rows, *long}
-    others = [item for item in items if item not in apart]
+    bunches = list(_bunches(item for item in items if item not in apart))
     items[:] = long
     for part in range(processes):
-        here = others[len(others) * part // processes : len(others) * (part + 1) // processes]
-        waits = rows[part::processes]
-        at = {item: n / len(here) for n, item in enumerate(here)}
-        at |= {item: 0.75 * n / len(waits) for n, item in enumerate(waits)}
-        items += sorted(at, key=at.__getitem__)
+        here = _from(part / processes, bunches[part::processes])
+        waits = _from(part / processes, rows[part::processes])
+        parts = [(n / len(here), bunch) for n, bunch in enumerate(here)]
+        parts += [(0.75 * n / len(waits), [row]) for n, row in enumerate(waits)]
+        for _, bunch in sorted(parts, key=itemgetter(0)):
+            items += bunch
+
+
+def _from(start: float, each: list[_Each]) -> list[_Each]:
+    """The same in the same order, but begun there, and what stands before that at the end."""
+    first = int(len(each) * start)
+    return each[first:] + each[:first]
+
+
+def _bunches(items: Iterable[pytest.Item]) -> Iterator[list[pytest.Item]]:
+    """Neighbours of the same file: what is set up for the file is torn down after each bunch."""
+    for _, of_file in itertools.groupby(items, key=attrgetter("path")):
+        while bunch := list(itertools.islice(of_file, 50)):
+            yield bunch
 
 
 def pytest_report_header() -> str:

@@ -2583,7 +2583,6 @@ SAFEGUARDS = (
         "        for _ in range(_TRIES):\n            *_, rows",
         "        while True:\n            *_, rows",
         "test_mysql.py::test_a_row_that_cannot_be_made[it_shortens_the_name]",
-        seconds=20,
     ),
     Safeguard(
         "… a row that is refused fails the operations on that name alone",
@@ -3838,7 +3837,6 @@ SAFEGUARDS = (
         "(error := mismatch(said.others)) is not None:\n",
         "(error := mismatch(())) is not None:\n",
         "test_protocols.py::test_others_came_where_all_was_gone",
-        seconds=7,
     ),
     Safeguard(
         "who asks several servers again is released, though that was not sent",
@@ -4151,7 +4149,7 @@ SAFEGUARDS = (
         "ballot.least(server) if standing.inside",
         "0 if standing.inside",
         "test_quorum.py::test_a_lease_outlives_that_all_are_restarted",
-        seconds=10,
+        seconds=2,
     ),
     Safeguard(
         "… also where the client knows before it asks that it was",
@@ -4159,7 +4157,7 @@ SAFEGUARDS = (
         "            ballot.forgotten(server)\n",
         "",
         "test_quorum.py::test_a_lease_outlives_that_all_are_restarted",
-        seconds=10,
+        seconds=2,
     ),
     Safeguard(
         "what one server knows to be done is written back",
@@ -4587,7 +4585,7 @@ SAFEGUARDS = (
         "            self.silent_until = math.inf\n",
         "            self.silent_until = self._time() + 0.003\n",
         "test_quorum_reach.py::test_one_that_cannot_be_told_of_which_quorum_it_is",
-        seconds=10,
+        seconds=2,
     ),
     Safeguard(
         "… and is enrolled again in a while",
@@ -4595,7 +4593,7 @@ SAFEGUARDS = (
         "        self.silent(-1)\n        self._enrol_later()\n",
         "        self.silent(-1)\n",
         "test_quorum_reach.py::test_one_that_cannot_be_told_of_which_quorum_it_is",
-        seconds=10,
+        seconds=2,
     ),
     Safeguard(
         "… and does not pass for one that votes",
@@ -4603,7 +4601,7 @@ SAFEGUARDS = (
         "        self.refusal, self.unknown = error, True\n",
         "        pass\n",
         "test_quorum_reach.py::test_one_that_cannot_be_told_of_which_quorum_it_is",
-        seconds=10,
+        seconds=2,
     ),
     Safeguard(
         "whoever hears that its command is given up may ask again at once",
@@ -4988,6 +4986,7 @@ SAFEGUARDS = (
         "                if watchdog.time() + FIRST_PAUSE > until or lease.state not in ALIVE:\n",
         "                if lease.state not in ALIVE:\n",
         "test_outcome.py::test_the_store_does_not_take_it[10-10]",
+        seconds=1,
     ),
     Safeguard(
         "a job in SAQ that is interrupted while it waits has a try left",

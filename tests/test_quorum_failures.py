@@ -125,7 +125,7 @@ class Crowd:
                 self.fences.append(lease.fence)
                 # Every other one takes a while. They go on until a lease has been renewed, and what
                 # breaks shall meet holders as well as hand-offs: more of these show nothing more.
-                await asyncio.sleep(0.01 * (len(self.fences) % 2))
+                await asyncio.sleep(0.03 * (len(self.fences) % 2))
                 self._inside -= 1
 
     async def goes_on(self) -> None:
