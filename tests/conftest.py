@@ -122,9 +122,9 @@ def _spread_out(items: list[pytest.Item], processes: int) -> None:
     for part in range(processes):
         here = _from(part / processes, bunches[part::processes])
         waits = _from(part / processes, rows[part::processes])
-        parts = [(n / len(here), bunch) for n, bunch in enumerate(here)]
-        parts += [(0.75 * n / len(waits), [row]) for n, row in enumerate(waits)]
-        for _, bunch in sorted(parts, key=itemgetter(0)):
+        placed = [(n / len(here), bunch) for n, bunch in enumerate(here)]
+        placed += [(0.75 * n / len(waits), [row]) for n, row in enumerate(waits)]
+        for _, bunch in sorted(placed, key=itemgetter(0)):
             items += bunch
 
 

@@ -3837,6 +3837,7 @@ SAFEGUARDS = (
         "(error := mismatch(said.others)) is not None:\n",
         "(error := mismatch(())) is not None:\n",
         "test_protocols.py::test_others_came_where_all_was_gone",
+        seconds=7,
     ),
     Safeguard(
         "who asks several servers again is released, though that was not sent",
@@ -4157,7 +4158,7 @@ SAFEGUARDS = (
         "            ballot.forgotten(server)\n",
         "",
         "test_quorum.py::test_a_lease_outlives_that_all_are_restarted",
-        seconds=2,
+        seconds=10,
     ),
     Safeguard(
         "what one server knows to be done is written back",
@@ -4593,7 +4594,7 @@ SAFEGUARDS = (
         "        self.silent(-1)\n        self._enrol_later()\n",
         "        self.silent(-1)\n",
         "test_quorum_reach.py::test_one_that_cannot_be_told_of_which_quorum_it_is",
-        seconds=2,
+        seconds=10,
     ),
     Safeguard(
         "… and does not pass for one that votes",
@@ -4601,7 +4602,7 @@ SAFEGUARDS = (
         "        self.refusal, self.unknown = error, True\n",
         "        pass\n",
         "test_quorum_reach.py::test_one_that_cannot_be_told_of_which_quorum_it_is",
-        seconds=2,
+        seconds=10,
     ),
     Safeguard(
         "whoever hears that its command is given up may ask again at once",

@@ -49,7 +49,6 @@ async def test_master_killed(watched: Watched, prefix: str, *, hung: bool) -> No
         assert resumed - known < 0.3 + SLACK
 
 
-@pytest.mark.one_loop
 async def test_failed_over_by_hand(watched: Watched, prefix: str) -> None:
     """Of a fail-over by hand little is forgotten: all leave the old master, which lives on."""
     async with contest(watched.url, prefix) as going:
