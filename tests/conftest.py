@@ -123,7 +123,7 @@ def _spread_out(items: list[pytest.Item], processes: int) -> None:
         here = _from(part / processes, bunches[part::processes])
         waits = _from(part / processes, rows[part::processes])
         placed = [(n / len(here), bunch) for n, bunch in enumerate(here)]
-        placed += [(0.75 * n / len(waits), [row]) for n, row in enumerate(waits)]
+        placed += [(0.5 * n / len(waits), [row]) for n, row in enumerate(waits)]
         for _, bunch in sorted(placed, key=itemgetter(0)):
             items += bunch
 
@@ -186,17 +186,17 @@ def _be_quiet(*servers: RedisServer) -> None:
         server.call("CONFIG", "SET", "hz", 1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def redis_server() -> Iterator[RedisServer]:
-    """One server for all tests (of this xdist worker), which no test may break."""
+    """One server for the tests of a file, which no test may break."""
     with RedisServer() as server:
         _be_quiet(server)
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lone_node() -> Iterator[RedisServer]:
-    """A cluster of one node for all tests (of this xdist worker), which no test may break."""
+    """A cluster of one node for the tests of a file, which no test may break."""
     from tests.clusters import Cluster  # here, because it starts a server to see its version
 
     with ExitStack() as stack:
@@ -205,9 +205,9 @@ def lone_node() -> Iterator[RedisServer]:
         yield lone.masters[0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Three masters for all tests (of this xdist worker), which no test may break."""
+    """Three masters for the tests of a file, which no test may break."""
     from tests.clusters import Cluster
 
     with ExitStack() as stack:
@@ -223,9 +223,9 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One PostgreSQL server for all tests (of this xdist worker), which no test may break."""
+    """One PostgreSQL server for the tests of a file, which no test may break."""
     databases.need_postgres()
     # As rarely as by default. Other servers look for work each second, for the tests of the vacuum:
     # that starts a process each time.
@@ -233,9 +233,9 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def mariadb_server() -> Iterator[MariaDBServer]:
-    """One MariaDB server for all tests (of this xdist worker), which no test may break."""
+    """One MariaDB server for the tests of a file, which no test may break."""
     databases.need_mariadb()
     with MariaDBServer() as server:
         yield server

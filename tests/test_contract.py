@@ -279,6 +279,7 @@ class TestRedisClusterClient(TestRedisCluster):
 
 @pytest.mark.one_loop
 @pytest.mark.skipif(not SHARDS, reason="this server has no shard channels")
+@by_each_command
 class TestRedisClusterSharded(TestRedisCluster):
     """The same, with pushes that stay within their shard."""
 

@@ -325,6 +325,7 @@ def public_things() -> Iterator[tuple[str, Any]]:
 THINGS = list(public_things())
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(("name", "thing"), [pytest.param(*each, id=each[0]) for each in THINGS])
 def test_docstrings(name: str, thing: Any) -> None:
     """Everything public has a docstring that begins with a sentence."""

@@ -89,9 +89,9 @@ class TestFaulty(TestMemory):
         return FaultyStore(super().store())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def majority() -> Iterator[Majority]:
-    """Three servers for all tests (of this xdist worker), which no test may break."""
+    """Three servers for the tests of this file, which no test may break."""
     with Majority() as majority:
         yield majority
 
