@@ -177,10 +177,10 @@ def _version_of_redis_py_looked_up_once() -> Iterator[None]:
 
 
 def _be_quiet(*servers: RedisServer) -> None:
-    """Have servers of a whole session look after themselves once a second, not ten times.
+    """Have servers of a whole file look after themselves once a second, not ten times.
 
-    They have nothing to do most of the time, and yet their timers took more of the processor than
-    the tests on them. Nothing that these see depends on how often, but a cluster is ready later.
+    They have nothing to do most of the time, and yet their timers take a hundredth of a processor
+    each. Nothing that the tests see depends on how often, but a cluster is ready later.
     """
     for server in servers:
         server.call("CONFIG", "SET", "hz", 1)

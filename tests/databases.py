@@ -23,7 +23,6 @@ import psycopg
 import pymysql
 import pytest
 
-from aiolock.stores import mysql, postgres
 from tests.procs import freeze
 from tests.servers import hold_port
 
@@ -247,6 +246,8 @@ class PostgresServer(DatabaseServer):
 
     def prepare(self) -> None:
         """Make the schema, and a role that may use it."""
+        from aiolock.stores import postgres  # here: an ablation imports what its test needs
+
         self.execute("CREATE ROLE app LOGIN")
         postgres.create_schema(self.url(), "app")
 
@@ -454,6 +455,8 @@ class MariaDBServer(DatabaseServer):
         return True
 
     def prepare(self) -> None:
+        from aiolock.stores import mysql  # here: an ablation imports what its test needs
+
         with (
             contextlib.closing(self.connect(database=None)) as connection,
             connection.cursor() as cursor,

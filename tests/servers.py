@@ -14,14 +14,16 @@ import tempfile
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from aiolock.stores.redis import RedisStore, from_url
 from tests.procs import freeze, tied
+
+if TYPE_CHECKING:
+    from aiolock.stores.redis import RedisStore
 
 BINARY: Final = os.environ.get("REDIS_SERVER", "redis-server")
 """The server that is tested, which is also a Sentinel: ``BINARY config --sentinel``."""
@@ -41,6 +43,9 @@ def hold_port() -> socket.socket:
 
 def store_on(url: str, prefix: str) -> RedisStore:
     """A store on one server, by its URL."""
+    # Here: an ablation imports what its test needs.
+    from aiolock.stores.redis import RedisStore, from_url
+
     store = from_url(url, prefix)
     assert isinstance(store, RedisStore)
     return store

@@ -136,17 +136,17 @@ class Crowd:
 
 _MINORITIES = [
     *((3, how) for how in BREAKS),
-    # Two of five, where one is not like the other: they are gone, they are late, they forget.
     *((5, how) for how in ("killed", "slow", "restarted_empty")),
 ]
+"""Of how many servers a minority is broken, and how: of five, it is gone, late, or forgets."""
 
 
 @pytest.mark.parametrize(
     ("majority", "how"),
     [
-        pytest.param(*each, marks=[pytest.mark.one_loop] if each[1] in _OF_DATA else [])
-        for each in _MINORITIES
-        if each[0] == 3 or ON_THE_TREE
+        pytest.param(servers, how, marks=[pytest.mark.one_loop] if how in _OF_DATA else [])
+        for servers, how in _MINORITIES
+        if servers == 3 or ON_THE_TREE
     ],
     indirect=["majority"],
 )

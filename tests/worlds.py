@@ -14,10 +14,9 @@ import pytest
 
 import aiolock
 from aiolock._engine.engine import State
+from aiolock._target import store_at
 from aiolock.store import Store
-from aiolock.stores import mysql, postgres, sqlite
-from aiolock.stores.memory import MemoryServer, MemoryStore
-from aiolock.stores.redis import from_client, from_url
+from aiolock.stores.memory import MemoryServer
 from tests.virtual import run
 
 P = ParamSpec("P")
@@ -43,17 +42,7 @@ class World:
 
     def store(self) -> Store:
         """Another link for a client, not opened yet."""
-        if self.kind == "memory":
-            return MemoryStore(self._target)
-        if self.kind == "fakeredis":
-            return from_client(self._target, self._prefix)
-        if self.kind == "sqlite":
-            return sqlite.from_url(self._target, self._prefix)
-        if self.kind == "mysql":
-            return mysql.from_url(self._target, self._prefix)
-        if self.kind == "postgres":
-            return postgres.from_url(self._target, self._prefix)
-        return from_url(self._target, self._prefix)
+        return store_at(self._target, self._prefix)
 
 
 def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

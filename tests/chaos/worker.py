@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import random
 import sys
@@ -21,8 +22,6 @@ from typing import Any, Final, Literal
 import aiolock
 from aiolock._target import store_at
 from aiolock.store import Several
-from aiolock.stores.mysql import _session as mysql
-from aiolock.stores.sqlite import _session as sqlite
 from tests import loops
 from tests.chaos.choices import (
     EVERY,
@@ -551,9 +550,10 @@ async def main(*arguments: str) -> None:
     )
     sys.unraisablehook = lambda raised: crash(f"{raised.err_msg}: {raised.exc_value!r}")
     logging.getLogger("aiolock").addHandler(logging.NullHandler())
-    # Removed files are noticed soon, or there would be little left to check.
-    # They are final for all other users.
-    sqlite.HEARTBEAT = mysql.HEARTBEAT = 1.0  # type: ignore[misc]
+    if store in {"sqlite", "mysql"}:
+        # Removed files are noticed soon, or there would be little left to check.
+        session: Any = importlib.import_module(f"aiolock.stores.{store}._session")
+        session.HEARTBEAT = 1.0
     try:
         process = Process(who, seed, store, url, history)
         pulse = asyncio.create_task(process.pulse())
