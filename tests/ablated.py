@@ -127,7 +127,7 @@ def _run(arguments: Sequence[str], folder: str, printed: str, temporary: str) ->
     os.environ["TMPDIR"] = tempfile.tempdir = temporary
     os.environ["AIOLOCK_TEST_PATIENCE"] = str(PATIENCE)  # it waits in vain
     gc.freeze()  # objects that the fork inherits are no garbage
-    gc.set_threshold(50_000)  # nor is what an import makes, but it is looked through ten times
+    gc.set_threshold(50_000)  # nor is what imports make: look for it more rarely than by default
     assert "aiolock" not in sys.modules
     # By their names, pytest would look through all that is installed for plugins called so.
     plugins: list[object] = [_Only(arguments[0]), pytest_asyncio.plugin, pytest_timeout]

@@ -112,7 +112,8 @@ def _spread_out(items: list[pytest.Item], processes: int) -> None:
     Each process of xdist begins with a part of the list, one after the other. At the end of a part
     somebody who waits, or has come to what takes long, keeps all processes waiting. Whole files
     wait for something, as most ablations do, while others work the processor: each part has some of
-    both, and begins elsewhere, so that at any time some do the one and some the other.
+    both, and begins elsewhere, so that at any time some do the one and some the other. Ablations
+    are in the first half: who has nothing left takes from the ends of the others' parts.
     """
     rows = [item for item in items if item.path.stem == "test_ablations"]
     long = [item for item in items if item.get_closest_marker("long")]
