@@ -414,6 +414,7 @@ SAFEGUARDS = (
         "            self.lose(hold, LossReason.EXPIRED)\n            return\n",
         "            return\n",
         "test_lease.py::test_at_risk_and_lost",
+        seconds=1,
     ),
     Safeguard(
         "… by a clock that goes on while the machine is suspended",

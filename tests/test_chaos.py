@@ -25,12 +25,12 @@ from tests.selection import ON_THE_TREE
 # On the installed wheel it only has to show that it works there: on another Python and loop.
 RUNS = (
     [
-        *(("redis", "1", 7.0), ("sentinel", "5", 8.0), ("cluster", "8", 8.0)),
-        *(("sqlite", "1", 5.0), ("postgres", "1", 6.0), ("mysql", "1", 6.0)),
-        ("quorum", "11", 8.0),
+        *(("redis", "1", 7.0), ("sentinel", "5", 6.0), ("cluster", "8", 6.0)),
+        *(("sqlite", "1", 5.0), ("postgres", "1", 5.0), ("mysql", "1", 5.0)),
+        ("quorum", "11", 7.0),
     ]
     if ON_THE_TREE
-    else [("redis", "2", 5.0)]
+    else [("redis", "2", 4.0)]
 )
 TASKS = 8
 """Of each process: fewer than by hand, where they use two cores for as long as it takes."""

@@ -237,6 +237,7 @@ class TestRedis(StoreContract, RunsContract):
 
 
 @pytest.mark.one_loop
+@by_each_command
 class TestRedisLoneNode(TestRedis):
     """A cluster of one node, by the URL of any other server: no script has keys of two slots."""
 

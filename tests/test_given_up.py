@@ -137,6 +137,12 @@ class Watching(aiolock.Observer):
 
 
 @cache
+def _is_a_step(code: CodeType) -> bool:
+    file = code.co_filename
+    return file.startswith(PACKAGE) and not file.startswith(OTHERS)
+
+
+@cache
 def _beginning(code: CodeType) -> int:
     return next(each.offset for each in dis.get_instructions(code) if each.opname == "RESUME")
 
@@ -163,16 +169,16 @@ class Striker:
         self.struck = ""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        file = frame.f_code.co_filename
-        if event != "call" or not file.startswith(PACKAGE) or file.startswith(OTHERS):
+        if event != "call" or self.task is None or not _is_a_step(frame.f_code):
             return
-        if self.struck or self.task is None or asyncio.current_task() is not self.task:
+        if self.struck or asyncio.current_task() is not self.task:
             return
         if frame.f_lasti > _beginning(frame.f_code):
             return  # it goes on after an await
         if _deletes(frame):
             return  # what that raises is ignored
-        self.seen.append(f"{file[len(PACKAGE) :]} {frame.f_code.co_qualname}")
+        code = frame.f_code
+        self.seen.append(f"{code.co_filename[len(PACKAGE) :]} {code.co_qualname}")
         if len(self.seen) == self.at:
             self.struck = self.seen[-1]
             raise Broken
