@@ -113,18 +113,21 @@ def _spread_out(items: list[pytest.Item], processes: int) -> None:
     somebody who waits, or has come to what takes long, keeps all processes waiting. Whole files
     wait for something, as most ablations do, while others work the processor: each part has some of
     both, and begins elsewhere, so that at any time some do the one and some the other. Ablations
-    are in the first half: who has nothing left takes from the ends of the others' parts.
+    are in the first half: who has nothing left takes from the ends of the others' parts. The first
+    part has none: its process has what takes long to do before, and would leave them to the end.
     """
     rows = [item for item in items if item.path.stem == "test_ablations"]
     long = [item for item in items if item.get_closest_marker("long")]
     apart = {*rows, *long}
     bunches = list(_bunches(item for item in items if item not in apart))
     items[:] = long
+    with_rows = range(min(1, processes - 1), processes)
     for part in range(processes):
         here = _from(part / processes, bunches[part::processes])
-        waits = _from(part / processes, rows[part::processes])
         placed = [(n / len(here), bunch) for n, bunch in enumerate(here)]
-        placed += [(0.5 * n / len(waits), [row]) for n, row in enumerate(waits)]
+        if part in with_rows:
+            waits = _from(part / processes, rows[part - with_rows.start :: len(with_rows)])
+            placed += [(0.5 * n / len(waits), [row]) for n, row in enumerate(waits)]
         for _, bunch in sorted(placed, key=itemgetter(0)):
             items += bunch
 
