@@ -108,6 +108,7 @@ end
 """
 
 
+@pytest.mark.one_loop
 class TestRedis(LockContract, OnceContract, BoardContract, ReadersContract):
     """Three real servers."""
 

@@ -331,6 +331,7 @@ async def test_closed_in_the_middle_of_it() -> None:
         assert await left_behind(of) == []
 
 
+@pytest.mark.one_loop
 async def test_of_real_servers() -> None:
     """The same by the scripts: fences grow, over two clients that come and go."""
     entered = list[tuple[int, int]]()
