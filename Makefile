@@ -2,9 +2,9 @@
 # starts with any of them, and a second run skips the setting up.
 
 PYTHON ?= python3
-# Processes that share the tests on the tree (a run on the wheel has a third of them, or a quarter),
-# and the Pythons that the built wheel is tested on.
-JOBS ?= 7
+# Processes that share the tests on the tree, more than there are processors, for many tests wait (a
+# run on the wheel has a quarter of them, or an eighth); and the Pythons that the wheel is tested on.
+JOBS ?= 8
 WHEEL_PYTHONS ?= 3.12 3.13 3.14 3.14t
 # The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
 STORES ?=
