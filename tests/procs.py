@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 # Each becomes the program itself (same process id), and first asks Linux to kill it when its parent
 # is gone. The `preexec_fn` of subprocess would do, but is unsafe once there are threads.
-_BY_SHELL = """[ $PPID = "$0" ] && echo && exec "$@" """
+_BY_SHELL = '[ $PPID = "$0" ] && echo && exec "$@"'
 _BY_PYTHON = """
 import ctypes, os, sys
 if sys.platform == "linux":
