@@ -46,13 +46,11 @@ def _tie() -> list[str]:
     systems lack it, or its option.
     """
     command = ["setpriv", "--pdeathsig", "KILL"]
-    with contextlib.suppress(FileNotFoundError):
-        if (
-            subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, check=False).returncode
-            == 0
-        ):
-            return [*command, "sh", "-c", _BY_SHELL]
-    return [sys.executable, "-ISc", _BY_PYTHON]
+    try:
+        subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return [sys.executable, "-ISc", _BY_PYTHON]
+    return [*command, "sh", "-c", _BY_SHELL]
 
 
 def tied(*argv: str) -> list[str]:
