@@ -48,7 +48,7 @@ def _tie() -> list[str]:
     command = ["setpriv", "--pdeathsig", "KILL"]
     try:
         subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError):
         return [sys.executable, "-ISc", _BY_PYTHON]
     return [*command, "sh", "-c", _BY_SHELL]
 

@@ -235,7 +235,7 @@ class TestOnRedis:
         assert 0 <= peer["overtaken"] <= peer["waited"]
         assert redis_server.call("KEYS", KEYS) == []
 
-    @pytest.mark.parametrize(("workers", "killed"), [(2, [1]), (4, [1, 2, 3])])
+    @pytest.mark.parametrize(("workers", "killed"), [(2, [1]), (5, [1, 2, 3])])
     def test_one_worker_always_lives(
         self, redis_server: RedisServer, workers: int, killed: list[int]
     ) -> None:

@@ -109,8 +109,13 @@ def test_server_says_why_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> N
         RedisServer()
 
 
-def test_children_die_with_their_parent() -> None:
+@pytest.mark.parametrize("lacks", [False, True], ids=["setpriv", "setpriv_without_the_option"])
+def test_children_die_with_their_parent(*, lacks: bool, tmp_path: Path) -> None:
     """A killed test process leaves no server and no worker behind, not even a stopped one."""
+    if lacks:
+        (tmp_path / "setpriv").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "setpriv").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     source = """if True:
         import asyncio
         from tests.procs import Worker
@@ -130,7 +135,7 @@ def test_children_die_with_their_parent() -> None:
         tempfile.TemporaryDirectory() as place,
         subprocess.Popen(
             [sys.executable, "-c", source],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": place},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": place, "PATH": path},
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,

@@ -15,7 +15,6 @@ import aiolock
 from tests.failures import Locker, command_link, linked, queued, take, until
 from tests.majorities import Majority, vouch
 from tests.proxy import Link, Proxy
-from tests.selection import ON_THE_TREE
 from tests.worlds import check_what_an_opening_leaves
 
 LONGEST = 60.0
@@ -25,7 +24,7 @@ KEPT = 3 * TTL
 beside those that are broken."""
 
 
-@pytest.fixture(params=[3, 5] if ON_THE_TREE else [3])
+@pytest.fixture(params=[3, 5])
 def majority(request: pytest.FixtureRequest) -> Iterator[Majority]:
     """Servers to break."""
     with Majority(request.param) as majority:
@@ -105,8 +104,6 @@ BREAKS: dict[str, tuple[Break, Break]] = {
     ),
 }
 """A fault of a server, and its end."""
-_OF_DATA = ("emptied", "restarted_empty", "restarted_with_data", "paused")
-"""To a client's link, they are one of the others, or nothing: they are no other on another loop."""
 
 
 class Crowd:
@@ -141,15 +138,7 @@ _MINORITIES = [
 """Of how many servers a minority is broken, and how: of five, it is gone, late, or forgets."""
 
 
-@pytest.mark.parametrize(
-    ("majority", "how"),
-    [
-        pytest.param(servers, how, marks=[pytest.mark.one_loop] if how in _OF_DATA else [])
-        for servers, how in _MINORITIES
-        if servers == 3 or ON_THE_TREE
-    ],
-    indirect=["majority"],
-)
+@pytest.mark.parametrize(("majority", "how"), _MINORITIES, indirect=["majority"])
 async def test_a_minority_is_not_needed(links: Links, how: str) -> None:
     """Two clients pass a lock to and fro meanwhile, and a lease is held, whatever breaks there."""
     breaks, mends = BREAKS[how]

@@ -216,7 +216,7 @@ def run_schedule(seed: int) -> dict[str, int]:
     return crowd.outcomes | {"passed on": crowd.server.passes, "late pass_on": late}
 
 
-SCHEDULES = 200 if ON_THE_TREE else 50
+SCHEDULES = 200 if ON_THE_TREE else 100
 
 
 FOUND = (691, 807, 1665, 1861)
