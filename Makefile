@@ -92,15 +92,15 @@ chromium:
 # One environment in two layers: the package is enough for the demo, the rest wants the tools.
 .venv/package.stamp: pyproject.toml
 	@.ci/venv .venv $(PYTHON)
-	@.venv/bin/python -m pip install --quiet --editable .
+	@.venv/bin/python -m pip install -qq --editable .
 	@touch $@
 
 .venv/dev.stamp: .venv/package.stamp
-	@.venv/bin/python -m pip install --quiet --group dev
-	@.venv/bin/python -m pip install --quiet --no-deps --group arq
+	@.venv/bin/python -m pip install -qq --group dev
+	@.venv/bin/python -m pip install -qq --no-deps --group arq
 	@touch $@
 
 .venv-docs/docs.stamp: pyproject.toml
 	@.ci/venv .venv-docs $(PYTHON)
-	@.venv-docs/bin/python -m pip install --quiet --group docs
+	@.venv-docs/bin/python -m pip install -qq --group docs
 	@touch $@
