@@ -44,13 +44,16 @@ def aiolock_server(aiolock_clock: Clock) -> Iterator[Server]:
     """A lock store in memory, for ``aiolock.connect(aiolock_server)``.
 
     Its clients may be in several event loops and threads, like those of an application started by
-    a test client. The test fails if a lock is held or waited for at its end.
+    a test client. The test fails if a lock is held or waited for at its end, or if a lease was
+    dropped without a release.
     """
+    from aiolock.testing import dropped_leases
     from pytest_aiolock._world import Server
 
-    server = Server(aiolock_clock)
-    yield server
-    server.check_nothing_held()
+    with dropped_leases() as dropped:
+        server = Server(aiolock_clock)
+        yield server
+        server.check_nothing_held(dropped)
 
 
 @pytest.fixture

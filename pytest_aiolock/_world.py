@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from aiolock._engine.library import check_asyncio
 from aiolock.store import CLAIM, Form, Granted, Inbox, Waiter
 from aiolock.stores.machine import Step
 from aiolock.stores.memory import MemoryServer, MemoryStore
-from aiolock.testing import FaultyStore
+from aiolock.testing import DroppedLease, FaultyStore
 
 Value = TypeVar("Value")
 
@@ -83,8 +83,15 @@ class Server(MemoryServer):
         for name in self.names():
             self._sure(name, Step.reap)
 
-    def check_nothing_held(self) -> None:
-        """Fail if a lock is held or waited for; done work and a closed name do not count."""
+    def check_nothing_held(self, dropped: Iterable[DroppedLease]) -> None:
+        """Fail if a lock is held or waited for, or if one of its leases was dropped.
+
+        Done work and a closed name do not count.
+        """
+        if forgotten := [each.name for each in dropped if each.client in self._loops]:
+            pytest.fail(
+                f"the test has dropped leases without releasing them: {', '.join(forgotten)}"
+            )
         self._reap()
         seen = [self.status(name) for name in sorted(self.names())]
         if left := [status.name for status in seen if status.holders or status.waiters]:

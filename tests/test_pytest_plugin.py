@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+
 pytest_plugins = ["pytester"]
 
 BODIES = """
@@ -187,6 +190,68 @@ def test_what_is_left(pytester: pytest.Pytester) -> None:
     done.assert_outcomes(passed=6, failed=1, errors=1)
     done.stdout.fnmatch_lines(["*the test has left locks held or waited for: lock:a*"])
     done.stdout.fnmatch_lines(["*lock:a is held by somebody already*"])
+
+
+def test_a_lease_that_is_dropped_fails_its_test(pytester: pytest.Pytester) -> None:
+    """It is released by then, so the server holds nothing; the test has forgotten it all the same.
+
+    So it is with a client that the test makes, and with what is dropped by a task.
+    """
+    pytester.makepyfile(
+        """
+        import aiolock
+        import asyncio
+
+        async def test_drops(aiolock_client):
+            await aiolock_client.lock("dropped").acquire()
+
+        async def test_drops_at_its_end(aiolock_client):
+            lease = await aiolock_client.semaphore("dropped", 2).acquire()
+
+        async def test_drops_by_a_client_of_its_own(aiolock_server):
+            async with aiolock.connect(aiolock_server) as client:
+                async def forgets():
+                    await client.lock("dropped").acquire()
+
+                await asyncio.create_task(forgets())
+                await asyncio.sleep(0.01)
+
+        async def test_another_server(aiolock_client):
+            async with aiolock.connect("memory://") as client:
+                async def forgets():
+                    await client.lock("of another server").acquire()
+
+                await asyncio.create_task(forgets())
+                await asyncio.sleep(0.01)
+
+        async def test_releases(aiolock_client):
+            lease = await aiolock_client.lock("released").acquire()
+            await lease.release()
+        """
+    )
+    done = pytester.runpytest_inprocess(
+        *("--asyncio-mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"),
+        *("-W", "ignore::ResourceWarning"),
+    )
+    done.assert_outcomes(passed=5, errors=3)
+    done.stdout.fnmatch_lines(["*the test has dropped leases without releasing them: dropped*"])
+    done.stdout.no_fnmatch_line("*of another server*")
+
+
+@pytest.mark.parametrize(
+    ("fault", "operation", "says"),
+    [
+        ("refuse", "aquire", "did you mean 'acquire'"),
+        ("refuse", "push", "none of"),
+        ("lose", "open", "none of"),
+        ("hold", "releases", "did you mean 'release'"),
+    ],
+)
+def test_a_fault_of_no_operation_is_refused(fault: str, operation: str, says: str) -> None:
+    """A name with a slip would be a fault that never comes, and a test that passes without it."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    with pytest.raises(ValueError, match=says):
+        getattr(faulty, fault)(operation)
 
 
 KINDS = """

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock._clock import clock
+from aiolock._dropped import DroppedLease, on_dropped
 from aiolock._engine.events import Events
 from aiolock._engine.finishes import Finishes
 from aiolock._engine.grant import lasts
@@ -189,6 +190,9 @@ class Watchdog:
             self._loop.call_soon_threadsafe(self.abandon, hold)
         except RuntimeError:  # the loop is closed, so the release cannot be sent
             what = "is held until its lease ends"
+        policy = hold.policy
+        for told in list(on_dropped):
+            told(DroppedLease(hold.waiter.client, policy.kind, policy.name, hold.fence))
         # The warning comes last, because with -W error it raises.
         warnings.warn(
             f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"

@@ -16,12 +16,15 @@ whose time you control, hours of locking pass in no time.
 
 **Testing what your code does when the store fails.** Wrap a store in a `FaultyStore`.
 
+**Testing that every lease is released.** `dropped_leases` has those that were not.
+
 **Writing a store.** Have a test class inherit from `StoreContract`. It needs pytest with
 `pytest-asyncio <https://pytest-asyncio.readthedocs.io>`_, in whichever mode, or any other way to
 run async tests. A store that answers with `~aiolock.store.Queued.before` passes `RunsContract`,
 too.
 """
 
+from aiolock._dropped import DroppedLease, dropped_leases
 from aiolock.testing._board import BoardContract
 from aiolock.testing._contract import StoreContract
 from aiolock.testing._faulty import FaultyStore, Operation
@@ -33,6 +36,7 @@ from aiolock.testing._runs import RunsContract
 
 __all__ = [
     "BoardContract",
+    "DroppedLease",
     "FaultyStore",
     "LockContract",
     "OnceContract",
@@ -41,4 +45,5 @@ __all__ = [
     "ReadersContract",
     "RunsContract",
     "StoreContract",
+    "dropped_leases",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, Literal, TypeVar, get_args
@@ -17,6 +18,7 @@ Operation = _Called | Literal["open", "push"]
 """What can go wrong: each operation of a `Store`, and its pushes to the client."""
 
 _HELD: Final[tuple[Operation, ...]] = (*get_args(_Called), "push")
+_REFUSED: Final[tuple[Operation, ...]] = (*get_args(_Called), "open")
 
 GIVES_UP: Final = 9.5
 """Seconds for which a `FaultyStore` holds an answer back at most: no `Store` hangs for ever."""
@@ -54,23 +56,27 @@ class FaultyStore(Relay):
         """Make the next ``times`` calls (`math.inf`: all) fail with `StoreError`, not carried out.
 
         The error says so: its ``refused`` is true.
-        A push cannot be refused; `lose` it.
+        A push cannot be refused; `lose` it. `ValueError` for any other name.
         """
+        _check(operation, _REFUSED)
         self._refused[operation] = times
 
     def lose(self, operation: Operation, times: float = 1) -> None:
         """Let the next ``times`` calls be carried out, but lose their answers: `StoreError`.
 
-        A lost push is simply not delivered.
+        A lost push is simply not delivered. `ValueError` for any other name, as ``"open"``.
         """
+        _check(operation, _HELD)
         self._lost[operation] = times
 
     def hold(self, *operations: Operation) -> None:
         """Hold back every answer of these operations (of all, if none is named) until `resume`.
 
         They are carried out. An answer that is held back for 9.5 seconds becomes a `StoreError`, as
-        with a store that hangs.
+        with a store that hangs. `ValueError` for any other name, as ``"open"``.
         """
+        for operation in operations:
+            _check(operation, _HELD)
         self._held.update(operations or _HELD)
 
     def resume(self) -> None:
@@ -169,6 +175,14 @@ class _FaultyInbox:
 
     def beat(self) -> None:
         self._inbox.beat()
+
+
+def _check(operation: str, possible: tuple[Operation, ...]) -> None:
+    """`ValueError` for an operation to which this cannot be done: the fault would never come."""
+    if operation not in possible:
+        near = difflib.get_close_matches(operation, possible, 1)
+        meant = f": did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{operation!r} is none of {', '.join(map(repr, possible))}{meant}")
 
 
 def _due(faults: dict[Operation, float], operation: Operation) -> bool:
