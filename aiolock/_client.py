@@ -263,7 +263,9 @@ class LockClient:
             self._wanted = True
         except asyncio.CancelledError:
             if opening.cancelled() and (task is None or task.cancelling() == before):
-                raise ClientClosed("this client was closed while it was being opened") from None
+                raise ClientClosed(
+                    "this client was closed while it was being opened", closed=True
+                ) from None
             if self._openers == 1 and not self._wanted:
                 await self._open_for_nobody(opening)
             raise

@@ -86,6 +86,12 @@ class StoreError(LockError, ConnectionError):
     refused: bool = False
     """Whether the store has certainly not carried the command out: refused, or never received."""
 
+    misconfigured: bool = False
+    """Whether it stays so until somebody changes the configuration: a password, a right, a version.
+
+    Trying again does not help then. False also where the store cannot tell.
+    """
+
     _under_way: bool = False
     """Whether the command may still be answered, although nobody waits for it any more."""
 
@@ -96,6 +102,8 @@ class QuorumMismatch(StoreError):
     All its users must give the same list of servers, the same ``longest_ttl`` and ``durable``.
     Otherwise two majorities may have no server in common, and two clients may hold the same lock.
     """
+
+    misconfigured = True
 
 
 class Unsupported(LockError, NotImplementedError):
@@ -108,3 +116,10 @@ class Unsupported(LockError, NotImplementedError):
 
 class ClientClosed(LockError, RuntimeError):
     """The client is not open: not yet, no longer, or not in this process and event loop."""
+
+    closed: bool = False
+    """It was closed, as when its program ends. If not, the program has not opened it here."""
+
+    def __init__(self, *args: object, closed: bool = False) -> None:
+        super().__init__(*args)
+        self.closed = closed

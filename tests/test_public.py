@@ -452,7 +452,7 @@ TASK_FRAMEWORKS: dict[str, dict[str, dict[str, str]]] = {
     "arq": {"Locks(client, *, retry_after=5.0)": DECORATORS | HOOKS},
     "apscheduler": {"SharedExecutor(client, *, remember=3600.0)": {}},
     "celery": {"Locks(client, *, retry_after=5.0)": DECORATORS},
-    "faststream": {"Locks(client)": DECORATORS},
+    "faststream": {"Locks(client, *, retry_after=5.0)": DECORATORS},
     "procrastinate": {"Locks(client, *, retry_after=5.0)": DECORATORS | {"retry": "(self, own=0)"}},
     "saq": {"Locks(client, *, retry_after=5.0)": DECORATORS | HOOKS},
     "taskiq": {"Locks(client, *, retry_after=5.0, schedule_source=None)": DECORATORS},

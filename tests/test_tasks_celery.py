@@ -29,7 +29,7 @@ from tests.servers import RedisServer
 class Worker:
     """A worker, and who sends it tasks."""
 
-    def __init__(self, server: RedisServer, pool: str) -> None:
+    def __init__(self, server: RedisServer, pool: str, *, used_at_import: bool = False) -> None:
         self.prefix = f"test-{uuid.uuid4().hex[:12]}"
         self.server = server
         self._process = subprocess.Popen(
@@ -40,7 +40,8 @@ class Worker:
             ],
             env=os.environ
             | {"AIOLOCK_TEST_URL": server.url, "AIOLOCK_TEST_PREFIX": self.prefix}
-            | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            | ({"AIOLOCK_TEST_USED_AT_IMPORT": "1"} if used_at_import else {}),
         )
         self.app = Celery("tests", broker=server.url, backend=server.url)
         self.app.conf.update(
@@ -107,6 +108,18 @@ async def test_busy(worker: Worker, others: aiolock.LockClient) -> None:
     assert await worker.done(sent) == 0
     ((_, _, fence, _),) = worker.runs(1)
     assert fence > lease.fence
+
+
+async def test_a_client_used_before_the_fork_fails_the_tasks(redis_server: RedisServer) -> None:
+    """They do not go round and round: each fails, and says what the program does wrong."""
+    worker = Worker(redis_server, "prefork", used_at_import=True)
+    try:
+        sent = worker.send("welcome", 1)
+        await until(sent.ready, within=60)
+        assert sent.state == "FAILURE"
+        assert "is a fork: connect() again in each process" in str(sent.result)
+    finally:
+        worker.end()
 
 
 async def test_once(worker: Worker, others: aiolock.LockClient) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aiolock
+from aiolock.integrations import _tasks
 from aiolock.integrations._tasks import TaskLocks, TryAgain
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore, Operation
@@ -108,6 +109,77 @@ async def test_nobody_knows() -> None:
         with pytest.raises(ValueError, match="lock's name"):
             await task("")
         assert locks.put_back == [aiolock.StoreError]
+
+
+async def test_an_error_of_the_program_fails_the_task(locks: Locks) -> None:
+    """A client that nobody has opened here: putting back would go on for ever, unheard of."""
+    never = Locks(aiolock.connect("memory://"))
+
+    @never.locked("x")
+    async def forgotten() -> None:
+        raise AssertionError
+
+    with pytest.raises(aiolock.ClientClosed, match="is not open yet") as raised:
+        await forgotten()
+    assert not raised.value.closed
+
+    @locks.locked("x")
+    async def task() -> None:
+        raise AssertionError
+
+    def elsewhere() -> None:
+        with pytest.raises(aiolock.ClientClosed, match="another event loop"):
+            asyncio.run(task())
+
+    await asyncio.to_thread(elsewhere)
+    assert not never.put_back
+    assert not locks.put_back
+
+
+async def test_an_error_of_the_configuration_fails_the_task(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that says that it will stay so until somebody changes it."""
+    error = aiolock.StoreError("another password")
+
+    async def refuse(_: object, __: object) -> None:
+        raise error
+
+    monkeypatch.setattr(aiolock.Once, "outcome", refuse)
+
+    @locks.once("x", remember=60)
+    async def refused() -> None:
+        raise AssertionError
+
+    with pytest.raises(TryAgain):
+        await refused()
+    error.misconfigured = True
+    with pytest.raises(aiolock.StoreError, match="another password"):
+        await refused()
+    assert locks.put_back == [aiolock.StoreError]
+
+
+async def test_the_log_warns_at_first_and_then_now_and_then(
+    locks: Locks,
+    others: aiolock.LockClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So an operator hears of it, and a busy lock does not fill the log."""
+    caplog.set_level(logging.INFO, "aiolock.tasks")
+
+    @locks.locked("x", timeout=0)
+    async def task() -> None:
+        raise AssertionError
+
+    async with others.lock("x"):
+        for every in (60, 60, 60, 0):
+            monkeypatch.setattr(_tasks, "TOLD_EVERY", every)
+            with pytest.raises(TryAgain):
+                await task()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "WARNING"]
+    assert "is put back: 'x'" in caplog.text or "the lock 'x'" in caplog.text
+    assert "and 2 other runs" in caplog.records[-1].message
 
 
 async def test_errors_of_its_own(locks: Locks) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from faststream import FastStream
+from faststream.exceptions import NackMessage
 from faststream.redis import RedisBroker, StreamSub
 
 import aiolock
 from aiolock.integrations.faststream import Locks
+from aiolock.stores.memory import MemoryServer
 from tests.failures import queued, take, until
 from tests.servers import RedisServer
 
@@ -29,7 +32,8 @@ class Worker:
         self.stream = f"{prefix}-messages"
         self.begun = list[tuple[Any, int]]()
         self.go = asyncio.Event()
-        self.locks = locks = Locks(aiolock.connect(server.url, prefix=prefix))
+        client = aiolock.connect(server.url, prefix=prefix)
+        self.locks = locks = Locks(client, retry_after=PATIENCE)
         self.broker = RedisBroker(server.url)
         self.app = FastStream(self.broker, lifespan=locks.lifespan, logger=None)
         new = StreamSub(self.stream, group="workers", consumer="1", polling_interval=10)
@@ -102,6 +106,29 @@ async def test_busy(worker: Worker, others: aiolock.LockClient) -> None:
     await lease.release()
     await until(lambda: worker.begun and not worker.pending())
     assert len(worker.begun) == 1
+
+
+async def test_put_back_takes_retry_after_at_least() -> None:
+    """Some brokers deliver a message again at once, so a run without a wait has a pause of ours."""
+    memory = MemoryServer()
+    async with aiolock.connect(memory) as client, aiolock.connect(memory) as others:
+        locks = Locks(client, retry_after=0.2)
+
+        @locks.locked("user:{user}", timeout=0)
+        async def welcome(user: int) -> None:
+            raise AssertionError
+
+        async with others.lock("user:7"):
+            began = time.monotonic()
+            with pytest.raises(NackMessage):
+                await welcome(7)
+            assert time.monotonic() - began >= 0.19  # a sleep never ends early
+        await client.aclose()
+        began = time.monotonic()
+        locks.retry_after = 60.0
+        with pytest.raises(NackMessage):
+            await welcome(7)  # when the program ends, it does not wait
+        assert time.monotonic() - began < 30
 
 
 async def test_once(worker: Worker, others: aiolock.LockClient) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from taskiq import (
@@ -12,6 +14,8 @@ from taskiq import (
     ScheduledTask,
     ScheduleSource,
     SimpleRetryMiddleware,
+    TaskiqMessage,
+    TaskiqMiddleware,
 )
 
 import aiolock
@@ -93,6 +97,38 @@ async def test_delay() -> None:
     first, again = broker.sent
     assert again.task_id == first.task_id
     assert float(again.labels["delay"]) == 7.0
+
+
+async def test_a_broker_that_delivers_at_once_gets_a_pause() -> None:
+    """A task that comes before it is due waits in the worker: it does not go round and round."""
+    memory, pause = MemoryServer(), 0.1
+    locks = Locks(aiolock.connect(memory), retry_after=pause)
+    broker = InMemoryBroker().with_middlewares(locks)
+    runs, labels = list[float](), list[dict[str, Any]]()
+
+    class Counts(TaskiqMiddleware):
+        def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+            runs.append(time.time())
+            labels.append(message.labels)
+            return message
+
+    broker.add_middlewares(Counts())  # after ours
+
+    @broker.task("welcome")
+    @locks.locked("user:{user}", timeout=0)
+    async def welcome(user: int) -> str:
+        return "welcome"
+
+    await broker.startup()
+    async with aiolock.connect(memory) as others:
+        lease = await take(others.lock("user:7"))
+        sent = await welcome.kiq(7)
+        await until(lambda: len(runs) == 4)
+        await lease.release()
+        assert (await sent.wait_result(timeout=60)).return_value == "welcome"
+    assert runs[3] - runs[0] >= 2.9 * pause
+    assert not any(label.startswith("aiolock") for each in labels for label in each)
+    await broker.shutdown()
 
 
 async def test_closed_while_it_waits() -> None:

@@ -339,7 +339,9 @@ class Acquirer:
         self._runs.close()
         for attempts in list(self._waiters.attempts.values()):
             for attempt in list(attempts.values()):
-                attempt.stop(ClientClosed("this client was closed while a task waited for it"))
+                attempt.stop(
+                    ClientClosed("this client was closed while a task waited for it", closed=True)
+                )
                 self._give_up(attempt)
 
 

@@ -116,7 +116,8 @@ class Engine:
         """
         if self.state is not State.OPEN:
             check_not_trio()
-            raise ClientClosed(f"this client {self.state.value}")
+            closed = self.state in (State.CLOSING, State.CLOSED)
+            raise ClientClosed(f"this client {self.state.value}", closed=closed)
         self.watchdog.check_here()
 
     async def status(self, policy: Policy, *, waiters: bool = True) -> Status:

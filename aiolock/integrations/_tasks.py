@@ -11,7 +11,10 @@ import asyncio
 import functools
 import json
 import logging
+import math
+import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
@@ -42,9 +45,12 @@ PATIENCE: Final = 5.0
 RETRY_AFTER: Final = 5.0
 """Seconds after which a task that did not get its lock is tried again by default."""
 PUT_BACK: Final = (AcquireTimeout, QueueFull, LeaseLost, StoreError, ClientClosed)
-"""Errors after which a task is tried again. Other errors of aiolock are bugs in the program."""
+"""Errors after which a task is tried again, if that can help: see `can_pass`."""
 NOT_REMEMBERED: Final = (LeaseLost, StoreError, ClientClosed)
 """Errors after a task has returned: it is done, and the store may not remember that."""
+
+TOLD_EVERY: Final = 60.0
+"""Seconds between warnings that tasks are put back for one kind of error."""
 
 _log = logging.getLogger("aiolock.tasks")
 
@@ -54,6 +60,17 @@ class TryAgain(Exception):
 
     Raised for frameworks that put a task back when it raises.
     """
+
+
+def can_pass(error: LockError) -> bool:
+    """Whether a later run of the task may succeed where this one had the error.
+
+    Not after an error of the program, or of its configuration: a client that nobody has opened
+    here, a wrong password. Putting the task back would go on for ever, and nobody would hear of it.
+    """
+    if isinstance(error, ClientClosed):
+        return error.closed
+    return not (isinstance(error, StoreError) and error.misconfigured)
 
 
 class Held(Protocol):
@@ -133,6 +150,7 @@ class TaskLocks(ABC):
         self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
         """Seconds after which a task that was put back is tried again."""
         self._current = Current("aiolock.task")
+        self._told = PutBackLog()
 
     def current_lease(self) -> Lease:
         """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
@@ -147,7 +165,8 @@ class TaskLocks(ABC):
         It waits its turn for ``timeout`` seconds, 5 by default. If it does not get the lock in that
         time, if too many wait already, or if the store does not answer, the task is put back, and
         tried again after ``retry_after`` seconds. A run whose lock is lost is cancelled and put
-        back, too. Other errors are left to the framework.
+        back, too. Other errors are left to the framework, and so are errors that will not pass:
+        a client that was not opened here, a store that is misconfigured (`StoreError`).
 
         :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError` for
             a field that is not a parameter.
@@ -268,10 +287,10 @@ class TaskLocks(ABC):
         try:
             return await run(body)
         except PUT_BACK as error:
-            if body.has_raised(error):
+            if body.has_raised(error) or not can_pass(error):
                 raise
             put_back = await self._put_back(error, args)
-            tell(error, put_back)
+            self._told.tell(error, put_back)
             raise put_back from error
         except asyncio.CancelledError:
             if not body.begun:
@@ -289,10 +308,32 @@ class TaskLocks(ABC):
         """Have it run again; the error to raise. `error` itself, if no framework runs the task."""
 
 
-def tell(error: LockError, put_back: BaseException) -> None:
-    """Log that a task is put back."""
-    if put_back is not error:
-        _log.info("a task is put back: %s", error)
+class PutBackLog:
+    """Logs that tasks are put back: a warning the first time, and then once a minute.
+
+    Each kind of error has its own. Between two warnings, the lines have the level info.
+    """
+
+    def __init__(self) -> None:
+        self._warned = dict[type[LockError], float]()
+        self._since = Counter[type[LockError]]()
+
+    def tell(self, error: LockError, put_back: BaseException) -> None:
+        """A task is put back because of this error; none is, if both errors are the same."""
+        if put_back is error:
+            return
+        kind, now = type(error), time.monotonic()
+        if now - self._warned.get(kind, -math.inf) < TOLD_EVERY:
+            self._since[kind] += 1
+            _log.info("a task is put back: %s", error)
+            return
+        more = self._since.pop(kind, 0)
+        self._warned[kind] = now
+        _log.warning(
+            "a task is put back: %s%s",
+            error,
+            f" (and {more} other runs since the last such warning)" if more else "",
+        )
 
 
 def tell_not_remembered(name: str, error: LockError) -> None:

@@ -33,9 +33,10 @@ from aiolock.integrations._tasks import (
     RETRY_AFTER,
     Body,
     Current,
+    PutBackLog,
+    can_pass,
     kept,
     restored,
-    tell,
     tell_not_remembered,
 )
 from aiolock.sync import Lease, LockClient
@@ -64,6 +65,7 @@ class Locks:
         self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
         """Seconds after which a task that was put back is tried again: Celery's countdown."""
         self._current = Current("aiolock.celery")
+        self._told = PutBackLog()
 
     def current_lease(self) -> Lease:
         """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
@@ -79,7 +81,9 @@ class Locks:
         time, if too many wait already, or if the store does not answer, the task is put back, and
         tried again after ``retry_after`` seconds. A task that loses its lock goes on, because
         nothing stops a thread, unless it calls ``current_lease().check()``; it is put back when it
-        has returned. Other errors are left to Celery.
+        has returned. Other errors are left to Celery, and so are errors that will not pass: a
+        client that was opened before the worker was forked, a store that is misconfigured
+        (`StoreError`).
 
         :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError` for
             a field that is not a parameter.
@@ -191,10 +195,10 @@ class Locks:
         try:
             return run(body)
         except PUT_BACK as error:
-            if body.has_raised(error):
+            if body.has_raised(error) or not can_pass(error):
                 raise
             put_back = self._put_back(error)
-            tell(error, put_back)
+            self._told.tell(error, put_back)
             raise put_back from error
 
     def _put_back(self, error: LockError) -> Exception:

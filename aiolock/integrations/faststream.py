@@ -13,27 +13,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 from faststream.exceptions import NackMessage
 
-from aiolock import LockClient, LockError
+from aiolock import ClientClosed, LockError
 from aiolock.integrations._tasks import TaskLocks
 
 __all__ = ["Locks"]
+
+_began: Final = ContextVar[float]("aiolock.faststream")
+"""When the run in this asyncio task has begun, by `time.monotonic`."""
 
 
 class Locks(TaskLocks):
     """Decorators for FastStream's handlers. A message that is put back is a `NackMessage`.
 
-    The broker decides when it is delivered again, and to whom; FastStream cannot tell it to wait,
-    so there is no ``retry_after``.
+    The broker decides when it is delivered again, and to whom. FastStream cannot tell it to wait,
+    and some brokers deliver it at once, so the handler waits: a run that is put back takes
+    ``retry_after`` seconds, with the time for which it has waited for its lock.
     """
-
-    def __init__(self, client: LockClient) -> None:
-        super().__init__(client)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
@@ -41,5 +45,10 @@ class Locks(TaskLocks):
         async with self.client:
             yield
 
+    def _begin(self, args: Sequence[Any]) -> None:
+        _began.set(time.monotonic())
+
     async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+        if not isinstance(error, ClientClosed):  # the program ends, and waits for this
+            await asyncio.sleep(_began.get() + self.retry_after - time.monotonic())
         return NackMessage()

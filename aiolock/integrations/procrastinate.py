@@ -21,7 +21,7 @@ from procrastinate.jobs import Job
 from procrastinate.retry import get_retry_strategy
 
 from aiolock import LockError
-from aiolock.integrations._tasks import Body, TaskLocks, TryAgain, tell
+from aiolock.integrations._tasks import Body, TaskLocks, TryAgain, can_pass
 
 __all__ = ["Locks"]
 
@@ -51,8 +51,10 @@ class Locks(TaskLocks):
         try:
             await self.client.open()
         except LockError as error:
+            if not can_pass(error):
+                raise
             put_back = await self._put_back(error, args)
-            tell(error, put_back)
+            self._told.tell(error, put_back)
             raise put_back from error
         return await super()._or_put_back(run, args)
 

@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -31,14 +33,18 @@ __all__ = ["Locks"]
 _messages: Final = ContextVar[tuple[TaskiqMessage, ...]]("aiolock.taskiq", default=())
 """The messages that this asyncio task carries out; a broker in memory may nest them."""
 
+_DUE: Final = "aiolock_due"
+"""The label of a task that was put back: the Unix time from which it may be tried again."""
+
 
 class Locks(TaskLocks, TaskiqMiddleware):
     """A middleware that opens the client with the broker and closes it with it; and decorators.
 
     A task that is put back is sent again, with the same id, and its result is that of the run that
-    gets its lock. That does not count as a retry. It comes after ``retry_after`` seconds if the
-    broker knows the label ``delay``; other brokers deliver it at once, unless there is a
-    ``schedule_source``, which taskiq's scheduler watches.
+    gets its lock. That does not count as a retry. It is tried again after ``retry_after`` seconds:
+    a broker that knows the label ``delay`` keeps it for so long. Other brokers deliver it at once,
+    and then the worker lets it wait, as one of the tasks that it carries out. With a
+    ``schedule_source``, which taskiq's scheduler watches, it waits there.
     """
 
     def __init__(
@@ -62,8 +68,12 @@ class Locks(TaskLocks, TaskiqMiddleware):
         """Close the client: with the broker. Tasks that still wait are put back."""
         await self.client.aclose()
 
-    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        """Note the message that is carried out."""
+    async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Note the message that is carried out, once it is due."""
+        # By the wall clocks of two machines: if they differ, the pause is shorter or none.
+        early = float(message.labels.pop(_DUE, 0.0)) - time.time()
+        if early > 0:
+            await asyncio.sleep(min(early, self.retry_after))
         _messages.set((*_messages.get(), message))
         return message
 
@@ -80,7 +90,8 @@ class Locks(TaskLocks, TaskiqMiddleware):
         kicker = AsyncKicker[..., Any](message.task_name, broker, dict(message.labels))
         kicker = kicker.with_task_id(message.task_id)
         if self._schedule_source is None:
-            kicker = kicker.with_labels(delay=self.retry_after)
+            due = time.time() + self.retry_after
+            kicker = kicker.with_labels(**{"delay": self.retry_after, _DUE: due})
             await kicker.kiq(*message.args, **message.kwargs)
         else:
             when = datetime.now(UTC) + timedelta(seconds=self.retry_after)

@@ -242,7 +242,9 @@ class LockClient:
             self.open()
         portal = self._portal
         if portal is None:
-            raise ClientClosed("this client was closed: open it again, with `with` or its open()")
+            raise ClientClosed(
+                "this client was closed: open it again, with `with` or its open()", closed=True
+            )
         portal.check_process()
         return portal
 

@@ -65,7 +65,7 @@ class Portal:
         self.check_process()
         with self._guard:
             if self.ended:
-                raise ClientClosed("this client was closed")
+                raise ClientClosed("this client was closed", closed=True)
             self.loop.call_soon_threadsafe(function, *args)
 
     def read(self, function: Callable[[], T]) -> T:

@@ -25,7 +25,10 @@ app.conf.update(
     broker_connection_retry_on_startup=False,
     worker_timer_precision=0.1,
 )
-locks = Locks(aiolock.sync.connect(URL, prefix=PREFIX), retry_after=0.2)
+client = aiolock.sync.connect(URL, prefix=PREFIX)
+locks = Locks(client, retry_after=0.2)
+if os.environ.get("AIOLOCK_TEST_USED_AT_IMPORT"):
+    client.names()  # by the parent, before it forks
 
 
 def note(what: str, number: int) -> str:
