@@ -95,6 +95,7 @@ SHARED = [
 ]
 # The same locks for threads, above all of the core.
 SYNC = [
+    "aiolock.sync._greenlets",
     "aiolock.sync._portal",
     "aiolock.sync._thread",
     "aiolock.sync._body",

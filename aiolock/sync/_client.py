@@ -25,6 +25,7 @@ from aiolock.errors import ClientClosed
 from aiolock.observer import Deadlock, Observer
 from aiolock.store import ServerStatus, Status, Store
 from aiolock.sync._body import Bodies
+from aiolock.sync._greenlets import check_no_greenlets
 from aiolock.sync._jobs import Election, Once, Periodic
 from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
 from aiolock.sync._meeting import Barrier, Event, Latch
@@ -64,8 +65,9 @@ def connect(
 
     All parameters and errors are those of `aiolock.connect`. An ``observer`` is called in the
     thread of aiolock's event loop. With ``memory://``, the locks are those of this process's
-    synchronous clients.
+    synchronous clients. `RuntimeError` under gevent or eventlet, which have no real threads.
     """
+    check_no_greenlets()
     return LockClient(
         aiolock.connect(
             target,

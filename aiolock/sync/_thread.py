@@ -21,6 +21,7 @@ from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease
 from aiolock._engine.library import in_trio
 from aiolock.errors import ClientClosed, LeaseLost
+from aiolock.sync._greenlets import check_no_greenlets
 from aiolock.sync._portal import Portal
 
 T = TypeVar("T")
@@ -280,7 +281,9 @@ def check_thread(portal: Portal | None) -> None:
     """`RuntimeError` in a thread that runs an event loop, which would stand still meanwhile.
 
     A cell of a notebook runs in one, but may block it: the kernel waits for the cell in any case.
+    Also where greenlets would be taken for threads.
     """
+    check_no_greenlets()
     loop = asyncio._get_running_loop()
     if loop is None and not in_trio():
         return
