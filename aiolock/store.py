@@ -622,7 +622,7 @@ class ServerStatus:
     votes: int = 0
     """How many of its votes this client has."""
     error: str = ""
-    """Why it does not answer, or why it does not vote, if that is an error."""
+    """Why it does not answer, or why it does not vote; empty if it does."""
 
 
 @runtime_checkable

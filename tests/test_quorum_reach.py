@@ -32,7 +32,8 @@ async def test_one_that_cannot_be_told_of_which_quorum_it_is() -> None:
         of[2].full = False
         await asyncio.sleep(2)
         shown = ann.servers()[2]
-        assert (shown.state, shown.error) == ("silent", "")
+        assert shown.state == "silent"
+        assert "may have forgotten its votes" in shown.error
         assert shown.silent > 0, "it may have forgotten its votes"
         await lease.release()
         for each in waiting:

@@ -425,7 +425,7 @@ async def test_a_question_that_was_not_sent_again(of: list[RedisServer], prefix:
             store = other._engine.store
             assert isinstance(store, QuorumStore)
             (standing,) = store._candidates.standings.values()
-            member = store._members[0]
+            member = store.members[0]
             assert isinstance(member, RedisMember)
             member._pipe._link.drop(ConnectionError("on purpose"))
             name, stand = "lock:a", standing.stand

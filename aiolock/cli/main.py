@@ -9,10 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import aiolock
-from aiolock.cli import check, completion, deadlocks, init_db, look, run, take_away, top, web
+from aiolock.cli import (
+    check,
+    completion,
+    deadlocks,
+    init_db,
+    init_quorum,
+    look,
+    run,
+    take_away,
+    top,
+    web,
+)
 from aiolock.cli.demo import command as demo
 
-COMMANDS: Final = (run, look, top, deadlocks, take_away, web, check, init_db, demo)
+COMMANDS: Final = (run, look, top, deadlocks, take_away, web, check, init_db, init_quorum, demo)
 """Modules with an `add_command`, whose parser sets ``run`` to the function of the command."""
 
 INTERRUPTED: Final = 130

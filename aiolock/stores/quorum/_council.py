@@ -27,6 +27,10 @@ OPEN_TIMEOUT: Final = 9.0
 ANSWER_TIMEOUT: Final = 9.0
 """Seconds after which a missing majority is not waited for any longer."""
 _AGAIN: Final = 0.1
+_FORGETS: Final = (
+    "it was started, or emptied, a short while ago, and may have forgotten its votes: it gives none"
+    " until all of them have ended (on the first day see `aiolock init-quorum`)"
+)
 _PATIENCE: Final = 4.0
 
 
@@ -174,10 +178,16 @@ class Council:
                 silent=self._silent(seat, now),
                 clock=self.clocks.off(seat.number),
                 votes=votes(seat.number),
-                error="" if seat.in_reach and seat.refusal is None else seat.why,
+                error=self._why(seat, now),
             )
             for seat in self.seats
         ]
+
+    def _why(self, seat: Seat, now: float) -> str:
+        """Why it does not answer, or does not vote; empty if it does."""
+        if not seat.in_reach or seat.refusal is not None:
+            return seat.why
+        return _FORGETS if self._silent(seat, now) else ""
 
     @staticmethod
     def _silent(seat: Seat, now: float) -> float:

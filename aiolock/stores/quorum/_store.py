@@ -58,17 +58,17 @@ class QuorumStore:
     """Locks on several servers: a waiter with the votes of a majority holds the lock."""
 
     def __init__(self, members: Sequence[Member], longest_ttl: float, *, durable: bool) -> None:
-        self._members = members
+        self.members = members
         self._size = len(members)
         self._longest_ttl = longest_ttl
         addresses = tuple(sorted(member.address for member in members))
-        self._charter = Charter(addresses, round(longest_ttl * 1000), durable)
+        self.charter = Charter(addresses, round(longest_ttl * 1000), durable)
         self._council: Council | None = None
         self._opening = Opening()
         self._able = True
 
     def __repr__(self) -> str:
-        return f"<QuorumStore of {', '.join(member.address for member in self._members)}>"
+        return f"<QuorumStore of {', '.join(member.address for member in self.members)}>"
 
     @property
     def longest_ttl(self) -> float:
@@ -93,7 +93,7 @@ class QuorumStore:
     def servers(self) -> list[ServerStatus]:
         """See `Several`."""
         if self._council is None:
-            return [ServerStatus(member.address, "out") for member in self._members]
+            return [ServerStatus(member.address, "out") for member in self.members]
         standings = list(self._candidates.standings.values())
         return self._council.servers(
             lambda server: sum(each.ballot.votes[server] is not None for each in standings)
@@ -103,7 +103,7 @@ class QuorumStore:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
         self._able = False
-        council = Council(self._members, self._charter, self)
+        council = Council(self.members, self.charter, self)
         self._candidates = Candidates(council, inbox)
         self._council = council
         await self._opening.run(self._open(council, client), self.aclose)

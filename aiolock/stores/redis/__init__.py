@@ -9,12 +9,22 @@ from redis.asyncio.connection import ConnectionPool
 from aiolock.stores.redis._barrier import Replicas
 from aiolock.stores.redis._cluster import ClusterStore
 from aiolock.stores.redis._member import RedisMember
+from aiolock.stores.redis._new_quorum import NewQuorum, new_quorum
 from aiolock.stores.redis._replicated import ReplicatedStore
 from aiolock.stores.redis._seeds import Seeds, seeds_of
 from aiolock.stores.redis._store import RedisStore
 from aiolock.stores.redis._urls import is_of_a_cluster, pool_at, seeds_at
 
-__all__ = ["ClusterStore", "RedisStore", "from_client", "from_url", "member_at", "member_of"]
+__all__ = [
+    "ClusterStore",
+    "NewQuorum",
+    "RedisStore",
+    "from_client",
+    "from_url",
+    "member_at",
+    "member_of",
+    "new_quorum",
+]
 
 
 def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:

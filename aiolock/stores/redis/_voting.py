@@ -174,6 +174,7 @@ def seen(name: str, reply: Any) -> Status:
 
 
 ENROL: Final = Script("quorum/enrol", _admitted)
+BEGIN: Final = Script("quorum/begin", int)
 VOTE: Final = Script("quorum/vote", _answer)
 RELEASE: Final = Script("quorum/release", _was, lambda was: _was(was) or WAS_UNKNOWN, pushes=True)
 GIVE_WAY: Final = Script("quorum/give_way", _answer)

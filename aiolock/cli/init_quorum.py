@@ -1,0 +1,86 @@
+"""``aiolock init-quorum``: tells the servers of a quorum that they are new, so that they vote."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any, Final
+
+import aiolock
+from aiolock.cli.signals import typed_line
+from aiolock.cli.store import NOBODY, WRONG_USE, Commands, ending
+
+_SCHEMES: Final = ("redis", "rediss", "unix", "valkey", "valkeys")
+
+
+def add_command(commands: Commands) -> None:
+    """Add ``init-quorum`` to the command line."""
+    parser = commands.add_parser(
+        "init-quorum",
+        help="tell the servers of a new quorum that they are new, so that they vote at once",
+        description="A server that was started a moment ago may have forgotten its votes, and gives"
+        " none for longest_ttl. Say with this command that the servers have never voted: on the"
+        " first day, before any client is started. Refused if a server has keys or clients of this"
+        " prefix.",
+        epilog="exit code: 0 if all of them vote now, 1 if one of them is in use, 69 if one of them"
+        " does not answer",
+    )
+    parser.add_argument("urls", nargs="+", metavar="URL", help="all servers of the quorum")
+    parser.add_argument(
+        "--prefix",
+        default=os.environ.get("AIOLOCK_PREFIX", "aiolock"),
+        help="the prefix of the locks, as in connect() (default: AIOLOCK_PREFIX, or aiolock)",
+    )
+    parser.add_argument(
+        "--longest-ttl",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="longest_ttl in seconds, as in connect() (default: %(default)g)",
+    )
+    parser.add_argument("--durable", action="store_true", help="durable=True, as in connect()")
+    parser.add_argument("--yes", action="store_true", help="do not ask before")
+    parser.set_defaults(run=run, command="init-quorum")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    if not arguments.yes and not sys.stdin.isatty():
+        print("aiolock init-quorum: nobody can be asked here: say --yes", file=sys.stderr)
+        return WRONG_USE
+    return ending(_begin, arguments)
+
+
+async def _begin(arguments: argparse.Namespace) -> int:
+    quorum = _new_quorum(arguments)
+    for address, why in (found := await quorum.why_not()).items():
+        print(f"{address}: {why}", file=sys.stderr)
+    if found:
+        print("aiolock init-quorum: this quorum is not new", file=sys.stderr)
+        return NOBODY
+    if not arguments.yes:
+        for server in quorum.servers:
+            print(f"{server.address}: empty")
+        print("Have these servers never been used for locks? [y/N] ", end="", flush=True)
+        if typed_line().strip().lower() not in ("y", "yes"):
+            return NOBODY
+    told = await quorum.begin()
+    print(f"all {len(quorum.servers)} servers vote" + ("" if told else ", as they did before"))
+    return 0
+
+
+def _new_quorum(arguments: argparse.Namespace) -> Any:
+    """The servers, as a `NewQuorum` of the Redis store; `ValueError` for options that are wrong."""
+    urls, prefix = arguments.urls, arguments.prefix
+    longest, durable = arguments.longest_ttl, arguments.durable
+    if others := sorted({url.partition("://")[0] for url in urls} - set(_SCHEMES)):
+        raise ValueError(f"init-quorum is for Redis servers, given by URLs, not {others[0]!r}")
+    # It checks the options, and connects to nothing.
+    aiolock.connect(urls, prefix=prefix, ttl=longest, longest_ttl=longest, durable=durable)
+    # By their names: the other commands do not need them.
+    redis = importlib.import_module("aiolock.stores.redis")
+    quorum = importlib.import_module("aiolock.stores.quorum")
+    members = [redis.member_at(url, prefix) for url in urls]
+    return redis.new_quorum(urls, prefix, quorum.from_members(members, longest, durable=durable))

@@ -1,0 +1,118 @@
+"""A quorum that is new: its servers are told so, and vote at once.
+
+A server that was started a moment ago does not know whether it had voted before: it gives no vote
+for the longest lease. On the first day somebody knows, and can say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import redis.asyncio
+import redis.exceptions
+from redis.asyncio.connection import ConnectionPool
+
+from aiolock.errors import QuorumMismatch, StoreError
+from aiolock.stores._member import Charter
+from aiolock.stores.redis._errors import Place, code_of, store_error
+from aiolock.stores.redis._urls import pool_at
+from aiolock.stores.redis._voting import BEGIN, VoteNames
+
+_PAGE: Final = 1000
+"""Keys that the server looks at for each page."""
+
+
+class NewServer:
+    """One server of a quorum that is said to be new."""
+
+    def __init__(self, url: str, prefix: str, address: str) -> None:
+        self.address = address
+        self._pool: ConnectionPool = pool_at(url)
+        self._names = VoteNames(prefix)
+        self._prefix = prefix
+
+    async def why_not(self) -> str:
+        """Why it cannot be new, as text for people; empty if nothing speaks against it."""
+        async with self._connected() as server:
+            if listening := await server.pubsub_channels(f"{_escaped(self._names.channels)}*"):
+                clients = "a client is" if len(listening) == 1 else f"{len(listening)} clients are"
+                return f"{clients} connected: stop all clients first"
+            cursor = 0
+            while True:
+                cursor, keys = await server.scan(
+                    cursor, match=f"{_escaped(self._prefix)}:{{*}}:*", count=_PAGE
+                )
+                for name in sorted({self._names.name(_text(key)) for key in keys}):
+                    if not name.startswith("client:"):  # what a client says of itself: no vote
+                        return f"it is in use: it has a key of {name!r}"
+                if not cursor:
+                    return ""
+
+    async def begin(self, charter: Charter) -> bool:
+        """Have it vote from now on; False if it did so already.
+
+        `QuorumMismatch` if it is a member of another quorum.
+        """
+        async with self._connected() as server:
+            try:
+                told: Any = await server.eval(BEGIN.source, 1, self._names.marker, str(charter))
+            except redis.exceptions.ResponseError as error:
+                code, its = code_of(error), str(error).partition(" ")[2]
+                if code == "QUORUM":
+                    raise QuorumMismatch(
+                        f"Redis at {self.address} is a member of another quorum, of {its}"
+                    ) from error
+                if code == "INUSE":
+                    raise StoreError(f"Redis at {self.address}: {its}") from error
+                raise
+            return bool(told)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[Any]:
+        server = redis.asyncio.Redis(connection_pool=self._pool)
+        try:
+            yield server
+        except StoreError:
+            raise
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise store_error(error, Place.of(self._pool, self._prefix)) from error
+        finally:
+            await server.aclose(close_connection_pool=True)
+
+
+class NewQuorum:
+    """Servers that form a quorum which no client has used yet."""
+
+    def __init__(self, servers: Sequence[NewServer], charter: Charter) -> None:
+        self.servers = servers
+        self.charter = charter
+
+    async def why_not(self) -> dict[str, str]:
+        """For each server that cannot be new, by its address, why; `StoreError` without it."""
+        why = await asyncio.gather(*(server.why_not() for server in self.servers))
+        return {
+            server.address: each for server, each in zip(self.servers, why, strict=True) if each
+        }
+
+    async def begin(self) -> int:
+        """Have all of them vote from now on; how many did not do so already."""
+        return sum(await asyncio.gather(*(server.begin(self.charter) for server in self.servers)))
+
+
+def new_quorum(urls: Sequence[str], prefix: str, store: Any) -> NewQuorum:
+    """The servers at these URLs, which are the members of a `QuorumStore`."""
+    members = zip(urls, store.members, strict=True)
+    servers = [NewServer(url, prefix, member.address) for url, member in members]
+    return NewQuorum(servers, store.charter)
+
+
+def _text(key: Any) -> str:
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+
+
+def _escaped(text: str) -> str:
+    """The text as a pattern that matches itself alone."""
+    return "".join(f"\\{each}" if each in r"[]*?\^" else each for each in text)
