@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
 from aiolock._engine.policy import LONGEST_TTL, SHORTEST_TTL, Seconds, seconds
+from aiolock._urls import scheme_of
 from aiolock.store import Store
 
 _STORES: Final = {
@@ -70,10 +71,7 @@ def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None 
     """The store that `connect` would use for one target."""
     options: dict[str, Any] = {} if replicas is None else {"replicas": replicas}
     if isinstance(target, str):
-        scheme, separator, _ = target.partition("://")
-        if not separator or scheme not in _STORES:
-            known = ", ".join(f"{known}://" for known in _STORES)
-            raise ValueError(f"the URL of a lock store begins with one of {known}, not {scheme!r}")
+        scheme = scheme_of(target, _STORES)
         if options and _STORES[scheme] != _STORES["redis"]:
             raise _has_none(f"{scheme}://")
         module = importlib.import_module(_STORES[scheme])
@@ -109,15 +107,9 @@ def quorum_of(
 def _member_at(target: object, prefix: str) -> Any:
     """One member of a quorum."""
     if isinstance(target, str):
-        scheme, separator, _ = target.partition("://")
-        module = _MEMBERS.get(_STORES.get(scheme, ""), "") if separator else ""
-        if not module or scheme.endswith(("+cluster", "+sentinel")):
-            known = [one for one, store in _STORES.items() if store in _MEMBERS and "+" not in one]
-            raise ValueError(
-                "the servers of a quorum are given by URLs that begin with one of"
-                f" {', '.join(f'{one}://' for one in known)}, not {scheme!r}"
-            )
-        return importlib.import_module(module).member_at(target, prefix)
+        known = [one for one, store in _STORES.items() if store in _MEMBERS and "+" not in one]
+        scheme = scheme_of(target, known, "a server of a quorum")
+        return importlib.import_module(_MEMBERS[_STORES[scheme]]).member_at(target, prefix)
     modules = {base.__module__ for base in type(target).__mro__}
     if any(module.partition(".")[0] == "redis" for module in modules):
         return importlib.import_module(_STORES["redis"]).member_of(target, prefix)

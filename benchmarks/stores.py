@@ -204,7 +204,7 @@ def contestants(servers: Servers, folder: Path, *, others: bool) -> dict[Contest
     postgres, mariadb = servers.postgres, servers.mariadb
     ours: dict[Contestant, dict[str, object]] = {
         ON_REDIS: {},
-        IN_A_FILE: {"url": f"sqlite://{folder}/locks.db"},
+        IN_A_FILE: {"url": f"sqlite:///{folder}/locks.db"},
         IN_POSTGRES: {"url": postgres.url("app")},
         UNFLUSHED: {"url": postgres.url("app", "?durable=0")},
         IN_MARIADB: {"url": mariadb.url("app")},

@@ -291,7 +291,7 @@ def world(request: pytest.FixtureRequest, prefix: str) -> World:
     elif request.param == "mysql":
         url = request.getfixturevalue("mariadb_server").url("app")
     elif request.param == "sqlite":
-        url = f"sqlite://{request.getfixturevalue('tmp_path')}/locks.db"
+        url = f"sqlite:///{request.getfixturevalue('tmp_path')}/locks.db"
     return World(request.param, url, prefix)
 
 

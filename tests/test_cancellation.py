@@ -109,7 +109,7 @@ async def database_stand(
     """A stand on each database, in which one step more or less depends on when an answer comes."""
     key = f"{prefix}\0lock:{NAME}".encode()
     if request.param == "sqlite":
-        url = f"sqlite://{tmp_path}/locks.db"
+        url = f"sqlite:///{tmp_path}/locks.db"
 
         def rows() -> list[Any]:
             with contextlib.closing(sqlite3.connect(tmp_path / "locks.db")) as database:

@@ -182,7 +182,7 @@ class TestInAFile:
             *("--items", "200", "--requests", "20", "--ttl", "1.5"), TMPDIR=str(tmp_path)
         )
         under_lock = said["with_lock"]
-        assert said["server"].startswith("sqlite:///")
+        assert said["server"].startswith("sqlite:////")
         assert said["without_lock"]["oversold"] > 0
         assert (under_lock["sold"], under_lock["oversold"], under_lock["left"]) == (200, 0, 0)
         assert under_lock["overtaken"] == 0
@@ -360,7 +360,7 @@ class TestImpossible:
             (["--url", "http://localhost"], "begins with one of memory://, redis://"),
             (["--url", "localhost:6379"], "begins with one of memory://, redis://"),
             (["--url", "postgresql://localhost/shop"], "runs on Redis, on an SQLite file, or on"),
-            (["--url", "redis://localhost:port"], "Port could not be cast"),
+            (["--url", "redis://localhost:port"], "address 1 in this URL is no host and port"),
             (
                 [*IN_MEMORY, "--workers", "4"],
                 "memory:// is one process: for 4 workers name a server",

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 MODULES = (aiolock, aiolock.errors, aiolock.store, aiolock.sync, aiolock.testing)
 URL = "redis://localhost:6379/0"
-FILE = "sqlite:///run/app/locks.db"
+FILE = "sqlite:////run/app/locks.db"
 BLOCK = re.compile(
     r"^(?P<not_run> *<!-- not run: .+ -->\n+)?"
     r'(?P<indent> *)```python\b(?: title="(?P<title>[^"]+)")?\n(?P<code>(?s:.*?))^(?P=indent)```$',
@@ -64,7 +64,7 @@ async def work() -> None:
 def test_page(page: Path, redis_server: RedisServer, tmp_path: Path) -> None:
     """What a page shows works as it stands there."""
     text = page.read_text("utf-8").replace(URL, redis_server.url)
-    text = text.replace(FILE, f"sqlite://{tmp_path}/locks.db")
+    text = text.replace(FILE, f"sqlite:///{tmp_path}/locks.db")
     found = list(BLOCK.finditer(text))
     assert len(found) == text.count("```python"), "a block does not end, or is badly indented"
     redis_server.call("FLUSHALL")  # pages use the same names, and what was done once stays done

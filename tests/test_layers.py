@@ -18,6 +18,7 @@ CORE = [
     "aiolock._clock",
     "aiolock._prompt",
     "aiolock._dropped",
+    "aiolock._urls",
     "aiolock.store",
     "aiolock.errors",
     "aiolock.observer",
@@ -73,7 +74,9 @@ CORE = [
     "aiolock._client",
     "aiolock",
 ]
-STORE = {"aiolock._clock", "aiolock._prompt", "aiolock.store", "aiolock.errors"}
+STORE = {
+    *("aiolock._clock", "aiolock._prompt", "aiolock._urls", "aiolock.store", "aiolock.errors"),
+}
 MACHINE = "aiolock.stores.machine"
 # What several stores have in common; the lower knows nothing of the higher.
 SHARED = [
@@ -89,7 +92,6 @@ SHARED = [
     "aiolock.stores._outcomes",
     "aiolock.stores._by_name",
     "aiolock.stores._document",
-    "aiolock.stores._urls",
     "aiolock.stores._worker",
     "aiolock.stores.authors",
 ]

@@ -985,7 +985,7 @@ async def fail_over(primary: PostgresServer, standby: Standby) -> None:
         ("?durabel=0", "durabel"),
         ("?durable=0&durable=1", "'durable' is in this URL twice"),
         ("?sslmode=disable&sslmode=require", "'sslmode' is in this URL twice"),
-        ("?durable", "each of which is name=value"),
+        ("?durable", "each option of this URL is name=value"),
         ("?connect_timeout=abc", "a whole number of seconds, such as 3, not 'abc'"),
         ("?connect_timeout=-1", "connect_timeout must be a whole number"),
         ("?pooled=1&listen_url=postgresql://x/y%3Fconnect_timeout%3Dinf", "not 'inf'"),
@@ -1001,7 +1001,7 @@ def test_a_url_that_says_too_much(query: str, what: str) -> None:
 @pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret", "se?cret"])
 def test_a_password_is_not_shown(password: str) -> None:
     """Also where it is written in such a way that it is none."""
-    with pytest.raises(ValueError, match=r"percent-encoded|name=value") as raised:
+    with pytest.raises(ValueError, match=r"percent-encode .*%2F.*%3F.*%40.*%25") as raised:
         aiolock.connect(f"postgresql://app:{password}@db/shop")
     assert "cret" not in str(raised.value)
 

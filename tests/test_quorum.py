@@ -79,7 +79,9 @@ def test_servers_of_two_kinds() -> None:
 )
 def test_servers_that_cannot_be_members(url: str) -> None:
     """A target of several servers, or of none, does not vote."""
-    with pytest.raises(ValueError, match="URLs that begin with one of memory://, redis://"):
+    with pytest.raises(
+        ValueError, match="a server of a quorum begins with one of memory://, redis://"
+    ):
         aiolock.connect(["redis://a", "redis://b", url])
 
 

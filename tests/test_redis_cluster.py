@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,12 +182,13 @@ def test_a_waiter_keeps_its_tag() -> None:
     assert [tags.tag(1, number, "a") for number in (4, 5, 7, 8, 9)] == ["a", "a", "b", "b", "a"]
 
 
-def test_url() -> None:
+def test_url(tmp_path: Path) -> None:
     """Each node with its port, or the usual one; what else it says holds for all of them."""
-    seeds = seeds_at("valkeys+cluster://ann:p%40ss@h1:7000,h2,[::1]:7002/0?ssl_ca_certs=ca.pem")
+    (ca := tmp_path / "ca.pem").touch()
+    seeds = seeds_at(f"valkeys+cluster://ann:p%40ss@h1:7000,h2,[::1]:7002/0?ssl_ca_certs={ca}")
     assert seeds.addresses == (("h1", 7000), ("h2", 6379), ("::1", 7002))
     assert seeds.kind is SSLConnection
-    options = {"username": "ann", "password": "p@ss", "ssl_ca_certs": "ca.pem"}
+    options = {"username": "ann", "password": "p@ss", "ssl_ca_certs": str(ca)}
     assert seeds.options == options
     assert not seeds.sharded
     seeds = seeds_at("redis+cluster://h1?push=sharded&client_name=a%20b")
@@ -201,14 +203,14 @@ def test_url() -> None:
 @pytest.mark.parametrize(
     ("url", "pattern"),
     [
-        ("redis+cluster://", "address 1 of the nodes"),
-        ("redis+cluster://h1,,h2", "address 2 of the nodes"),
-        ("redis+cluster://h1:0", "host or host:port"),
+        ("redis+cluster://", "names no host: .* address 1"),
+        ("redis+cluster://h1,,h2", "address 2 in this URL is no host"),
+        ("redis+cluster://h1:0", "port of address 1 .* from 1 to 65535"),
         ("redis+cluster://h1/1", "no databases"),
-        ("redis+cluster://h1?nonsense=1", "option of this URL"),
-        ("redis+cluster://h1?push=", "broadcast or sharded"),
-        ("redis+cluster://h1?push=none", "broadcast or sharded"),
-        ("redis://h1?push=sharded", "option of this URL"),
+        ("redis+cluster://h1?nonsense=1", "no option 'nonsense'"),
+        ("redis+cluster://h1?push=", "one of broadcast, sharded"),
+        ("redis+cluster://h1?push=none", "one of broadcast, sharded"),
+        ("redis://h1?push=sharded", "no option 'push'"),
     ],
 )
 def test_wrong_url(url: str, pattern: str) -> None:

@@ -76,7 +76,7 @@ def umask() -> Iterator[None]:
 async def test_sqlite(tmp_path: Path, umask: None) -> None:
     """With a umask of 077 nobody else reads the file, or enters the directory of the clients."""
     path = tmp_path / "locks.db"
-    async with aiolock.connect(f"sqlite://{path}") as client:
+    async with aiolock.connect(f"sqlite:///{path}") as client:
         await check_works(client)
         made = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
     assert made.pop("locks.db.clients") == 0o700

@@ -64,7 +64,7 @@ def path() -> Iterator[Path]:
 @pytest.fixture
 def url(path: Path) -> str:
     """The same, for `connect`."""
-    return f"sqlite://{path}"
+    return f"sqlite:///{path}"
 
 
 def clients(path: Path) -> list[str]:
@@ -89,23 +89,51 @@ def session_of(client: aiolock.LockClient) -> Session:
     "url",
     [
         "sqlite://locks.db",
-        "sqlite:///",
-        "sqlite:///tmp/",
-        "sqlite:///tmp/a%00b",
-        "sqlite:///tmp/locks.db?mode=ro",
-        "sqlite:///tmp/locks.db#locks",
+        "sqlite:///locks.db",
+        "sqlite:///tmp/locks.db",
+        "sqlite://///tmp/locks.db",
+        "sqlite:////",
+        "sqlite:////tmp/",
+        "sqlite:///./",
+        "sqlite:////tmp/a%00b",
+        "sqlite:////tmp/locks.db?mode=ro",
+        "sqlite:////tmp/locks.db#locks",
     ],
 )
-def test_urls_that_cannot_be(url: str) -> None:
+def test_url_that_cannot_be_names_both_spellings(url: str) -> None:
     """A URL is refused before anything is opened, with what it should be."""
-    with pytest.raises(ValueError, match=r"SQLite URL .*"):
+    with pytest.raises(ValueError, match=r"sqlite:////absolute/.* sqlite:///\./locks\.db"):
         aiolock.connect(url)
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_url_of_sqlalchemy_for_memory_names_ours(url: str) -> None:
+    """A database in memory is not shared by processes, so it is no store for them."""
+    with pytest.raises(ValueError, match="use memory://"):
+        aiolock.connect(url)
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("path", ["./locks.db", "../app/locks.db"])
+async def test_relative_path_is_that_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The working directory may change afterwards: the file stays the same one."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "app")
+    client = aiolock.connect(f"sqlite:///{path}")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    async with client, client.lock("x"):
+        pass
+    assert (tmp_path / "app" / "locks.db").exists()
 
 
 async def test_a_path_with_anything_in_it(tmp_path: Path) -> None:
     """Blanks and other letters are written as in any URL."""
     (tmp_path / "a b").mkdir()
-    url = f"sqlite://{tmp_path}/a%20b/l%C3%B6cks.db"
+    url = f"sqlite:///{tmp_path}/a%20b/l%C3%B6cks.db"
     async with aiolock.connect(url) as client, client.lock("x"):
         pass
     assert (tmp_path / "a b" / "löcks.db").exists()
@@ -114,7 +142,7 @@ async def test_a_path_with_anything_in_it(tmp_path: Path) -> None:
 async def test_no_directory(tmp_path: Path) -> None:
     """The error says what is to be made."""
     with pytest.raises(aiolock.StoreError, match=r"there is no directory .*/nowhere: make it"):
-        async with aiolock.connect(f"sqlite://{tmp_path}/nowhere/locks.db"):
+        async with aiolock.connect(f"sqlite:///{tmp_path}/nowhere/locks.db"):
             pass
 
 
@@ -250,7 +278,7 @@ async def test_a_link_is_the_file_it_leads_to(path: Path, url: str) -> None:
     """Whoever comes by another path finds the same locks, and the same clients."""
     link = path.with_name("link.db")
     link.symlink_to(path)
-    async with aiolock.connect(url) as ours, aiolock.connect(f"sqlite://{link}") as theirs:
+    async with aiolock.connect(url) as ours, aiolock.connect(f"sqlite:///{link}") as theirs:
         lease = await take(ours.lock("x", ttl=30))
         waiting = await waits(theirs, "x")
         assert [party.alive for party in (await ours.lock("x").status()).waiters] == [True]
@@ -785,7 +813,7 @@ async def test_a_holder_that_was_killed_costs_its_lease(url: str, process: Proce
     async with aiolock.connect(url) as client:
         lease = await take(client.lock("x", timeout=10))
         await lease.release()
-    assert clients(Path(url.removeprefix("sqlite://"))) == []
+    assert clients(Path(url.removeprefix("sqlite:///"))) == []
 
 
 async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
@@ -1084,7 +1112,7 @@ async def test_a_file_that_is_removed_with_its_directory(tmp_path: Path) -> None
     """As long as it is gone that is an error; and when it is back, all goes on."""
     directory = tmp_path / "run"
     directory.mkdir()
-    async with aiolock.connect(f"sqlite://{directory}/locks.db") as client:
+    async with aiolock.connect(f"sqlite:///{directory}/locks.db") as client:
         lock = client.lock("x")
         async with lock:
             pass
@@ -1741,8 +1769,7 @@ def test_a_state_is_read_as_it_was_written(state: NameState) -> None:
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("slashes", ["///", "////"])
-def test_a_url_makes_such_a_store(slashes: str) -> None:
-    """With three slashes before the path, or with four as it is written elsewhere."""
-    store = from_url(f"sqlite:{slashes}run/app/locks.db", "aiolock")
+def test_a_url_makes_such_a_store() -> None:
+    """The path of its repr is the absolute one."""
+    store = from_url("sqlite:////run/app/locks.db", "aiolock")
     assert repr(store) == "<SQLiteStore /run/app/locks.db prefix='aiolock'>"

@@ -219,10 +219,10 @@ def test_prefix(argument: str, value: Any, error: type[Exception], match: str) -
 
 
 URLS: list[tuple[str, str]] = [
-    ("", "begins with one of memory://.* not ''"),
-    ("localhost:6379", "begins with one of memory://.* not 'localhost:6379'"),
-    ("localhost", "begins with one of memory://.* not 'localhost'"),
-    ("etcd://localhost", r"memory://.*redis://.*rediss://.*unix://.*'etcd'"),
+    ("", "begins with one of memory://.* This text is empty"),
+    ("localhost:6379", r"begins with one of memory://.* Did you mean redis://localhost:6379\?"),
+    ("localhost", r"begins with one of memory://.* Did you mean redis://localhost\?"),
+    ("etcd://localhost", r"memory://.*redis://.*rediss://.*unix://"),
     ("REDIS//localhost", "begins with one of"),
     ("memory://a/b", "memory://name"),
     ("memory://?x=1", "memory://name"),

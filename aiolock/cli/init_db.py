@@ -77,6 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _store(url: str) -> _Owned:
     kind = url.partition(":")[0]
-    if kind not in _STORES:
-        raise ValueError(f"init-db makes a schema in postgresql:// or mysql://, not in {kind}://")
+    if kind not in _STORES:  # it is not shown: without a scheme, it may be a password
+        raise ValueError(
+            "init-db makes a schema in PostgreSQL or MySQL, at a URL that begins with"
+            f" {', '.join(f'{each}://' for each in _STORES)}"
+        )
     return cast("_Owned", importlib.import_module(_STORES[kind]))

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from aiolock._clock import clock as clock_of
+from aiolock._urls import parse
 from aiolock.errors import StoreError
 from aiolock.store import (
     Answer,
@@ -372,10 +372,13 @@ def _server(name: str) -> MemoryServer:
 
 
 def _name_in(url: str, prefix: str) -> str:
-    parts = urlsplit(url)
-    if parts.path.strip("/") or parts.query or parts.username:
-        raise ValueError(f"a memory URL is memory:// or memory://name, not {url!r}")
-    return f"{parts.netloc}/{prefix}"
+    parts = parse(url, "memory:// or memory://name")
+    parts.no_user()
+    parts.no_options()
+    ((host, port), *others) = parts.addresses
+    if parts.path not in ("", "/") or port or others:
+        raise parts.wrong("a memory URL has a name at most")
+    return f"{host}/{prefix}"
 
 
 def from_url(url: str, prefix: str) -> MemoryStore:

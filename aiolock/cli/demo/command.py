@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if arguments.url is None:
             directory = stack.enter_context(TemporaryDirectory(prefix="aiolock-demo-"))
-            arguments.url = f"sqlite://{quote(directory)}/locks.db"
+            arguments.url = f"sqlite:///{quote(directory)}/locks.db"
         try:
             chosen = options(arguments)
         except ValueError as error:

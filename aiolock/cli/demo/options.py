@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiolock
 
@@ -14,7 +14,7 @@ _WORKERS = 4
 class Options:
     """The options; valid once they exist."""
 
-    url: str
+    url: str = field(repr=False)
     items: int
     requests: int
     """How many are made at once."""
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the command's parser."""
     parser.add_argument(
         "--url",
-        help="the store: sqlite:///…, redis://, rediss://, unix://, or memory:// in one process"
+        help="the store: sqlite:////…, redis://, rediss://, unix://, or memory:// in one process"
         " (default: an SQLite file, which is removed afterwards)",
     )
     parser.add_argument(

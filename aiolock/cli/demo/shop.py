@@ -176,7 +176,7 @@ class FileShop:
 
 def shop_file(url: str, prefix: str) -> Path:
     """The file of the shop that belongs to the locks of an SQLite URL, and to this sale."""
-    return Path(f"{unquote(urlsplit(url).path)}.{prefix}")
+    return Path(f"{unquote(urlsplit(url).path[1:])}.{prefix}")
 
 
 def tidy(url: str, prefix: str) -> None:

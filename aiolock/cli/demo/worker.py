@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import aiolock
@@ -45,7 +45,7 @@ class Setup:
     """The first line that a worker gets."""
 
     worker: int
-    url: str
+    url: str = field(repr=False)
     prefix: str
     ttl: float
 

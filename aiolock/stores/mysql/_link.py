@@ -93,7 +93,13 @@ class Link:
         _all.add(self)
 
     def connect(self) -> None:
-        """Connect; raises what PyMySQL raises, or `OSError`."""
+        """Connect; raises what PyMySQL raises, or `OSError`; none shows the password."""
+        try:
+            self._connect()
+        except Exception as error:  # noqa: BLE001  # whatever text it has
+            raise self._settings.shown.error(error)  # noqa: B904  # it is this error
+
+    def _connect(self) -> None:
         self.close()
         settings = self._settings
         connection = _Connection(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from pathlib import Path
+from typing import Any, Final, Literal
 
-from aiolock.stores._urls import each_once
+from aiolock._urls import Shown, Url, parse
 
 _OPTIONS: Final = (
     *("unix_socket", "ssl", "ssl_ca", "ssl_cert", "ssl_key"),
     *("create", "doorbell", "poll"),
 )
+_EXAMPLE: Final = "mysql://user:password@host:3306/database"
+_FILES: Final = ("ssl_ca", "ssl_cert", "ssl_key")
 _PORT: Final = 3306
 _POLL: Final = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 0.001, 10.0
@@ -38,94 +39,64 @@ class Settings:
     """Seconds between looks of a client that is not rung."""
 
     @property
+    def shown(self) -> Shown:
+        """What may be shown of the texts of the driver and the server."""
+        return Shown([self.password], [self.user, self.host, self.database, self.unix_socket])
+
+    @property
     def where(self) -> str:
         """Where the server is, for texts: nothing secret."""
         return f"{self.unix_socket or f'{self.host}:{self.port}'}/{self.database}"
 
 
-def from_url(url: str) -> Settings:
+def from_url(text: str) -> Settings:
     """The settings in this URL; `ValueError` for one that is not a MySQL URL."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or _PORT
-    except ValueError:
-        raise _wrong("see host and port") from None
-    if "@" in parts.path or parts.fragment:
-        raise _wrong("see user and password")
-    database = unquote(parts.path).removeprefix("/")
-    if not database or "/" in database:
-        raise _wrong("it ends with the name of the database that the locks are kept in")
-    given = _given(parts.query)
+    url = parse(text, _EXAMPLE)
+    url.check_options(_OPTIONS)
+    unix_socket = url.options.get("unix_socket", "")
+    host, port = url.address(_PORT) if url.addresses[0].host or not unix_socket else ("", _PORT)
+    database = url.decoded(url.path[1:])
+    if not database or "/" in url.path[1:]:
+        raise url.wrong("a MySQL URL ends with the name of the database that the locks are kept in")
+    doorbell: Any = url.choice("doorbell", ("auto", "kill", "poll"), "auto")
     return Settings(
-        parts.hostname or "localhost",
+        host,
         port,
-        unquote(parts.username or ""),
-        unquote(parts.password or ""),
+        url.user or "",
+        url.password or "",
         database,
-        unix_socket=given.get("unix_socket", ""),
-        tls=_tls(given),
-        create=_flag(given, "create"),
-        doorbell=_doorbell(given),
-        poll=_poll(given),
+        unix_socket=unix_socket,
+        tls=_tls(url),
+        create=url.flag("create", default=False),
+        doorbell=doorbell,
+        poll=_poll(url),
     )
 
 
-def _wrong(what: str) -> ValueError:
-    return ValueError(
-        f"a MySQL URL is mysql://user:password@host:3306/database: {what}; write what has a meaning"
-        " in URLs, such as / @ : %, percent-encoded"
-    )
-
-
-def _given(query: str) -> dict[str, str]:
-    try:
-        given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError:
-        raise _wrong("see the options, each of which is name=value") from None
-    for name, _ in given:
-        if name not in _OPTIONS:
-            raise _wrong(f"there is no option {name!r}, only {', '.join(_OPTIONS)}")
-    each_once(given)
-    return dict(given)
-
-
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    value = given.get(name, "0")
-    if value not in ("0", "1"):
-        raise ValueError(f"{name} must be 0 or 1, not {value!r}")
-    return value == "1"
-
-
-def _doorbell(given: Mapping[str, str]) -> Literal["auto", "kill", "poll"]:
-    match given.get("doorbell", "auto"):
-        case "auto" | "kill" | "poll" as how:
-            return how
-        case other:
-            raise ValueError(f"doorbell must be auto, kill or poll, not {other!r}")
-
-
-def _poll(given: Mapping[str, str]) -> float:
-    try:
-        seconds = float(given.get("poll", _POLL))
-    except ValueError:
-        seconds = 0.0
+def _poll(url: Url) -> float:
+    given = url.number("poll", float)
+    seconds = _POLL if given is None else given
     if not _SHORTEST_POLL <= seconds <= _LONGEST_POLL:
-        raise ValueError(
-            f"poll must be from {_SHORTEST_POLL} to {_LONGEST_POLL} seconds, not {given['poll']!r}"
+        raise url.wrong(
+            f"poll must be from {_SHORTEST_POLL} to {_LONGEST_POLL} seconds, not {seconds:g}"
         )
     return seconds
 
 
-def _tls(given: Mapping[str, str]) -> ssl.SSLContext | None:
+def _tls(url: Url) -> ssl.SSLContext | None:
     """How to encrypt, and check the server's identity: with ``ssl=1``, or a CA's file."""
-    if not (_flag(given, "ssl") or "ssl_ca" in given):
+    given = url.options
+    if not (url.flag("ssl", default=False) or "ssl_ca" in given):
         if "ssl_cert" in given or "ssl_key" in given:
-            raise ValueError("ssl_cert and ssl_key go with ssl=1, or with ssl_ca=")
+            raise url.wrong("ssl_cert and ssl_key go with ssl=1, or with ssl_ca=")
         return None
+    for name in _FILES:
+        if name in given and not Path(given[name]).exists():
+            raise url.wrong(f"the certificates of this URL cannot be read: no file of {name}=")
     try:
         context = ssl.create_default_context(cafile=given.get("ssl_ca"))
         if "ssl_cert" in given:
             context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"))
     except OSError as error:  # ssl.SSLError among them
-        raise ValueError(f"the certificates in the URL cannot be read: {error}") from error
+        raise url.wrong(f"the certificates of this URL cannot be read: {error}") from error
     return context

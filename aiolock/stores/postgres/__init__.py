@@ -35,7 +35,7 @@ def create_schema(url: str, *roles: str) -> str:
     import psycopg
 
     from aiolock.stores.postgres import _settings
-    from aiolock.stores.postgres._errors import not_made, store_error
+    from aiolock.stores.postgres._errors import not_made, shown_of, store_error
 
     settings = _settings.from_url(url)
     making = False
@@ -47,8 +47,9 @@ def create_schema(url: str, *roles: str) -> str:
             connection.execute("SET client_min_messages = warning")
             connection.execute(schema(*roles).encode())
     except psycopg.Error as error:
-        why = not_made(error) if making else error
-        raise store_error(why, settings.place, refused=True) from error
+        clean = shown_of(settings.listens).error(error)
+        why = not_made(clean) if making else clean
+        raise store_error(why, settings.place, refused=True) from clean
     return settings.place.where
 
 

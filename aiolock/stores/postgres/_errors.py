@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
+from aiolock._urls import Shown
 from aiolock.errors import StoreError
 from aiolock.stores.postgres._schema import quoted, rights
 
@@ -56,6 +58,13 @@ class Failed(Exception):
     def __init__(self, text: str, state: str | None = None) -> None:
         super().__init__(text)
         self.state = state or ""
+
+
+def shown_of(conninfo: str) -> Shown:
+    """What may be shown of the texts of libpq and the server, to one who connects like this."""
+    given: dict[str, Any] = conninfo_to_dict(conninfo)
+    secrets = (given.get(name) for name in ("password", "sslpassword", "oauth_client_secret"))
+    return Shown(secrets, (given.get(name, "") for name in ("user", "host", "dbname", "service")))
 
 
 def failed(error: BaseException) -> Failed:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from aiolock.stores.postgres._errors import Failed
+from aiolock.stores.postgres._errors import Failed, shown_of
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -40,6 +40,7 @@ class Link:
         down: Callable[[Exception], None],
     ) -> None:
         self._conninfo = conninfo
+        self._shown = shown_of(conninfo)
         known = conninfo_to_dict(conninfo)
         hosts = str(known.get("host") or known.get("hostaddr") or "").count(",") + 1
         # psycopg tries one host after the other: the server at the first may be gone.
@@ -91,8 +92,10 @@ class Link:
         except TimeoutError:
             await _close(connection)
             raise Failed(f"no connection within {self._patience:g} s") from None
-        except BaseException:
+        except BaseException as error:
             await _close(connection)
+            if isinstance(error, Exception):
+                raise self._shown.error(error)  # noqa: B904  # it is this error
             raise
         return connection
 

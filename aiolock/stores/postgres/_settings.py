@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
-from aiolock.stores._urls import each_once
+from aiolock._urls import Url, parse, scheme_of
 from aiolock.stores.postgres._errors import Place
 
+_EXAMPLE: Final = "postgresql://user:password@host:5432/database"
+_SCHEMES: Final = ("postgresql", "postgres")
 _OURS: Final = ("durable", "pooled", "listen_url", "create")
 _KEPT_ALIVE: Final = {
     "application_name": "aiolock",
@@ -47,9 +48,9 @@ STAYS: Final = (
 class Settings:
     """The settings of one store."""
 
-    commands: str
+    commands: str = field(repr=False)
     """How to connect for commands, as libpq takes it; it may hold a password."""
-    listens: str
+    listens: str = field(repr=False)
     """How to connect for listening."""
     place: Place
     durable: bool = True
@@ -79,74 +80,71 @@ class Settings:
         return "; ".join([*(f"SET {name} = {value}" for name, value in chosen.items()), STAYS])
 
 
-def from_url(url: str) -> Settings:
+def from_url(text: str) -> Settings:
     """The settings in this URL; `ValueError` for one that is not a PostgreSQL URL."""
-    parts = urlsplit(url)
-    ports = re.findall(r":([^:,\]]*)(?=,|$)", parts.netloc.rpartition("@")[2])
-    if "@" in parts.path or not all(port.isdecimal() for port in ports):
-        raise ValueError(
-            "this is no URL of PostgreSQL's: write what has a meaning in URLs, such as / @ : %,"
-            " percent-encoded, also in a password"
-        )
-    head, _, query = url.partition("?")
-    given = _options(query)
-    ours = {name: value for name, value in given if name in _OURS}
-    others = [(name, value) for name, value in given if name not in _OURS]
-    rest = urlencode(others, quote_via=quote)
-    commands = _conninfo(f"{head}?{rest}" if rest else head)
-    listens = ours.get("listen_url")
-    pooled = _flag(ours, "pooled", default=False)
+    url = parse(text, _EXAMPLE, inner="listen_url", sockets=True)
+    known = _keywords()
+    url.check_options([*_OURS, "ssl", *known])
+    commands = _conninfo(url)
+    listens = url.options.get("listen_url")
+    pooled = url.flag("pooled", default=False)
     if pooled != (listens is not None):
-        raise ValueError(
+        raise url.wrong(
             "pooled=1 and listen_url= go together: commands through the pooler, and the URL of the"
             " server itself, for listening, which no pooler can do"
         )
     return Settings(
         make_conninfo(**commands),
-        make_conninfo(**(_conninfo(listens) if listens else commands)),
+        make_conninfo(**(_listening(listens) if listens else commands)),
         Place(_where(commands)),
-        durable=_flag(ours, "durable", default=True),
+        durable=url.flag("durable", default=True),
         pooled=pooled,
-        create=_flag(ours, "create", default=False),
+        create=url.flag("create", default=False),
     )
 
 
-def _options(query: str) -> list[tuple[str, str]]:
-    """As libpq reads them: to it a plus sign is one, and not a blank."""
-    given: list[tuple[str, str]] = []
-    for each in query.split("&") if query else ():
-        name, equals, value = each.partition("=")
-        if not (name and equals):
-            raise ValueError("see the options of this URL, each of which is name=value")
-        given.append((unquote(name), unquote(value)))
-    each_once(given)
-    return given
+def _keywords() -> set[str]:
+    """The options that libpq takes."""
+    return {each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults()}
 
 
-def _conninfo(url: str) -> dict[str, Any]:
-    try:
-        given = {**_KEPT_ALIVE, **conninfo_to_dict(url)}
-    except psycopg.ProgrammingError as error:
-        # The text of this error may hold a part of a password, so only an option's name is taken.
-        unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
-        what = f"there is no option {unknown[1]!r}" if unknown else "see user, host and options"
-        raise ValueError(
-            f"this is no URL of PostgreSQL's: {what}; write what has a meaning in URLs, such as"
-            " / @ : %, percent-encoded"
-        ) from None
-    if not re.fullmatch("[0-9]{1,9}", timeout := str(given["connect_timeout"])):
-        raise ValueError(
-            f"connect_timeout must be a whole number of seconds, such as 3, not {timeout!r}"
+def _listening(text: str) -> dict[str, Any]:
+    scheme_of(text, _SCHEMES, "the listener, in listen_url=,")
+    url = parse(text, f"listen_url={_EXAMPLE}, percent-encoded as a whole", sockets=True)
+    url.check_options(_keywords())
+    return _conninfo(url)
+
+
+def _conninfo(url: Url) -> dict[str, Any]:
+    """The options for libpq, which also knows some from elsewhere."""
+    given: dict[str, Any] = {n: v for n, v in url.options.items() if n not in {*_OURS, "ssl"}}
+    if "ssl" in url.options:  # as JDBC has it, and libpq too
+        url.choice("ssl", ["true"], "")
+        given.setdefault("sslmode", "require")
+    hosts, ports = [each.host for each in url.addresses], [each.port for each in url.addresses]
+    database = url.decoded(url.path[1:])
+    if "/" in url.path[1:]:
+        raise url.wrong("the path of a PostgreSQL URL is the name of its database, without a slash")
+    parts: dict[str, Any] = {
+        "user": url.user,
+        "password": url.password,
+        "host": ",".join(hosts),
+        "port": ",".join(str(port or "") for port in ports) if any(ports) else "",
+        "dbname": database,
+    }
+    for name, value in parts.items():
+        if value:
+            if name in given:
+                raise url.wrong(f"this URL has its {name} twice: leave the option {name}= out")
+            given[name] = value
+    timeout = given.get("connect_timeout")
+    if timeout is not None and not re.fullmatch("[0-9]{1,9}", timeout):
+        raise url.wrong(
+            "connect_timeout must be a whole number of seconds, such as 3"
+            + ("" if "password" in url.options else f", not {timeout!r}")
         )
     # What is read and written here is UTF-8, whatever the database keeps its own texts in.
-    return {**given, "client_encoding": "UTF8"}
-
-
-def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = given.get(name, "1" if default else "0")
-    if value not in ("0", "1"):
-        raise ValueError(f"{name} must be 0 or 1, not {value!r}")
-    return value == "1"
+    return {**_KEPT_ALIVE, **given, "client_encoding": "UTF8"}
 
 
 def _where(given: Mapping[str, Any]) -> str:

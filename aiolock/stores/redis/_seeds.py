@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis.asyncio import RedisCluster
@@ -28,7 +28,7 @@ class Seeds:
 
     addresses: tuple[Address, ...]
     kind: type[AbstractConnection]
-    options: dict[str, Any]
+    options: dict[str, Any] = field(repr=False)  # with the password
     remap: Callable[[Address], Address] = _as_is
     """Maps the address that a node gives to the one at which we reach it."""
     sharded: bool = False

@@ -3,138 +3,190 @@
 ``redis+sentinel://[user:password@]host[:port],host[:port]/service[/db][?option=value]`` is the form
 of redis-sentinel-url, LangChain and others; redis-py itself has no such URL, nor one like
 ``redis+cluster://[user:password@]host[:port],host[:port][?option=value]``. One option is aiolock's
-own: ``push``.
+own: ``push``. The others are redis-py's; each is checked here, since redis-py leaves out what it
+does not understand, or takes it for something else.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode
 
-from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, parse_url
+from redis.asyncio.connection import (
+    URL_QUERY_ARGUMENT_PARSERS,
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 
-from aiolock.stores._urls import each_once
+from aiolock._urls import Url, parse
 from aiolock.stores.redis._seeds import Seeds
 
 SENTINEL_PORT: Final = 26379
 PORT: Final = 6379
 
-_SHAPE: Final = "{scheme}://[user:password@]host[:port],host[:port]/service[/db]"
-_CLUSTER_SHAPE: Final = "{scheme}://[user:password@]host[:port],host[:port]"
-_ADDRESS: Final = re.compile(
-    r"(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:@\s]+))(?::(?P<port>\d+))?"
-)
-_HIGHEST_PORT: Final = 65535
+_LOGIN: Final = "[user:password@]"
+_EXAMPLES: Final = {
+    "": "{scheme}://" + _LOGIN + "host[:port][/db]",
+    "unix": "unix://" + _LOGIN + "/path/of/the.socket[?db=0]",
+    "sentinel": "{scheme}://" + _LOGIN + "host[:port],host[:port]/service[/db]",
+    "cluster": "{scheme}://" + _LOGIN + "host[:port],host[:port]",
+}
 _PUSH: Final = {"broadcast": False, "sharded": True}
 """Whether pushes stay within their shard, by the option in a cluster's URL."""
 _OF_THE_SENTINELS: Final = ("sentinel_username", "sentinel_password")
 _FOR_BOTH: Final = ("ssl_", "socket_")
 """Prefixes of the options that also hold for connections to the Sentinels."""
+_TEXTS: Final = (
+    *("username", "password", "client_name", "lib_name", "lib_version"),
+    *("encoding", "encoding_errors", "ssl_keyfile", "ssl_certfile", "ssl_cert_reqs"),
+    *("ssl_ca_certs", "ssl_ca_path", "ssl_ca_data", "ssl_password", "ssl_ciphers"),
+)
+"""Options of redis-py's connections that are texts; it has parsers for the others."""
+_FILES: Final = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_ca_path")
+_CHECKS: Final = ("none", "optional", "required")
+_FLAGS: Final = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
+}
 
 
-def pool_at(url: str) -> ConnectionPool:
-    """A pool of connections to ``url``; `ValueError` for an invalid one. No I/O.
-
-    No error shows any of the URL but its scheme and the names of options: it may hold passwords,
-    and in a wrong URL these may be anywhere.
-    """
-    scheme, _, rest = url.partition("://")
-    scheme = scheme.replace("valkey", "redis")
-    each_once(_options(rest))
-    kind, _, sentinel = scheme.partition("+")
-    pool = _sentinels_pool(url, tls=kind == "rediss") if sentinel else _pool(f"{scheme}://{rest}")
-    options: Any = pool.connection_kwargs
-    try:
-        pool.connection_class(**options)  # connects nothing, but checks every option
-    except TypeError as error:
-        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
-    return pool
+def pool_at(text: str) -> ConnectionPool:
+    """A pool of connections to a URL; `ValueError` for an invalid one. No I/O but to see files."""
+    url = _parsed(text)
+    kind, _, sentinel = _redis(url.scheme).partition("+")
+    if sentinel:
+        return _sentinels_pool(url, tls=kind == "rediss")
+    if kind == "unix":
+        return _unix_pool(url)
+    host, port = url.address(PORT)
+    connection: type[AbstractConnection] = SSLConnection if kind == "rediss" else Connection
+    options = _checked(url, connection)
+    _add_database(url, url.path[1:], options)
+    return _pool(connection, host=host, port=port, **options)
 
 
-def is_of_a_cluster(url: str) -> bool:
+def is_of_a_cluster(text: str) -> bool:
     """Whether `seeds_at` reads it, and not `pool_at`."""
-    return url.partition("://")[0].endswith("+cluster")
+    return text.partition("://")[0].endswith("+cluster")
 
 
-def seeds_at(url: str) -> Seeds:
-    """The cluster at ``url``; `ValueError` for an invalid one. No I/O; errors as `pool_at`."""
-    scheme, _, rest = url.partition("://")
-    scheme = scheme.replace("valkey", "redis")
-    shape = _CLUSTER_SHAPE.format(scheme=scheme)
-    rest, _, query = rest.partition("#")[0].partition("?")
-    places, _, database = rest.partition("/")
-    if database not in ("", "0"):
-        raise ValueError(f"a cluster has no databases, and this URL names one: {shape}")
-    login, at, addresses = places.rpartition("@")
-    given = parse_qsl(query, keep_blank_values=True)
-    each_once(given)
-    push = dict(given).get("push", "broadcast")
-    if push not in _PUSH:
-        raise ValueError(f"the option push of a cluster's URL is {' or '.join(_PUSH)}: {shape}")
-    query = urlencode([(name, value) for name, value in given if name != "push"])
-    options: dict[str, Any] = {**parse_url(f"{scheme.partition('+')[0]}://{login}{at}h?{query}")}
-    for known_better in ("host", "port", "db"):
-        options.pop(known_better, None)
-    kind: type[AbstractConnection] = options.pop("connection_class", Connection)
-    nodes = tuple(_addresses(addresses, shape, "nodes", PORT))
-    seeds = Seeds(nodes, kind, options, sharded=_PUSH[push])
-    try:
-        kind(**options)  # connects nothing, but checks every option
-    except TypeError as error:
-        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
-    return seeds
+def seeds_at(text: str) -> Seeds:
+    """The cluster at a URL; `ValueError` for an invalid one. No I/O but to see files."""
+    url = _parsed(text)
+    push = _PUSH[url.choice("push", _PUSH, "broadcast")]
+    tls = _redis(url.scheme).startswith("rediss")
+    kind: type[AbstractConnection] = SSLConnection if tls else Connection
+    options = _checked(url, kind, besides=("push",))
+    if url.path not in ("", "/", "/0") or options.pop("db", 0) != 0:
+        raise url.wrong("a cluster has no databases, and this URL names one, or a path")
+    return Seeds(_nodes(url, PORT), kind, options, sharded=push)
 
 
-def _options(rest: str) -> list[tuple[str, str]]:
-    query = rest.partition("#")[0].partition("?")[2]
-    return parse_qsl(query, keep_blank_values=True)
+def _redis(scheme: str) -> str:
+    return scheme.replace("valkey", "redis")
 
 
-def _pool(url: str) -> ConnectionPool:
-    return ConnectionPool.from_url(url)  # pyright: ignore[reportUnknownMemberType]  # **kwargs
+def _parsed(text: str) -> Url:
+    scheme = text.partition("://")[0]
+    example = _EXAMPLES["unix" if scheme == "unix" else scheme.partition("+")[2]]
+    return parse(text, example.format(scheme=scheme))
 
 
-def _sentinels_pool(url: str, *, tls: bool) -> ConnectionPool:
-    scheme, _, rest = url.partition("://")
-    shape = _SHAPE.format(scheme=scheme)
-    rest, _, query = rest.partition("#")[0].partition("?")
-    places, _, path = rest.partition("/")
-    login, at, addresses = places.rpartition("@")
-    sentinels = _addresses(addresses, shape, "Sentinels", SENTINEL_PORT)
-    service, _, database = path.partition("/")
+def _nodes(url: Url, usual: int) -> tuple[tuple[str, int], ...]:
+    if not url.addresses[0].host:
+        raise url.wrong("this URL names no host: there is none at address 1")
+    return tuple((host, port or usual) for host, port in url.addresses)
+
+
+def _unix_pool(url: Url) -> ConnectionPool:
+    if url.addresses[0].host:
+        raise url.wrong("the path of a socket begins with a slash: three of them in all")
+    path = url.decoded(url.path[1:])
+    if not path.strip("/") or path.endswith("/"):
+        raise url.wrong("this URL names no socket")
+    options = _checked(url, UnixDomainSocketConnection)
+    return _pool(UnixDomainSocketConnection, path=f"/{path}", **options)
+
+
+def _sentinels_pool(url: Url, *, tls: bool) -> ConnectionPool:
+    sentinels = _nodes(url, SENTINEL_PORT)
+    service, _, database = url.path[1:].partition("/")
     if not service:
-        raise ValueError(f"this URL does not say which service the Sentinels are to find: {shape}")
-    if database and not re.fullmatch(r"[0-9]+", database):
-        raise ValueError(f"the database of this URL is not a number: {shape}")
-    given = parse_qsl(query, keep_blank_values=True)
-    own = {name.removeprefix("sentinel_"): v for name, v in given if name in _OF_THE_SENTINELS}
-    others = urlencode([(name, value) for name, value in given if name not in _OF_THE_SENTINELS])
-    # redis-py knows the type of each option, and how a user is written.
-    options: dict[str, Any] = {**parse_url(f"redis://{login}{at}localhost/{database}?{others}")}
-    for known_better in ("host", "port", "connection_class"):
-        options.pop(known_better, None)
+        raise url.wrong("this URL does not say which service the Sentinels are to find")
+    kind: type[AbstractConnection] = SSLConnection if tls else Connection
+    options = _checked(url, kind, besides=_OF_THE_SENTINELS)
+    _add_database(url, database, options)
+    own = {
+        name.removeprefix("sentinel_"): url.options[name]
+        for name in _OF_THE_SENTINELS
+        if name in url.options
+    }
     shared = {name: value for name, value in options.items() if name.startswith(_FOR_BOTH)}
     untyped: Any = Sentinel
     pool: Any = SentinelConnectionPool
-    try:
-        manager = untyped(sentinels, sentinel_kwargs={"ssl": tls, **shared, **own})
-        made: ConnectionPool = pool(unquote(service), manager, ssl=tls, **options)
-    except TypeError as error:
-        raise ValueError(f"redis-py does not take an option of this URL: {error}") from None
+    manager = untyped(list(sentinels), sentinel_kwargs={"ssl": tls, **shared, **own})
+    made: ConnectionPool = pool(url.decoded(service), manager, ssl=tls, **options)
     return made
 
 
-def _addresses(text: str, shape: str, what: str, usual: int) -> list[tuple[str, int]]:
-    found: list[tuple[str, int]] = []
-    for number, address in enumerate(text.split(","), 1):
-        match = _ADDRESS.fullmatch(address)
-        port = int(match["port"] or usual) if match else 0
-        if match is None or not 0 < port <= _HIGHEST_PORT:
-            raise ValueError(
-                f"address {number} of the {what} in this URL is not host or host:port: {shape}"
-                " (what is not a letter or a digit in a password is percent-encoded)"
-            )
-        found.append((match["ip6"] or unquote(match["host"]), port))
-    return found
+def _pool(kind: type[AbstractConnection], **options: Any) -> ConnectionPool:
+    return ConnectionPool(kind, **options)
+
+
+def _add_database(url: Url, text: str, options: dict[str, Any]) -> None:
+    """The number of the database in a path, unless it is an option."""
+    if not text:
+        return
+    if not re.fullmatch("0|[1-9][0-9]{0,8}", text):
+        raise url.wrong("the database of this URL is not a number, such as /0")
+    if "db" in options:
+        raise url.wrong("this URL has its database twice, in its path and as db=: leave one out")
+    options["db"] = int(text)
+
+
+def _checked(
+    url: Url, kind: type[AbstractConnection], *, besides: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The options of the URL for connections of this kind, its user and its password."""
+    url.check_options(sorted({*_known(kind), *besides}))
+    options: dict[str, Any] = {}
+    for name in url.options.keys() - set(besides):
+        options[name] = _value(url, name)
+    for name, value in (("username", url.user), ("password", url.password)):
+        if value is not None:
+            if name in options:
+                raise url.wrong(f"this URL has a {name} twice, before its host and as {name}=")
+            options[name] = value
+    return options
+
+
+def _known(kind: type[AbstractConnection]) -> set[str]:
+    """The options that a URL may give to such connections."""
+    taken = {name for base in kind.__mro__ for name in inspect.signature(base).parameters}
+    parsers: Any = URL_QUERY_ARGUMENT_PARSERS
+    return ({*_TEXTS, *parsers} & taken) | {"max_connections"}
+
+
+def _value(url: Url, name: str) -> object:
+    parsers: Any = URL_QUERY_ARGUMENT_PARSERS
+    parser, value = parsers.get(name), url.options[name]
+    if name == "ssl_cert_reqs":
+        return url.choice(name, _CHECKS, "")
+    if parser in (int, float):
+        return url.number(name, parser)
+    if getattr(parser, "__name__", "") == "to_bool":
+        return _FLAGS[url.choice(name, _FLAGS, "")]
+    if name in _FILES and not Path(value).exists():
+        raise url.wrong(f"the file or directory of {name}= in this URL is not there")
+    if parser is None:
+        return value
+    try:
+        return parser(value)
+    except (TypeError, ValueError):
+        raise url.wrong(f"redis-py does not take this value of {name}=") from None

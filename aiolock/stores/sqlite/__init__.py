@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Final
 
+from aiolock._urls import parse
 from aiolock.stores.sqlite._store import SQLiteStore
 
 __all__ = ["SQLiteStore", "from_url"]
 
+_EXAMPLE: Final = (
+    "sqlite:////absolute/path/locks.db, with four slashes, or sqlite:///./locks.db, relative to the"
+    " working directory of now"
+)
+
 
 def from_url(url: str, prefix: str) -> SQLiteStore:
-    """A store in the file of ``sqlite:///path/to/file``; `ValueError` for any other URL."""
-    parts = urlsplit(url)
-    path = unquote(parts.path)
-    if parts.netloc or parts.fragment or "\0" in path or not path.strip("/") or path.endswith("/"):
-        raise ValueError(
-            f"an SQLite URL is sqlite:///absolute/path/of/a/file, with three slashes, not {url!r}"
-        )
-    if parts.query:
-        raise ValueError(f"an SQLite URL takes no options: leave {parts.query!r} away")
-    # SQLAlchemy writes four slashes before an absolute path: they are accepted, too.
-    return SQLiteStore(Path(f"/{path.lstrip('/')}"), prefix)
+    """A store in the file of ``sqlite:////path/to/file``; `ValueError` for any other URL.
+
+    A relative path begins with ``./`` or ``../``, so that nobody gets one unawares: in another
+    working directory it is another file, and its locks are others.
+    """
+    parts = parse(url, _EXAMPLE)
+    parts.no_user()
+    parts.no_options()
+    path = parts.decoded(parts.path[1:])
+    if parts.addresses[0].host:
+        raise parts.wrong("an SQLite URL has no host: its path begins behind three slashes")
+    if path in ("", ":memory:"):
+        raise parts.wrong("an SQLite URL names a file; for locks in one process, use memory://")
+    if not path.startswith(("/", "./", "../")):
+        raise parts.wrong("the path of this SQLite URL does not say whether it is an absolute one")
+    if path.startswith("//") or path.endswith("/") or not path.strip("./"):
+        raise parts.wrong("the path of this SQLite URL is not that of a file")
+    return SQLiteStore(Path(path).absolute(), prefix)

@@ -35,7 +35,7 @@ class SQLiteDoor:
 
     def __init__(self, path: Path) -> None:
         self._directory = path.with_name(f"{path.name}.clients")
-        self.url = f"sqlite://{path}"
+        self.url = f"sqlite:///{path}"
 
     def visitor(self, pid: int) -> Callable[[], Awaitable[bool]]:
         theirs = [path.stem for path in self._directory.glob("*.lock") if _pid(path) == pid]
@@ -90,7 +90,7 @@ class SQLiteTarget:
         self._stack = stack
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiolock-"))
         self._path = Path(directory) / "locks.db"
-        async with aiolock.connect(f"sqlite://{self._path}"):
+        async with aiolock.connect(f"sqlite:///{self._path}"):
             pass  # so that it is there
         self._admin = self._connect(_ANSWERS_WITHIN)
         self._reader = self._connect(_ANSWERS_WITHIN)
