@@ -90,6 +90,7 @@ def connect(
     replicas: int | Literal["all"] | None = None,
     longest_ttl: Seconds | None = None,
     durable: bool = False,
+    answer_timeout: Seconds = 1.0,
 ) -> LockClient:
     """Describe a client of the lock store at ``target``; no I/O until ``async with`` opens it.
 
@@ -132,6 +133,10 @@ def connect(
     (``appendonly yes`` and ``appendfsync always``), which is checked. For tests, give a list of
     `MemoryServer`: a ``FakeAsyncRedis`` is refused there.
 
+    ``answer_timeout`` is for how many seconds an acquisition that does not wait for the lock
+    (``timeout=0``, ``blocking=False``) waits for the store's answer; without one, that raises
+    `StoreError`.
+
     Raises `ValueError` or `TypeError` for invalid arguments. `StoreError` is raised only when the
     client opens.
     """
@@ -149,6 +154,7 @@ def connect(
         label=label,
         observer=observer,
         deadlock_after=deadlock_after,
+        answer_timeout=answer_timeout,
     )
 
 
@@ -175,6 +181,7 @@ class LockClient:
         label: str | None = None,
         observer: Observer | Sequence[Observer] = (),
         deadlock_after: Seconds | None = 10.0,
+        answer_timeout: Seconds = 1.0,
     ) -> None:
         if deadlock_after is not None:
             deadlock_after = seconds("deadlock_after (or None)", deadlock_after, least=0)
@@ -183,6 +190,9 @@ class LockClient:
             _observers(observer),
             label=checked_label("label", label),
             deadlock_after=deadlock_after,
+            answer_timeout=seconds(
+                "answer_timeout", answer_timeout, least=SHORTEST_TTL, most=LONGEST_TTL
+            ),
         )
         self._ttl = checked_ttl(ttl)
         self._engine.limits.check_ttl(self._ttl, default=self._ttl == _TTL)

@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -219,6 +220,27 @@ async def test_no_answer_within_the_timeout() -> None:
             assert caught.value.__cause__ is link
             assert (caught.value.kind, caught.value.name) == ("lock", "a")
         faulty.resume()
+
+
+@virtual
+@pytest.mark.parametrize("options", [{"blocking": False}, {"timeout": 0}])
+@pytest.mark.parametrize(("given", "limit"), [({}, 1.0), ({"answer_timeout": 0.2}, 0.2)])
+async def test_acquisition_that_does_not_wait_ends_in_time_without_an_answer(
+    options: dict[str, Any], given: dict[str, Any], limit: float
+) -> None:
+    """It is a `StoreError` after the client's answer_timeout, and leaves nothing behind."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    clock = asyncio.get_running_loop().time
+    async with aiolock.connect(faulty, **given) as client:
+        for lock in (client.lock("a"), client.semaphore("b", 2)):
+            faulty.hold("acquire")
+            began = clock()
+            with pytest.raises(StoreError, match=f"within the answer_timeout of {limit:g} s"):
+                await lock.acquire(**options)
+            assert clock() - began == pytest.approx(limit, abs=0.01)
+            faulty.resume()
+        async with client.lock("a", timeout=1), client.semaphore("b", 2, timeout=1):
+            pass
 
 
 @virtual

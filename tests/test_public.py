@@ -69,7 +69,7 @@ NAMES = [
 SIGNATURES = {
     "connect": (
         "(target, *, prefix='aiolock', ttl=30.0, label=None, observer=(), deadlock_after=10.0,"
-        " replicas=None, longest_ttl=None, durable=False)"
+        " replicas=None, longest_ttl=None, durable=False, answer_timeout=1.0)"
     ),
     "web": "(client, *, may_break=None, may_see=None, hosts=None)",
     "LockClient.id": "property",

@@ -77,7 +77,17 @@ _WHY: Final[tuple[tuple[type[BaseException], GaveUp], ...]] = (
 class Acquirer:
     """Acquires locks for the tasks of one client."""
 
-    def __init__(self, waiters: Waiters, watchdog: Watchdog, lookout: Lookout, client: str) -> None:
+    def __init__(
+        self,
+        waiters: Waiters,
+        watchdog: Watchdog,
+        lookout: Lookout,
+        client: str,
+        *,
+        answer_timeout: float,
+    ) -> None:
+        """``answer_timeout``: seconds for the store's answer, if the lock is not waited for."""
+        self._answer_timeout = answer_timeout
         self._waiters = waiters
         self._lookout = lookout
         self._events = watchdog.events
@@ -108,14 +118,15 @@ class Acquirer:
             return held
         attempt = self._begin(policy, owner[0], timeout, label)
         timer = None
+        limit = timeout if wait else self._answer_timeout
         why: GaveUp = "busy"
         try:
-            if timeout is not None and wait:
-                timer = self._loop.call_later(timeout, self._time_is_up, attempt, _TURNS)
+            if limit is not None:
+                timer = self._loop.call_later(limit, self._time_is_up, attempt, _TURNS)
             if await self._granted(attempt, wait=wait):
                 return self._keep(attempt, owner)
         except _TimedOut:
-            why = "store" if attempt.clocks is None else "timeout"
+            why = "timeout" if wait and attempt.clocks is not None else "store"
             self._give_up(attempt)
         except BaseException as error:  # noqa: BLE001  # it is raised below
             why = _why(error)
@@ -126,8 +137,9 @@ class Acquirer:
                 timer.cancel()
             if attempt.phase is not Phase.HELD:
                 self._left(attempt, why)
-        if why == "store" and timeout is not None:
-            raise refusals.unanswered(policy, timeout, self._runs, self._waiters.broken)
+        if why == "store" and limit is not None:
+            name = "timeout" if wait else "answer_timeout"
+            raise refusals.unanswered(policy, name, limit, self._runs, self._waiters.broken)
         if not raises:
             return None
         raise await self._not_acquired(attempt, timeout if wait else None)

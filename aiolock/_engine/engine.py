@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.entered import Entered
@@ -24,6 +24,9 @@ from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import ClientClosed
 from aiolock.observer import Observer
 from aiolock.store import Status, Store
+
+ANSWER_TIMEOUT: Final = 1.0
+"""Seconds for the store's answer to an acquisition that does not wait, unless told otherwise."""
 
 
 class State(Enum):
@@ -53,12 +56,14 @@ class Engine:
         *,
         label: str = "",
         deadlock_after: float | None = None,
+        answer_timeout: float = ANSWER_TIMEOUT,
     ) -> None:
         self.store = store
         self.limits = Limits(store)
         self._observers = observers
         self._label = label
         self._deadlock_after = deadlock_after
+        self._answer_timeout = answer_timeout
         self.state = State.NEW
         self.client = _new_client()
         self._pid = os.getpid()
@@ -88,7 +93,13 @@ class Engine:
             deadlock_after=self._deadlock_after,
         )
         self.waiters.on_reconnect.add(self.lookout.forgotten)
-        self.acquirer = Acquirer(self.waiters, self.watchdog, self.lookout, self.client)
+        self.acquirer = Acquirer(
+            self.waiters,
+            self.watchdog,
+            self.lookout,
+            self.client,
+            answer_timeout=self._answer_timeout,
+        )
 
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""

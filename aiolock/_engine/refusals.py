@@ -54,12 +54,12 @@ def _held_by(holders: tuple[Party, ...]) -> str:
 
 
 def unanswered(
-    policy: Policy, timeout: float, store: object, broken: Exception | None
+    policy: Policy, limit: str, timeout: float, store: object, broken: Exception | None
 ) -> StoreError:
-    """The store did not answer within the timeout; ``broken`` is the error of the link to it."""
+    """The store did not answer within this limit; ``broken`` is the error of the link to it."""
     why = f" (the link to it is broken: {broken})" if broken is not None else ""
     error = StoreError(
-        f"{store!r} did not answer within the timeout of {timeout:g} s{why}, so nobody knows who"
+        f"{store!r} did not answer within the {limit} of {timeout:g} s{why}, so nobody knows who"
         f" holds {policy.called}"
     )
     error.__cause__ = broken

@@ -236,7 +236,8 @@ class Lock:
         :param timeout: seconds that *you* wait at most (how long the lock is kept for you is its
             ``ttl``); None waits as long as it takes. The lock's own, if it is not given.
         :param blocking: whether to wait at all: False takes the lock only if it is free at once, as
-            does ``timeout=0``.
+            does ``timeout=0``. The store's answer is waited for all the same, for the
+            ``answer_timeout`` of the client.
         :param label: what `status`, the commands and observers call you ("job 17"), seen by others
             once you have waited or held for a second; the name of the task, if None.
         """

@@ -60,6 +60,7 @@ def connect(
     replicas: int | Literal["all"] | None = None,
     longest_ttl: Seconds | None = None,
     durable: bool = False,
+    answer_timeout: Seconds = 1.0,
 ) -> LockClient:
     """A client of the lock store at ``target``, for threads; no I/O until it is first used.
 
@@ -79,6 +80,7 @@ def connect(
             replicas=replicas,
             longest_ttl=longest_ttl,
             durable=durable,
+            answer_timeout=answer_timeout,
         )
     )
 
