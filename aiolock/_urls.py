@@ -151,7 +151,7 @@ def scheme_of(text: str, known: Collection[str], whose: str = "a lock store") ->
     if found and scheme in known:
         return scheme
     schemes = ", ".join(f"{each}://" for each in known)
-    raise ValueError(f"the URL of {whose} begins with one of {schemes}{_meant(text, known)}")
+    raise ValueError(f"{_meant(text, known)}. The URL of {whose} begins with one of {schemes}")
 
 
 def _meant(text: str, known: Collection[str]) -> str:
@@ -159,19 +159,18 @@ def _meant(text: str, known: Collection[str]) -> str:
     inside = text.strip(_AROUND)
     scheme, found, _ = inside.partition("://")
     if not inside:
-        return ". This text is empty: see where it comes from"
+        return "this URL is empty: see where it comes from"
     if found and scheme in known:
-        return ". There are blanks or quotes around this URL: take them away"
+        return "there are blanks or quotes around this URL: take them away"
     if found:
         near = _near(scheme.lower(), known)
-        return f". Did you mean {near}://?" if near else ""
+        return "this is no URL of ours" + (f": did you mean {near}://?" if near else "")
     if (begins := re.match(r"([a-z+]+)(?::/?|//)", inside)) and begins[1] in known:
-        return f": with a colon and two slashes, {begins[1]}://"
-    if bare_host(inside):
-        kind = _PORTS.get(inside.rpartition(":")[2].partition("/")[0], "redis")
-        if kind in known:
-            return f". Did you mean {kind}://{inside}?"
-    return ". Before the host and what else there is, this text has no scheme and no ://"
+        return f"this URL does not begin with a colon and two slashes, as {begins[1]}://"
+    kind = _PORTS.get(inside.rpartition(":")[2].partition("/")[0], "redis")
+    if bare_host(inside) and kind in known:
+        return f"this URL has no scheme: did you mean {kind}://{inside}?"
+    return "this URL has no scheme, such as redis://"
 
 
 def _near(scheme: str, known: Collection[str]) -> str:

@@ -219,9 +219,9 @@ def test_prefix(argument: str, value: Any, error: type[Exception], match: str) -
 
 
 URLS: list[tuple[str, str]] = [
-    ("", "begins with one of memory://.* This text is empty"),
-    ("localhost:6379", r"begins with one of memory://.* Did you mean redis://localhost:6379\?"),
-    ("localhost", r"begins with one of memory://.* Did you mean redis://localhost\?"),
+    ("", "is empty.* begins with one of memory://"),
+    ("localhost:6379", r"did you mean redis://localhost:6379\?.* begins with one of memory://"),
+    ("localhost", r"did you mean redis://localhost\?.* begins with one of memory://"),
     ("etcd://localhost", r"memory://.*redis://.*rediss://.*unix://"),
     ("REDIS//localhost", "begins with one of"),
     ("memory://a/b", "memory://name"),

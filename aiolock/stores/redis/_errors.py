@@ -145,6 +145,11 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
     """What is wrong, and what to do, if a server has answered with an error."""
     code, lower = code_of(error), said.lower()
+    if isinstance(error, MasterNotFoundError) and "unknown command" in lower:
+        return (
+            "cannot be known: a server that was asked for it is no Sentinel",
+            "use redis:// for a server without Sentinels, or correct their ports (26379 as a rule)",
+        )
     if (of_cluster := _of_cluster(error, code, lower, place)) is not None:
         return of_cluster
     if code == "NOPERM" and "ssubscribe" in lower:
@@ -228,6 +233,14 @@ _ANSWERS: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 
+_NEEDED: Final = " ".join(
+    right[1:].partition("|")[0].upper() for right in ACL_RULE.split() if right.startswith("+")
+)
+_LACKS: Final = (
+    "lacks a command that aiolock needs",
+    f"take Redis 6.2 or Valkey, or newer, and let rename-command leave these alone: {_NEEDED}",
+)
+
 _SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (
     (
         "ssubscribe",
@@ -255,12 +268,14 @@ _SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (
         ("has no database {place.database}", "take one that it has: 0 to 15, unless configured"),
     ),
     (
-        "unknown command",
+        "max number of clients",
         (
-            "lacks a command that aiolock needs",
-            "take Redis 6.2 or Valkey, or newer, with EVAL, EVALSHA and SUBSCRIBE allowed",
+            "takes no more clients (maxclients)",
+            "set maxclients higher, or end clients that nobody uses: aiolock takes two connections",
         ),
     ),
+    ("unknown command", _LACKS),
+    ("unknown redis command", _LACKS),  # as a script says it
 )
 """Errors without a code of their own, or with one that redis-py removes."""
 
@@ -273,6 +288,11 @@ def _unanswered(error: Exception, said: str, place: Place) -> tuple[str, str] | 
             _ONE_AFTER_THE_OTHER,
         )
     causes = list(_causes(error))
+    if place.tls and any(isinstance(cause, FileNotFoundError) for cause in causes):
+        return (
+            "is not connected to: a file of the TLS options is not there",
+            "see ssl_ca_certs, ssl_ca_path, ssl_certfile and ssl_keyfile",
+        )
     other = _NOT_TLS if place.tls else _TLS
     for kinds, word, what, to_do in _CAUSES:
         if word in said.lower() and any(isinstance(cause, kinds) for cause in causes):
@@ -286,6 +306,11 @@ _ONE_AFTER_THE_OTHER: Final = (
 )
 _TLS: Final = "if it is a port for TLS, use rediss://"
 _NOT_TLS: Final = "if it is a plain port, use redis://"
+
+_CLOSED: Final = (
+    "closed the connection",
+    "see its log; it may have as many clients as it takes (maxclients); {other}",
+)
 
 _CAUSES: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, str], ...]] = (
     (
@@ -343,15 +368,10 @@ _CAUSES: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, str], ...]
     (
         (redis.exceptions.ConnectionError, ConnectionError, EOFError),
         "clos",
-        "closed the connection",
-        "see its log; {other}",
+        *_CLOSED,
     ),
-    (
-        (redis.exceptions.ConnectionError, ConnectionError),
-        "reset",
-        "closed the connection",
-        "see its log; {other}",
-    ),
+    ((redis.exceptions.ConnectionError, ConnectionError), "reset", *_CLOSED),
+    ((ConnectionResetError, ConnectionAbortedError, BrokenPipeError), "", *_CLOSED),
 )
 """The type of an error or of one of its causes, a word in its text, and what they mean."""
 

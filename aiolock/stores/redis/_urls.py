@@ -154,7 +154,10 @@ def _checked(
     url: Url, kind: type[AbstractConnection], *, besides: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The options of the URL for connections of this kind, its user and its password."""
-    url.check_options(sorted({*_known(kind), *besides}))
+    known = {*_known(kind), *besides}
+    if "ssl_cert_reqs" not in known and any(name.startswith("ssl") for name in url.options):
+        raise url.wrong("this URL has an option for TLS, which needs rediss:// or valkeys://")
+    url.check_options(sorted(known))
     options: dict[str, Any] = {}
     for name in url.options.keys() - set(besides):
         options[name] = _value(url, name)
