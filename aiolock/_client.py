@@ -34,6 +34,7 @@ from aiolock._engine.policy import (
 )
 from aiolock._engine.search import find_deadlocks
 from aiolock._engine.snapshot import snapshot
+from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election
 from aiolock._locks.event import Event
@@ -48,6 +49,7 @@ from aiolock._locks.options import (
     MultiLockOptions,
     RWLockOptions,
     SemaphoreOptions,
+    named,
     spelled_out,
 )
 from aiolock._locks.periodic import Periodic
@@ -158,7 +160,7 @@ def connect(
     )
 
 
-class LockClient:
+class LockClient(AsyncOnly):
     """One process's link to a lock store; made by `connect`.
 
     Open it once per process and event loop and share it between all tasks: it uses two
@@ -402,6 +404,7 @@ class LockClient:
         self._check_kind(kind)
         return Lock(self._engine, Policy(name, self._ttl, kind=kind))
 
+    @named
     def lock(
         self,
         name: str,

@@ -58,6 +58,7 @@ CORE = [
     "aiolock._engine.scope",
     "aiolock._engine.engine",
     "aiolock._locks",
+    "aiolock._locks.async_only",
     "aiolock._locks.options",
     "aiolock._locks.lock",
     "aiolock._locks.rwlock",

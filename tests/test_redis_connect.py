@@ -242,6 +242,51 @@ async def test_replica(server: RedisServer) -> None:
         await fails(replica.url, "READONLY")
 
 
+@pytest.mark.one_loop
+async def test_sentinels_url_of_a_plain_server(server: RedisServer) -> None:
+    """It says that this is no Sentinel, and not that Redis is too old."""
+    await fails(f"redis+sentinel://127.0.0.1:{server.port}/locks", "no Sentinel: use redis://")
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("name", ["EVALSHA", "PUBLISH", "TIME", "ZRANGE", "SUBSCRIBE"])
+async def test_command_that_is_renamed(name: str) -> None:
+    """Where a command is missing, in a script or by itself, the configuration is pointed at."""
+    with RedisServer("--rename-command", name, "") as server:
+        await fails(server.url, f"lacks a command .* rename-command .*{name}")
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("tls", [False, True])
+async def test_full_server(tls: bool) -> None:
+    """A server that takes no more clients is named as such, or as a cause, each time."""
+    with RedisServer("--maxclients", "12", tls=tls) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            await until(lambda: refuses(server.port))
+            for _ in range(5):
+                await fails(server.tls_url if tls else server.url, "maxclients")
+
+
+def refuses(port: int) -> bool:
+    """Whether the server has as many clients as it takes."""
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        one.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            return one.recv(1000).startswith(b"-ERR max")
+    return True
+
+
+@pytest.mark.one_loop
+async def test_clients_missing_authority(module_server: RedisServer) -> None:
+    """The file of a client's own options is named, and no socket."""
+    async with redis.asyncio.Redis(
+        port=module_server.tls_port, ssl=True, ssl_ca_certs="/nowhere/ca.pem"
+    ) as caller:
+        await fails(caller, "TLS options is not there: see ssl_ca_certs")
+
+
 async def test_node_of_a_cluster(cluster: Cluster) -> None:
     """One of several nodes is a StoreError with the URL to use, whatever slots it has."""
     for node in cluster.masters:

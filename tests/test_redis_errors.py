@@ -80,6 +80,15 @@ ANSWERS = [
     ("ERR invalid DB index", "no database 99", False),
     ("ERR unknown command `EVALSHA`, with args beginning with: ", "6.2 or Valkey", False),
     ("ERR unknown command 'EVAL', with args beginning with: ", "EVALSHA", False),
+    (
+        OLD + "Unknown Redis command called from Lua script ",
+        "rename-command leave these alone: .* PUBLISH",
+        False,
+    ),
+    ("ERR Unknown Redis command called from script" + NEW, "rename-command", False),
+    ("ERR Unknown command called from script" + NEW, "rename-command", False),
+    ("ERR max number of clients reached", r"no more clients \(maxclients\)", False),
+    ("ERR max number of clients + cluster connections reached", "maxclients", False),
     # Cluster.
     ("CROSSSLOT Keys in request don't hash to the same slot", CLUSTER, True),
     ("MOVED 3999 127.0.0.1:6381", CLUSTER, True),
@@ -132,6 +141,12 @@ def wrapped(cause: Exception, text: str) -> Exception:
         (redis.exceptions.ConnectionError("Connection closed by server."), "closed.*rediss://"),
         (ConnectionResetError(104, "Connection reset by peer"), "closed the connection"),
         (MasterNotFoundError("no Sentinel has a master for 'locks': ..."), "Sentinels run"),
+        (
+            MasterNotFoundError("no Sentinel has a master: ERR unknown command 'SENTINEL', with"),
+            "no Sentinel: use redis://",
+        ),
+        (wrapped(ConnectionResetError(), "Error connecting to h:1."), "closed.*maxclients"),
+        (wrapped(ConnectionResetError("Connection lost"), "while writing"), "closed.*maxclients"),
         (redis.exceptions.AuthenticationError("Authentication required."), "wants a password"),
         (redis.exceptions.ReadOnlyError("You can't write against a read only replica."), "replica"),
         (redis.exceptions.RedisError("who knows"), "Redis at redis.example:6379: who knows"),
@@ -142,6 +157,14 @@ def test_no_answer(error: Exception, pattern: str) -> None:
     text = str(store_error(error, PLACE))
     assert text.startswith("Redis at redis.example:6379")
     assert re.search(pattern, text)
+
+
+def test_missing_file_by_tls_is_no_missing_socket() -> None:
+    """It is one of the options for TLS."""
+    error = wrapped(FileNotFoundError(2, "No such file"), "Error 2")
+    text = str(store_error(error, PLACE._replace(tls=True)))
+    assert "see ssl_ca_certs" in text
+    assert "socket" not in text
 
 
 def test_plain_port_by_tls() -> None:

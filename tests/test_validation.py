@@ -16,6 +16,7 @@ import redis.asyncio.cluster
 from redis.cluster import RedisCluster
 
 import aiolock
+import aiolock.sync
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 
@@ -339,3 +340,91 @@ async def test_wrong_limit() -> None:
             await client.latch("l", 2).count_down("")
     assert not faulty.calls["resize"]
     assert not faulty.calls["post"]
+
+
+# --- What other libraries call it, and what is nearly right
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ("blocking_timeout", r"'blocking_timeout': did you mean timeout=, the seconds to wait"),
+        ("expire", r"'expire': did you mean ttl=, the seconds for which the server keeps it"),
+        ("auto_renewal", r"'auto_renewal': did you mean renew=\?"),
+        ("max_waiter", r"'max_waiter': did you mean max_waiters=\?"),
+        ("colour", r"unexpected keyword argument 'colour'$"),
+    ],
+)
+async def test_option_of_another_library_names_ours(
+    client: aiolock.LockClient, wrong: str, match: str
+) -> None:
+    """A `TypeError` with what is meant, of each kind of lock that has it."""
+    options: dict[str, Any] = {wrong: 5}
+    for describe in (client.lock, client.multilock, client.rwlock, client.locked):
+        call: Any = describe
+        with pytest.raises(TypeError, match=match):
+            call("a", **options)
+    for call in (aiolock.sync.connect("memory://").lock,):
+        with pytest.raises(TypeError, match=match):
+            call("a", **options)
+
+
+@pytest.mark.one_loop
+async def test_option_of_acquire_of_another_library_names_ours(client: aiolock.LockClient) -> None:
+    """As where the lock is described; of what `acquire` does not have, it names nothing."""
+    wrong: dict[str, Any] = {"blocking_timeout": 5}
+    threads = aiolock.sync.connect("memory://")
+    calls: list[Any] = [
+        client.lock("a").acquire,
+        client.semaphore("a", 2).acquire,
+        threads.lock("a").acquire,
+        threads.semaphore("a", 2).acquire,
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="did you mean timeout="):
+            _ = call(**wrong)
+        with pytest.raises(TypeError, match=r"'expire'$"):
+            _ = call(expire=5)
+    with pytest.raises(TypeError, match="did you mean timeout="):
+        await client.multilock("a").acquire(**wrong)
+
+
+@pytest.mark.one_loop
+async def test_entering_without_async_says_so(client: aiolock.LockClient) -> None:
+    """Each that is entered with `async with`."""
+    lock = client.lock("a")
+    acquisition = lock.acquire()
+    each: list[Any] = [
+        *(client, lock, acquisition, client.rwlock("a").read(), client.rwlock("a").write()),
+        *(client.semaphore("a", 2), client.multilock("a", "b"), client.once("a", remember=60)),
+        client.periodic("a", every=60),
+    ]
+    for one in each:
+        with pytest.raises(TypeError, match="with `async with`, not `with`"), one:
+            pass
+    acquisition.close()
+
+
+@pytest.mark.one_loop
+def test_ttl_that_may_be_milliseconds_is_questioned_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log, however often it is used; an hour is not."""
+    monkeypatch.setattr("aiolock._engine.policy._questioned", set[float]())
+    for ttl in (3600, 30_000, 30_000.0):
+        aiolock.connect("memory://", ttl=ttl)
+    (record,) = caplog.records
+    assert "a ttl of 30000 s is 8.3 hours" in record.getMessage()
+    assert "milliseconds" in record.getMessage()
+
+
+@pytest.mark.one_loop
+async def test_timeout_without_end_names_none(client: aiolock.LockClient) -> None:
+    """To wait as long as it takes has a spelling."""
+    for call in (
+        lambda: client.lock("a", timeout=math.inf),
+        lambda: client.lock("a").acquire(timeout=math.inf),
+    ):
+        with pytest.raises(ValueError, match="not inf: None waits as long as it takes"):
+            _ = call()

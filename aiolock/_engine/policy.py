@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, TypeVar, overload
+from difflib import get_close_matches
+from typing import Final, Literal, TypeVar, overload
 
 from aiolock.errors import LockError
 from aiolock.store import CLAIM, Form, Rule
@@ -29,6 +31,8 @@ MOST = 1_000_000_000
 MOST_URGENT = 9
 """The limit of `Policy.priority`, in both directions."""
 
+_log = logging.getLogger("aiolock")
+
 OnLost = Literal["cancel", "signal"]
 
 
@@ -43,6 +47,32 @@ def plain(value: Seconds | None) -> float | None: ...
 def plain(value: Seconds | None) -> float | None:
     """A duration as a number of seconds; anything else stays as it is, for `seconds` to refuse."""
     return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+_QUESTIONABLE: Final = 3600.0
+"""Seconds of a ttl that may have been meant as milliseconds."""
+_QUESTIONS: Final = 10
+_questioned: Final = set[float]()
+"""Those that were questioned: each once in this process, and so many at most."""
+_ELSEWHERE: Final = {
+    **dict.fromkeys(
+        ("blocking_timeout", "acquire_timeout", "wait_timeout", "max_wait", "wait_time"), "timeout"
+    ),
+    **dict.fromkeys(
+        (
+            *("expire", "expires", "expiry", "expiration", "ex", "px", "expire_time"),
+            *("lease", "lease_time", "lock_timeout", "lock_ttl", "auto_release_time"),
+        ),
+        "ttl",
+    ),
+    **dict.fromkeys(("auto_renewal", "auto_renew", "auto_extend"), "renew"),
+    "block": "blocking",
+}
+"""What other lock libraries call these options."""
+_MEANS: Final = {
+    "timeout": "the seconds to wait for it",
+    "ttl": "the seconds for which the server keeps it if nobody renews it",
+}
 
 
 def seconds(what: str, value: object, *, least: float, most: float = math.inf) -> float:
@@ -63,12 +93,37 @@ def seconds(what: str, value: object, *, least: float, most: float = math.inf) -
 
 def checked_timeout(value: object) -> float | None:
     """A timeout in seconds: at least 0, or None to wait as long as it takes."""
+    if value == math.inf:
+        raise ValueError("timeout must be finite, not inf: None waits as long as it takes")
     return None if value is None else seconds("timeout (or None)", value, least=0)
 
 
 def checked_ttl(value: object) -> float:
-    """A ttl in seconds."""
-    return seconds("ttl", value, least=SHORTEST_TTL, most=LONGEST_TTL)
+    """A ttl in seconds; one that may be meant in milliseconds is questioned in the log."""
+    ttl = seconds("ttl", value, least=SHORTEST_TTL, most=LONGEST_TTL)
+    if ttl > _QUESTIONABLE and ttl not in _questioned and len(_questioned) < _QUESTIONS:
+        _questioned.add(ttl)
+        _log.warning(
+            "aiolock: a ttl of %g s is %.1f hours, for which a lock stays taken if its holder dies:"
+            " is it meant in milliseconds? It is in seconds; and what is held is renewed",
+            ttl,
+            ttl / 3600,
+        )
+    return ttl
+
+
+def unexpected(function: str, name: str, known: Collection[str]) -> TypeError:
+    """The error for an argument that a function has not, with the one that may be meant."""
+    near = get_close_matches(name, known, 1, 0.75)
+    meant = _ELSEWHERE.get(name) or (near[0] if near else "")
+    text = f"{function}() got an unexpected keyword argument {name!r}"
+    if meant in known:
+        text += (
+            f": did you mean {meant}=, {_MEANS[meant]}?"
+            if meant in _MEANS
+            else (f": did you mean {meant}=?")
+        )
+    return TypeError(text)
 
 
 def checked_name(name: object) -> str:

@@ -7,14 +7,23 @@ import warnings
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
 from types import CoroutineType, FrameType, TracebackType
-from typing import Any, Final, Literal, TypeVar, cast, overload
+from typing import Any, Final, Literal, Never, TypeVar, cast, overload
 
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
 from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, not_entered
-from aiolock._engine.policy import Policy, Seconds, checked_label, checked_number, checked_timeout
+from aiolock._engine.policy import (
+    Policy,
+    Seconds,
+    checked_label,
+    checked_number,
+    checked_timeout,
+    unexpected,
+)
 from aiolock._engine.scope import Scope
+from aiolock._locks.async_only import AsyncOnly
+from aiolock._locks.options import without_unknown
 from aiolock.errors import NotHeld, StoreError
 from aiolock.store import BREAK_UNKNOWN, Status
 
@@ -29,9 +38,10 @@ class Default:
 
 
 DEFAULT: Final = Default()
+ACQUIRE_OPTIONS: Final = ("timeout", "blocking", "label")
 
 
-class Acquisition(Coroutine[Any, Any, Got_co]):
+class Acquisition(Coroutine[Any, Any, Got_co], AsyncOnly):
     """One acquisition that has not begun yet: await it, or enter it with ``async with``.
 
     Awaited, it gives a `Lease`. If `acquire` was given a ``timeout`` or ``blocking=False``, it
@@ -163,7 +173,7 @@ async def _never() -> None:
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Lock:
+class Lock(AsyncOnly):
     """A description of one lock: its name and how it behaves. Holds nothing and does no I/O.
 
     Made by `LockClient.lock`. Any number of tasks may share one. ``async with lock as lease``
@@ -218,12 +228,14 @@ class Lock:
         label: str | None = None,
     ) -> Acquisition[Lease | None]: ...
 
+    @without_unknown
     def acquire(
         self,
         *,
         timeout: Seconds | Default | None = DEFAULT,
         blocking: bool = True,
         label: str | None = None,
+        **unknown: Never,
     ) -> Acquisition[Lease] | Acquisition[Lease | None]:
         """Take the lock, or wait for it in its queue.
 
@@ -241,6 +253,8 @@ class Lock:
         :param label: what `status`, the commands and observers call you ("job 17"), seen by others
             once you have waited or held for a second; the name of the task, if None.
         """
+        for wrong in unknown:
+            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
         return self._acquisition(timeout, blocking=blocking, where=where, label=label)
 

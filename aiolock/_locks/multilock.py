@@ -7,12 +7,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import CoroutineType, FrameType, MappingProxyType, TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, Never, overload
 
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
-from aiolock._engine.policy import Seconds, checked_timeout
-from aiolock._locks.lock import DEFAULT, Default, Lock
+from aiolock._engine.policy import Seconds, checked_timeout, unexpected
+from aiolock._locks.async_only import AsyncOnly
+from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Default, Lock
+from aiolock._locks.options import without_unknown
 
 
 class _Relay(LostEvent):
@@ -80,7 +82,7 @@ class MultiLease:
         return all(await asyncio.gather(*(lease.verify() for lease in self._leases.values())))
 
 
-class MultiLock:
+class MultiLock(AsyncOnly):
     """Several locks, all of them or none; made by `LockClient.multilock`.
 
     The locks are taken one after the other, sorted by name, whatever the order in which they were
@@ -127,12 +129,14 @@ class MultiLock:
         label: str | None = None,
     ) -> MultiLease | None: ...
 
+    @without_unknown
     async def acquire(
         self,
         *,
         timeout: Seconds | Default | None = DEFAULT,
         blocking: bool = True,
         label: str | None = None,
+        **unknown: Never,
     ) -> MultiLease | None:
         """Take all locks, within the multilock's own ``timeout``, or raise `AcquireTimeout`.
 
@@ -141,6 +145,8 @@ class MultiLock:
         lease was lost while another lock was waited for. After an error, as after None, none is
         held.
         """
+        for wrong in unknown:
+            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
         raises = blocking and (timeout is None or isinstance(timeout, Default))
         left = _Countdown(self._timeout if isinstance(timeout, Default) else timeout)
         leases: list[Lease] = []

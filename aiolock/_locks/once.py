@@ -20,6 +20,7 @@ from aiolock._engine.hold import ALIVE
 from aiolock._engine.lease import Lease, give_back
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
+from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import Acquisition, Lock
 from aiolock._locks.naming import naming
 from aiolock.errors import AcquireTimeout, StoreError
@@ -57,7 +58,7 @@ class Doing:
     result: object = None
 
 
-class Once:
+class Once(AsyncOnly):
     """A piece of work to be done once; made by `LockClient.once`. Any number of tasks may share it.
 
     ::

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from aiolock._engine.policy import OnLost, Seconds
+from aiolock._engine.policy import OnLost, Seconds, unexpected
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +74,28 @@ class LockOptions(RWLockOptions, total=False):
     """From -9 to 9: waiters with a lower number come before those with a higher one."""
 
 
+def without_unknown(method: Callable[P, R]) -> Callable[P, R]:
+    """Show a method without its ``**unknown``, which is there for a better error only."""
+    signature = inspect.signature(method)
+    shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    method.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]  # as below
+    return method
+
+
+def named(method: Callable[P, R]) -> Callable[P, R]:
+    """Have an argument that the method does not know named, with the one that may be meant."""
+    known = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise unexpected(method.__name__, name, known)
+        return method(*args, **kwargs)
+
+    return call
+
+
 def spelled_out(
     lock: Callable[..., Any], options: type[LeaseOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -90,8 +112,7 @@ def spelled_out(
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name not in names:
-                    what = f"{method.__name__}() got an unexpected keyword argument {name!r}"
-                    raise TypeError(what)
+                    raise unexpected(method.__name__, name, names)
             return method(*args, **kwargs)
 
         shown = signature.replace(parameters=[*own, *named])

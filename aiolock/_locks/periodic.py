@@ -14,6 +14,7 @@ from types import CoroutineType, TracebackType
 from typing import Any, Final, NoReturn
 
 from aiolock._engine.lease import Lease
+from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import Lock
 from aiolock.errors import LeaseLost, StoreError
 from aiolock.store import Status
@@ -27,7 +28,7 @@ _LONGEST_PAUSE: Final = 30.0
 """The longest pause between tries, in seconds, while the store cannot be reached."""
 
 
-class Periodic:
+class Periodic(AsyncOnly):
     """A job of which one run begins in each period; made by `LockClient.periodic`.
 
     ``await periodic.run(job)`` runs it for ever. Or enter it, once for each run::

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from types import CoroutineType, TracebackType
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, Never, overload
 
 from aiolock._engine.lease import Lease
-from aiolock._engine.policy import Seconds, checked_number
-from aiolock._locks.lock import DEFAULT, Acquisition, Default, Lock, caller
+from aiolock._engine.policy import Seconds, checked_number, unexpected
+from aiolock._locks.async_only import AsyncOnly
+from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Acquisition, Default, Lock, caller
+from aiolock._locks.options import without_unknown
 from aiolock.store import Status
 
 _REMEMBERED: Final = 30 * 24 * 3_600_000
@@ -17,7 +19,7 @@ _REMEMBERED: Final = 30 * 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Semaphore:
+class Semaphore(AsyncOnly):
     """A description of one semaphore; made by `LockClient.semaphore`. Holds nothing.
 
     ::
@@ -81,6 +83,7 @@ class Semaphore:
         label: str | None = None,
     ) -> Acquisition[Lease | None]: ...
 
+    @without_unknown
     def acquire(
         self,
         permits: int = 1,
@@ -88,12 +91,15 @@ class Semaphore:
         timeout: Seconds | Default | None = DEFAULT,
         blocking: bool = True,
         label: str | None = None,
+        **unknown: Never,
     ) -> Acquisition[Lease] | Acquisition[Lease | None]:
         """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`.
 
         `LimitMismatch` when others declare another limit. If `resize` has left fewer permits than
         this asks for, it waits until there are enough again, and the waiters behind it wait too.
         """
+        for wrong in unknown:
+            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
         lock = self._one
         if checked_number("permits", permits) > self._limit:
             raise ValueError(f"there are {self._limit} permits, so nobody can have {permits}")

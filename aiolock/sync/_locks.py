@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import FrameType
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, Never, TypeVar, overload
 
 import aiolock
-from aiolock._engine.policy import Seconds
-from aiolock._locks.lock import DEFAULT, Acquisition, Default
+from aiolock._engine.policy import Seconds, unexpected
+from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Acquisition, Default
 from aiolock._locks.lock import caller as line
+from aiolock._locks.options import without_unknown
 from aiolock.errors import ClientClosed
 from aiolock.store import Status
 from aiolock.sync._body import Entrance, Opened
@@ -57,12 +58,14 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
         label: str | None = None,
     ) -> Taken | None: ...
 
+    @without_unknown
     def acquire(
         self,
         *,
         timeout: Seconds | Default | None = DEFAULT,
         blocking: bool = True,
         label: str | None = None,
+        **unknown: Never,
     ) -> Taken | None:
         """Take it, or wait for it in its queue, and return its lease.
 
@@ -73,6 +76,8 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
         releases what was granted at that moment. ``label`` is as in `aiolock.Lock.acquire`; it is
         the name of the thread, if None.
         """
+        for wrong in unknown:
+            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
         options = {"timeout": timeout, "blocking": blocking, "label": label}
         return self._take(sys._getframe(1), options)
 
@@ -281,6 +286,7 @@ class Semaphore(Entrance[aiolock.Lease, Lease]):
         label: str | None = None,
     ) -> Lease | None: ...
 
+    @without_unknown
     def acquire(
         self,
         permits: int = 1,
@@ -288,8 +294,11 @@ class Semaphore(Entrance[aiolock.Lease, Lease]):
         timeout: Seconds | Default | None = DEFAULT,
         blocking: bool = True,
         label: str | None = None,
+        **unknown: Never,
     ) -> Lease | None:
         """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`."""
+        for wrong in unknown:
+            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
         options = {"timeout": timeout, "blocking": blocking, "label": label}
         return _Permits(self, permits)._take(sys._getframe(1), options)
 

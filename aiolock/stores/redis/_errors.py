@@ -169,6 +169,8 @@ def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | No
 def _of_cluster(error: Exception, code: str, lower: str, place: Place) -> tuple[str, str] | None:
     """The same, if the error is about a cluster, or about its absence."""
     scheme = "rediss" if place.tls else "redis"
+    if "max number of clients" in lower:  # "+ cluster connections"
+        return None
     if place.cluster and "cluster support disabled" in lower:
         return "is no node of a cluster", f"use {scheme}://{place.address}"
     if place.cluster:
