@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 import aiolock
+import aiolock.sync
 from aiolock.observe import _labels, _opentelemetry
 from aiolock.observe._opentelemetry import OpenTelemetry
 from aiolock.stores.memory import MemoryServer
@@ -342,3 +343,45 @@ async def test_who_shares_says_so(exported: Exported) -> None:
     shared = [attributes(span).get("aiolock.lock.shared") for span in exported.spans()]
     assert shared == [True, True, None]
     assert [span.name for span in exported.spans()] == ["hold semaphore", "hold lock", "hold lock"]
+
+
+@pytest.mark.one_loop
+def test_spans_of_a_thread_are_children_of_its_span(exported: Exported) -> None:
+    """Also those of a wait, of a decorator, and of a call that takes a lock by hand."""
+    memory = MemoryServer()
+
+    def request(client: aiolock.sync.LockClient) -> None:
+        @client.locked("order:2")
+        def decorated() -> None:
+            """Nothing to do."""
+
+        with exported.tracer.start_as_current_span("request"):
+            permit = client.semaphore("one", 1).acquire()
+            with client.lock("order:1"), pytest.raises(aiolock.AcquireTimeout):
+                client.semaphore("one", 1, timeout=0.05).acquire()
+            permit.release()
+            decorated()
+            client.lock("order:3").acquire().release()
+
+    with aiolock.sync.connect(memory, observer=exported.observer) as client:
+        request(client)
+    of_request = exported.span("request").context
+    inner = [span for span in exported.spans() if span.name != "request"]
+    assert all(span.parent is not None and span.parent == of_request for span in inner)
+    names = sorted(span.name for span in inner)
+    assert names == [*["hold lock"] * 3, "hold semaphore", "wait_for semaphore"]
+
+
+@pytest.mark.one_loop
+def test_the_span_of_a_thread_is_that_of_each_call(exported: Exported) -> None:
+    """One thread serves many requests; none gets the spans of another."""
+    with aiolock.sync.connect(MemoryServer(), observer=exported.observer) as client:
+        lock = client.lock("order:1")
+        for number in range(2):
+            with exported.tracer.start_as_current_span(f"request {number}"), lock:
+                pass
+        with lock:
+            pass
+    holds = [span.parent and span.parent.span_id for span in exported.spans("hold lock")]
+    requests = [exported.span(f"request {number}").context.span_id for number in range(2)]
+    assert holds == [*requests, None]

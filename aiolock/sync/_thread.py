@@ -2,7 +2,9 @@
 
 A lock belongs to the task that asked for it. So each thread has a task of its own in the portal's
 loop, which carries out the thread's commands, one after the other, while the thread waits. So
-ownership, re-entrancy, deadlocks and labels work for threads as for tasks.
+ownership, re-entrancy, deadlocks and labels work for threads as for tasks. A command runs in the
+context of its thread, so that an observer sees the span, and the other context variables, of the
+code that takes the lock.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -39,6 +42,7 @@ class _Command(Generic[T]):
         cancels: bool,
     ) -> None:
         self.function = function
+        self._context = copy_context()
         self.undo = undo
         """Called with the result if the thread waits no more."""
         self.waits = waits
@@ -48,6 +52,29 @@ class _Command(Generic[T]):
         self.future = Future[T]()
         self.abandoned = False
         self.cancelled = False
+
+    def __await__(self) -> Generator[Any, None, T]:
+        # A task has one context for all its steps, so each step changes to that of the thread.
+        async def call() -> T:
+            return await self.function()
+
+        steps = call()
+        error: BaseException | None = None
+        while True:
+            try:
+                if error is None:
+                    awaited = self._context.run(steps.send, None)
+                else:
+                    awaited = self._context.run(steps.throw, error)
+            except StopIteration as returned:
+                result: T = returned.value
+                return result
+            finally:
+                error = None  # otherwise it and this frame would refer to each other
+            try:
+                yield awaited
+            except BaseException as raised:  # noqa: BLE001  # thrown into the function
+                error = raised
 
 
 class _Task(asyncio.Task[None]):
@@ -143,7 +170,7 @@ class Agent:
                 return
         self._now = command
         try:
-            value = await command.function()
+            value = await command
         except asyncio.CancelledError as error:
             command.future.set_exception(self._loss() or error)
         except BaseException as error:  # noqa: BLE001  # raised in the thread
