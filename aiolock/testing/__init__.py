@@ -7,7 +7,7 @@ exclude each other like those of one Redis, so two of them stand for two process
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
         async with theirs.lock("order:42"):
-            assert await handle_order(ours, 42) == "somebody else is at it"
+            assert await handle_order(ours, 42) == "busy"
 
 ``MemoryServer(clock=...)`` has a clock of your own, in Unix seconds: set it forward, and leases end
 at the server, as they do for a holder that is cut off. Waits of the library itself (a timeout, the
