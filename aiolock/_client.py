@@ -41,7 +41,7 @@ from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLock
-from aiolock._locks.naming import fields, naming
+from aiolock._locks.naming import fields, naming, whole
 from aiolock._locks.once import Once
 from aiolock._locks.options import (
     ElectionOptions,
@@ -702,7 +702,7 @@ class LockClient(AsyncOnly):
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async with describe(naming_of(*args, **kwargs)):
-                    return await function(*args, **kwargs)
+                    return whole(await function(*args, **kwargs), function)
 
             return call
 

@@ -101,6 +101,7 @@ SYNC = [
     "aiolock.sync._greenlets",
     "aiolock.sync._portal",
     "aiolock.sync._thread",
+    "aiolock.sync._transactions",
     "aiolock.sync._body",
     "aiolock.sync._lease",
     "aiolock.sync._locks",
@@ -138,7 +139,7 @@ FRAMEWORKS = {
     "aiohttp": set[str](),
     "litestar": set[str](),
     "quart": set[str](),
-    "django": set[str](),
+    "django": {"aiolock.sync._transactions"},
 }
 # A part of one of these, which knows its framework, too.
 PARTS = {"_parameters": "fastapi"}

@@ -397,6 +397,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
     "django": {
         "client": "async ()",
         "close": "async ()",
+        "ignore_transactions": "()",
         "locked": "(template, **options)",
         "with_locks": "(application)",
     },

@@ -6,7 +6,9 @@ import inspect
 import re
 import string
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 
 def fields(template: str) -> set[str]:
@@ -31,6 +33,11 @@ def naming(
     ``decorator`` is named in errors. ``plain`` says that ``function`` must not be async; otherwise
     it must be.
     """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{decorator}() decorates functions, and {function!r} is a generator, whose body would"
+            " run after the call: take the lock in it"
+        )
     if inspect.iscoroutinefunction(function) == plain:
         wanted = "functions that are not async" if plain else "async functions"
         raise TypeError(f"{decorator}() decorates {wanted}, and {function!r} is not one")
@@ -47,3 +54,28 @@ def naming(
         return template.format_map(bound.arguments)
 
     return name
+
+
+def whole(result: R, function: Callable[..., Any]) -> R:
+    """The result of a function that was called under a lock; `RuntimeError` if work is left in it.
+
+    That would be done when the lock has been released: by a generator or a coroutine, or by the
+    streaming response of a web framework.
+    """
+    unfinished = (
+        inspect.isgenerator(result)
+        or inspect.isasyncgen(result)
+        or inspect.iscoroutine(result)
+        or getattr(result, "streaming", False) is True  # Django
+        or getattr(result, "is_streamed", False) is True  # Flask, and all else by Werkzeug
+    )
+    if unfinished:
+        kind: str = type(result).__name__
+        if inspect.iscoroutine(result):
+            result.close()
+        raise RuntimeError(
+            f"{function.__name__}() was called under a lock and returned a {kind},"
+            " whose work would be done without the lock: do it in the function, or take the lock in"
+            " the generator"
+        )
+    return result

@@ -22,7 +22,7 @@ from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import Acquisition, Lock
-from aiolock._locks.naming import naming
+from aiolock._locks.naming import naming, whole
 from aiolock.errors import AcquireTimeout, StoreError
 from aiolock.store import WAS_UNKNOWN, Rule, Status
 
@@ -275,6 +275,6 @@ class Once(AsyncOnly):
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             async with self._named(name(*args, **kwargs)) as lease:
-                return None if lease is None else await function(*args, **kwargs)
+                return None if lease is None else whole(await function(*args, **kwargs), function)
 
         return call

@@ -44,6 +44,9 @@ class LockOf:
         # This client is never opened, but checks the options as any other does.
         connect("memory://").lock(self.name(dict.fromkeys(self.fields, "x")), **options)
 
+    def __repr__(self) -> str:
+        return f"<Lock {self.template!r}>"
+
     @property
     def path(self) -> set[str]:
         """The fields that come from the path."""

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, Unpack
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
@@ -30,12 +31,13 @@ from django.http.response import HttpResponseBase
 from aiolock import Lease, LockClient, connect
 from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import App, Interrupted, Message, Receive, Scope, Send
-from aiolock.integrations._functions import Locked
+from aiolock.integrations._functions import Locked, check_async
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._waiting import held
+from aiolock.sync._transactions import ignore_transactions, refuse_in_transaction
 
-__all__ = ["client", "close", "locked", "with_locks"]
+__all__ = ["client", "close", "ignore_transactions", "locked", "with_locks"]
 
 R = TypeVar("R", bound=HttpResponseBase)
 
@@ -137,9 +139,14 @@ def locked(
 
     It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
     it does not wait. Django cancels a view whose client has gone: that leaves the queue, or
-    releases the lock. The lock is released when the view has returned. The loss of the lock cancels
-    the view. The decorator itself answers errors of aiolock, with 409, 423, 429 or 503. In a class,
-    it decorates the methods.
+    releases the lock. The loss of the lock cancels the view. The decorator itself answers errors of
+    aiolock, with 409, 423, 429 or 503. In a class, it decorates the methods.
+
+    The lock is released when the view has returned, its template, if any, has been rendered, and
+    what it runs in Django's thread (`sync_to_async`, the ORM) has ended, also if the view was
+    cancelled. A client that reads slowly does not hold it. So there are two `RuntimeError`: for a
+    streaming response, which would be sent without the lock, and within a transaction, as of a
+    middleware, which would be committed without it.
 
     :param template: the name, with parameters of the view as fields: ``"order:{order}"``.
         `ValueError` for other fields. A request for which one is None is answered with 400.
@@ -149,7 +156,8 @@ def locked(
     def decorate(
         view: Callable[..., Awaitable[R]],
     ) -> Callable[..., Coroutine[Any, Any, R | HttpResponse]]:
-        under_lock = Locked(lock, view)
+        check_async(view)
+        under_lock = Locked(lock, _whole(view))
 
         @functools.wraps(view)
         async def call(*args: Any, **kwargs: Any) -> R | HttpResponse:
@@ -171,5 +179,50 @@ def locked(
 
 @asynccontextmanager
 async def _hold(lock: LockOf, values: dict[str, Any]) -> AsyncGenerator[Lease]:
+    # The thread in which the view's `sync_to_async` runs, also that of a middleware around it.
+    await sync_to_async(refuse_in_transaction)(lock)
     async with held(lock.on(await client(), values)) as lease:
-        yield lease
+        try:
+            yield lease
+        except BaseException:
+            await _end_of_thread_work()
+            raise
+
+
+def _whole(view: Callable[..., Awaitable[R]]) -> Callable[..., Coroutine[Any, Any, R]]:
+    """The view, with a response of which nothing is left to be done."""
+
+    @functools.wraps(view)
+    async def call(*args: Any, **kwargs: Any) -> R:
+        response = await view(*args, **kwargs)
+        if getattr(response, "streaming", False):
+            closers: list[Callable[[], object]] = getattr(response, "_resource_closers", [])
+            for close_resource in closers:  # not `close`: it would tell that the request has ended
+                close_resource()
+            raise RuntimeError(
+                f"{view.__qualname__}() is under a lock, and its response is a stream, which would"
+                " be sent without the lock: return the whole response, or take the lock in the"
+                " generator that makes the stream"
+            )
+        render = getattr(response, "render", None)
+        if callable(render):
+            await sync_to_async(render)()
+        return response
+
+    return call
+
+
+async def _end_of_thread_work() -> None:
+    """Return when the view's `sync_to_async` has ended: a cancellation does not end a thread."""
+    # There is one thread for it, which does one thing after the other.
+    ending = asyncio.ensure_future(sync_to_async(bool)())
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not ending.cancelled():
+        ending.exception()  # the thread, as that of a middleware, may have ended
+    if cancelled is not None:
+        raise cancelled

@@ -20,6 +20,7 @@ from aiolock._locks.once import Doing
 from aiolock.errors import ClientClosed, NotHeld
 from aiolock.sync._portal import Portal, process
 from aiolock.sync._thread import abandon, caller, current_task, leave
+from aiolock.sync._transactions import check_released, refuse_in_transaction
 
 log = logging.getLogger("aiolock")
 
@@ -72,6 +73,8 @@ class Body(Generic[T]):
             log.warning("aiolock: a body could not be left as it should be: %s", failure)
         finally:
             process().drop(self)
+        if error is None and self.value is not None:  # None: work that was done already
+            check_released(self.value)
 
     def close(self) -> None:
         """Leave it without waiting, if it was not left; it then counts as cancelled."""
@@ -184,6 +187,7 @@ class Entrance(Generic[Given, Given_co]):
         """The value that the thread gets for that of the context manager."""
 
     def __enter__(self) -> Given_co:
+        refuse_in_transaction(self)
         portal = self._client.portal()
         body = Body(portal, lambda: framed(self._context()))
         try:

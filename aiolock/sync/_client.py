@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 
 import aiolock
 from aiolock._engine.policy import LONGEST_LABEL, Seconds, checked_name
-from aiolock._locks.naming import fields, naming
+from aiolock._locks.naming import fields, naming, whole
 from aiolock._locks.options import (
     ElectionOptions,
     LockOptions,
@@ -435,7 +435,7 @@ class LockClient:
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 with describe(naming_of(*args, **kwargs)):
-                    return function(*args, **kwargs)
+                    return whole(function(*args, **kwargs), function)
 
             return call
 

@@ -11,13 +11,14 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 import aiolock
 from aiolock._engine.policy import Seconds
 from aiolock._locks.lock import DEFAULT, Default
-from aiolock._locks.naming import naming
+from aiolock._locks.naming import naming, whole
 from aiolock._locks.once import Doing
 from aiolock.errors import LeaseLost, StoreError
 from aiolock.store import Status
 from aiolock.sync._body import Body, Entrance, Opened
 from aiolock.sync._lease import Lease, Term
 from aiolock.sync._portal import Portal
+from aiolock.sync._transactions import refuse_in_transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,6 +71,7 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
 
         As `aiolock.Once.outcome`; ``work`` is a function, called in this thread.
         """
+        refuse_in_transaction(self, "it would be done")
         portal = self._client.portal()
         body = Body(portal, self._once._asked)
         try:
@@ -96,7 +98,7 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             with self._named(name(*args, **kwargs)) as lease:
-                return None if lease is None else function(*args, **kwargs)
+                return None if lease is None else whole(function(*args, **kwargs), function)
 
         return call
 
@@ -192,6 +194,7 @@ class Election:
         ``value`` is what the others see of the leader: up to 10,000 characters. Errors, loss and
         interruption are those of ``with lock``.
         """
+        refuse_in_transaction(self)
         portal = self._client.portal()
         body = Body(portal, lambda: self._election.campaign(value, timeout=timeout))
         try:

@@ -16,6 +16,7 @@ from aiolock.errors import ClientClosed
 from aiolock.sync._body import Body, held
 from aiolock.sync._portal import Portal
 from aiolock.sync._thread import caller
+from aiolock.sync._transactions import check_released, refuse_in_transaction
 
 T = TypeVar("T")
 
@@ -126,13 +127,17 @@ class Lease:
         Idempotent. An interruption (Ctrl-C) does not stop it.
         """
         try:
-            if self._portal.read(lambda: self._lease.state) not in ALIVE and self._portal.ended:
+            alive = self._portal.read(lambda: self._lease.state) in ALIVE
+            if not alive and self._portal.ended:
                 return self.state is not LeaseState.LOST
-            return self._call(self._lease.release)
+            released = self._call(self._lease.release)
         except BaseException as error:
             if not isinstance(error, Exception):
                 self._give_back()
             raise
+        if alive:
+            check_released(self)
+        return released
 
     def extend(self, ttl: Seconds) -> None:
         """Let the lease end ``ttl`` seconds from now; as `aiolock.Lease.extend`."""
@@ -150,6 +155,11 @@ class Lease:
         return caller(self._portal).call(function)
 
     def __enter__(self) -> Self:
+        try:
+            refuse_in_transaction(self)
+        except BaseException:  # nothing else will release it
+            self._give_back()
+            raise
         body: Body[aiolock.Lease] | None = None
         try:
             body = Body(self._portal, lambda: held(self._lease))
@@ -221,12 +231,16 @@ class MultiLease:
     def release(self) -> bool:
         """Release all leases; True if all were still ours. As `Lease.release`."""
         try:
-            return caller(self._portal).call(self._multi.release)
+            alive = self.state in ALIVE
+            released = caller(self._portal).call(self._multi.release)
         except BaseException as error:
             if not isinstance(error, Exception):
                 for lease in self._leases.values():
                     lease._give_back()
             raise
+        if alive:
+            check_released(self)
+        return released
 
     def extend(self, ttl: Seconds) -> None:
         """Let each lease end ``ttl`` seconds from now; as `Lease.extend`."""

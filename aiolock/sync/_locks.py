@@ -21,6 +21,7 @@ from aiolock.store import Status
 from aiolock.sync._body import Entrance, Opened
 from aiolock.sync._lease import Lease, MultiLease, give_up
 from aiolock.sync._portal import Portal
+from aiolock.sync._transactions import check_released, refuse_in_transaction
 
 Given = TypeVar("Given", aiolock.Lease, aiolock.MultiLease)
 Taken = TypeVar("Taken", Lease, MultiLease)
@@ -82,6 +83,7 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
         return self._take(sys._getframe(1), options)
 
     def _take(self, frame: FrameType, options: dict[str, Any]) -> Taken | None:
+        refuse_in_transaction(self)
         portal = self._client.portal()
         where = line(frame) if sys.flags.dev_mode else ""
 
@@ -162,7 +164,9 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
 
         `NotHeld` when this thread holds none of this name, though another may.
         """
-        return self._client.call(self._lock.release)
+        released = self._client.call(self._lock.release)
+        check_released(self)
+        return released
 
     def locked(self) -> bool:
         """Whether the lock is held or closed now: one round trip. `StoreError` if unknown."""
@@ -324,6 +328,9 @@ class _Permits(_Acquirable[aiolock.Lease, Lease]):
         self._client = semaphore._client
         self._semaphore = semaphore._semaphore
         self._permits = permits
+
+    def __repr__(self) -> str:
+        return repr(self._semaphore)
 
     def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
         return self._semaphore.acquire(self._permits)

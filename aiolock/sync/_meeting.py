@@ -7,6 +7,7 @@ from aiolock._engine.policy import Seconds
 from aiolock._locks.lock import DEFAULT, Default
 from aiolock.store import Status
 from aiolock.sync._body import Opened
+from aiolock.sync._transactions import refuse_in_transaction
 
 
 class Event:
@@ -28,6 +29,7 @@ class Event:
 
     def set(self) -> None:
         """Set the event: all that wait for it go on; as `aiolock.Event.set`."""
+        refuse_in_transaction(self, "it would be set")
         self._client.call(self._event.set)
 
     def is_set(self) -> bool:
@@ -70,6 +72,7 @@ class Latch:
 
     def count_down(self, token: str | None = None) -> int:
         """Count once; returns how many are missing still. As `aiolock.Latch.count_down`."""
+        refuse_in_transaction(self, "it would be counted down")
         return self._client.call(lambda: self._latch.count_down(token))
 
     def missing(self) -> int:
