@@ -63,20 +63,23 @@ class Problem:
 
 
 BUSY: Final = Problem(
-    423, "lock_busy", "Somebody else is at it. Nothing was done: try again later.", 1
+    423, "lock_busy", "This resource is locked. Nothing was done: try again later.", 1
 )
-CONFLICT: Final = Problem(409, "lock_busy", "That is being done already. Nothing was done here.", 1)
+CONFLICT: Final = Problem(409, "lock_busy", "This is already in progress. Nothing was done.", 1)
 FULL: Final = Problem(
-    429, "lock_queue_full", "Too many wait for it already. Nothing was done: try again later.", 1
+    429,
+    "lock_queue_full",
+    "Too many requests are waiting already. Nothing was done: try again later.",
+    1,
 )
 LOST: Final = Problem(
     503,
     "lock_lost",
-    "This was interrupted. Some of it may have been done: look, then try again.",
+    "The request was interrupted. Part of it may have been done: check, then try again.",
     5,
 )
 UNKNOWN: Final = Problem(
-    503, "lock_store", "It is not known whether somebody else is at it. Try again later.", 5
+    503, "lock_store", "It is not known whether this resource is locked. Try again later.", 5
 )
 CLOSING: Final = Problem(
     503, "shutting_down", "This server is shutting down. Nothing was done: try again.", 1
@@ -84,7 +87,8 @@ CLOSING: Final = Problem(
 STOPPED: Final = Problem(
     503,
     "shutting_down",
-    "This was interrupted by a shutdown. Some of it may have been done: look, then try again.",
+    "The server shut down during the request. Part of it may have been done: check, then"
+    " try again.",
     1,
 )
 GONE: Final = Problem(499, "client_closed_request", "The client has closed the connection.")
