@@ -49,7 +49,7 @@ class Shop:
         ]
         self.app = Starlette(routes=routes)
         # As Starlette makes one.
-        options = {"remember": 3600, "who": who, **options}
+        options = {"application": "shop", "remember": 3600, "who": who, **options}
         self.app.add_middleware(Idempotency, client=client, **options)
         setup(self.app, client)
 
@@ -119,6 +119,7 @@ async def opened(shop: Shop) -> AsyncGenerator[httpx.AsyncClient]:
 
 async def test_answered_twice(redis_server: RedisServer, prefix: str) -> None:
     """In two servers, at the same time and later: one charge, and one response."""
+    key = {**KEY, "Host": "shop"}  # both have the address of the proxy in front of them
     shops = [Shop(aiolock.connect(redis_server.url, prefix=prefix)) for _ in range(2)]
     async with (
         serving("starlette", shops[0].app) as one,
@@ -127,10 +128,10 @@ async def test_answered_twice(redis_server: RedisServer, prefix: str) -> None:
     ):
         for shop in shops:
             shop.go.clear()
-        first = asyncio.create_task(http.post(f"{one}/charges", content="7", headers=KEY))
+        first = asyncio.create_task(http.post(f"{one}/charges", content="7", headers=key))
         await until(lambda: shops[0].charged)
         for url in (one, other):
-            reply = await http.post(f"{url}/charges", content="7", headers=KEY)
+            reply = await http.post(f"{url}/charges", content="7", headers=key)
             assert (reply.status_code, reply.headers["Retry-After"]) == (409, "1")
             assert reply.json()["code"] == "idempotency_under_way"
         shops[0].go.set()
@@ -138,7 +139,7 @@ async def test_answered_twice(redis_server: RedisServer, prefix: str) -> None:
         assert reply.status_code == 200
         assert "Idempotent-Replayed" not in reply.headers
         for url in (one, other):
-            again = await http.post(f"{url}/charges", content="7", headers=KEY)
+            again = await http.post(f"{url}/charges", content="7", headers=key)
             assert again.status_code == 200
             assert again.content == reply.content
             assert (again.headers["X-Number"], again.headers["X-Name"]) == ("1", "ä")
@@ -208,7 +209,9 @@ async def test_one_that_is_interrupted_within() -> None:
     """A lost request is told of the loss, also where its application answers interruptions."""
     memory = MemoryServer()
     bodies = Bodies(aiolock.connect(memory))
-    app = Idempotency(build("fastapi", bodies), client=bodies.client, remember=60, who=who)
+    app = Idempotency(
+        build("fastapi", bodies), client=bodies.client, application="shop", remember=60, who=who
+    )
     async with (
         serving("fastapi", app) as url,
         httpx.AsyncClient(timeout=30) as http,
@@ -297,9 +300,11 @@ async def test_made_in_a_wrong_way() -> None:
     """It is refused when it is made."""
     client = aiolock.connect("memory://")
     with pytest.raises(ValueError, match="remember"):
-        Idempotency(Shop(client).app, client=client, remember=-1, who=who)
+        Idempotency(Shop(client).app, client=client, application="shop", remember=-1, who=who)
     with pytest.raises(TypeError, match="methods"):
-        Idempotency(Shop(client).app, client=client, remember=1, who=who, methods="POST")
+        Idempotency(
+            Shop(client).app, client=client, application="shop", remember=1, who=who, methods="POST"
+        )
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart"])
@@ -307,7 +312,9 @@ async def test_round_other_frameworks(framework: str) -> None:
     """It stands round any ASGI application, whose handlers hold locks of their own."""
     bodies = Bodies(aiolock.connect("memory://"))
     bodies.go.set()
-    app = Idempotency(build(framework, bodies), client=bodies.client, remember=60, who=who)
+    app = Idempotency(
+        build(framework, bodies), client=bodies.client, application="shop", remember=60, who=who
+    )
     async with serving(framework, app) as url, httpx.AsyncClient(timeout=30) as http:
         replies = [
             (await http.post(f"{url}/orders/42", content=b"work", headers=KEY)) for _ in range(2)
@@ -393,7 +400,9 @@ async def test_whoever_goes_meanwhile(framework: str) -> None:
     """The request goes on, and its response is there for the next try: it is done once."""
     bodies = Bodies(aiolock.connect("memory://"))
     async with bodies.client:
-        app = Idempotency(build(framework, bodies), client=bodies.client, remember=60, who=who)
+        app = Idempotency(
+            build(framework, bodies), client=bodies.client, application="shop", remember=60, who=who
+        )
         async with serving(framework, app) as url, httpx.AsyncClient(timeout=30) as http:
             asked = asyncio.create_task(http.post(f"{url}/orders/42", content=b"x", headers=KEY))
             await until(lambda: bodies.entered)
@@ -412,7 +421,9 @@ async def test_whoever_goes_meanwhile(framework: str) -> None:
 async def test_interrupted_at_the_servers_end(framework: str) -> None:
     """It is told so, also where the middleware stands round what tells it."""
     bodies = Bodies(aiolock.connect("memory://"))
-    app = Idempotency(build(framework, bodies), client=bodies.client, remember=60, who=who)
+    app = Idempotency(
+        build(framework, bodies), client=bodies.client, application="shop", remember=60, who=who
+    )
     async with httpx.AsyncClient(timeout=30) as http:
         async with serving(framework, app, grace=0.05) as url:
             asked = asyncio.create_task(http.post(f"{url}/orders/42", headers=KEY))
@@ -441,7 +452,9 @@ async def test_other_ways_to_send_a_response() -> None:
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
     scope |= {"headers": [(b"idempotency-key", b"a")], "extensions": {"http.response.pathsend": {}}}
     async with aiolock.connect("memory://") as client:
-        middleware = Idempotency(app, client=client, remember=60, who=who, methods=["post"])
+        middleware = Idempotency(
+            app, client=client, application="shop", remember=60, who=who, methods=["post"]
+        )
         for _ in range(2):
             await middleware(scope, receive, send)
             assert sent[-1]["body"] == b"done"

@@ -58,7 +58,7 @@ def with_starlette(till: Till) -> Any:
     async def who(request: Request) -> str:
         return request.headers.get("Authorization", "")
 
-    @starlette.idempotent(remember=60, who=who)
+    @starlette.idempotent(application="shop", remember=60, who=who)
     @starlette.locked("till")
     async def charges(request: Request, lease: aiolock.Lease) -> Response:
         answer, headers = await till.charge(await request.body())
@@ -66,7 +66,7 @@ def with_starlette(till: Till) -> Any:
             raise StarletteHTTPException(402)
         return JSONResponse(answer, till.status, headers)
 
-    @starlette.idempotent(remember=60, who=who, required=True)
+    @starlette.idempotent(application="shop", remember=60, who=who, required=True)
     async def strict(request: Request) -> Response:
         return Response()
 
@@ -91,7 +91,9 @@ def with_fastapi(till: Till) -> Any:
     @app.post("/charges")
     async def charges(
         request: Request,
-        once: Annotated[fastapi.Idempotent, fastapi.idempotent(remember=60, who=who)],
+        once: Annotated[
+            fastapi.Idempotent, fastapi.idempotent(application="shop", remember=60, who=who)
+        ],
         lease: Annotated[aiolock.Lease, fastapi.locked("till")],
     ) -> Response:
         assert (once.key is None) == (once.lease is None)
@@ -100,7 +102,7 @@ def with_fastapi(till: Till) -> Any:
             raise HTTPException(402)
         return JSONResponse(answer, till.status, headers)
 
-    strictly = fastapi.idempotent(remember=60, who=who, required=True)
+    strictly = fastapi.idempotent(application="shop", remember=60, who=who, required=True)
 
     @app.post("/strict", dependencies=[strictly])
     async def strict() -> None:
@@ -115,7 +117,7 @@ def with_aiohttp(till: Till) -> Any:
     def who(request: web.Request) -> str:
         return request.headers.get("Authorization", "")
 
-    @aiohttp.idempotent(remember=60, who=who)
+    @aiohttp.idempotent(application="shop", remember=60, who=who)
     @aiohttp.locked("till")
     async def charges(request: web.Request, lease: aiolock.Lease) -> web.StreamResponse:
         answer, headers = await till.charge(await request.read())
@@ -126,7 +128,7 @@ def with_aiohttp(till: Till) -> Any:
         response.set_cookie("last", headers["X-Number"])
         return response
 
-    @aiohttp.idempotent(remember=60, who=who, required=True)
+    @aiohttp.idempotent(application="shop", remember=60, who=who, required=True)
     async def strict(request: web.Request) -> web.StreamResponse:
         return web.Response()
 
@@ -273,7 +275,7 @@ async def test_what_is_just_kept(size: int, header: int, is_kept: bool) -> None:
     starlette.setup(app, aiolock.connect("memory://"))
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
 
-    @starlette.idempotent(remember=60, who=lambda _: "")
+    @starlette.idempotent(application="shop", remember=60, who=lambda _: "")
     async def post(request: Request) -> Response:
         return Response(body, headers={"X-Long": "x" * header})
 
@@ -363,7 +365,9 @@ async def test_cancelled_twice() -> None:
 async def test_twice_round_one_request(caplog: pytest.LogCaptureFixture) -> None:
     """The middleware, and a route of its own: that is a mistake, and the log says so."""
     till = Till(aiolock.connect("memory://"))
-    app = Idempotency(with_fastapi(till), client=till.client, remember=60, who=lambda _: "")
+    app = Idempotency(
+        with_fastapi(till), client=till.client, application="shop", remember=60, who=lambda _: ""
+    )
     async with serving("fastapi", app) as url, httpx.AsyncClient(timeout=30) as http:
         assert (await http.post(f"{url}/charges", headers=KEY)).status_code == 500
     assert "the middleware Idempotency, round it" in caplog.text
@@ -387,7 +391,7 @@ async def test_dependencies_of_fastapi() -> None:
             raise HTTPException(401)
         return authorization
 
-    once = fastapi.idempotent(remember=60, who=who)
+    once = fastapi.idempotent(application="shop", remember=60, who=who)
 
     @app.post("/", status_code=202)
     async def post(
@@ -408,7 +412,8 @@ async def test_dependencies_of_fastapi() -> None:
 
     @app.post("/twice")
     async def twice(
-        a: Annotated[Any, once], b: Annotated[Any, fastapi.idempotent(remember=9, who=who)]
+        a: Annotated[Any, once],
+        b: Annotated[Any, fastapi.idempotent(application="shop", remember=9, who=who)],
     ) -> None:
         raise AssertionError
 
@@ -442,7 +447,9 @@ async def test_background_work_that_fails_at_once() -> None:
     async def fail() -> None:
         raise ZeroDivisionError
 
-    @app.post("/", dependencies=[fastapi.idempotent(remember=60, who=lambda: "ada")])
+    @app.post(
+        "/", dependencies=[fastapi.idempotent(application="shop", remember=60, who=lambda: "ada")]
+    )
     async def post(background: BackgroundTasks) -> int:
         charged.append(1)
         background.add_task(fail)
@@ -468,7 +475,9 @@ async def test_mounted() -> None:
     bare = FastAPI()
 
     @bare.post("/")
-    async def post(_: Annotated[Any, fastapi.idempotent(remember=9, who=lambda: "")]) -> None:
+    async def post(
+        _: Annotated[Any, fastapi.idempotent(application="shop", remember=9, who=lambda: "")],
+    ) -> None:
         raise AssertionError
 
     outer = Starlette(routes=[Mount("/inner", inner), Mount("/bare", bare)])
@@ -489,7 +498,7 @@ async def test_a_stream_of_aiohttp() -> None:
     app = web.Application()
     aiohttp.setup(app, client)
 
-    @aiohttp.idempotent(remember=60, who=lambda _: "")
+    @aiohttp.idempotent(application="shop", remember=60, who=lambda _: "")
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -544,7 +553,7 @@ async def test_a_body_that_aiohttp_has_read(
     app = web.Application()
     aiohttp.setup(app, aiolock.connect("memory://"))
 
-    @aiohttp.idempotent(remember=60, who=lambda _: "")
+    @aiohttp.idempotent(application="shop", remember=60, who=lambda _: "")
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.json_response(await read(request))
 
@@ -561,7 +570,7 @@ async def test_a_body_of_aiohttp(body: Any) -> None:
     app = web.Application()
     aiohttp.setup(app, aiolock.connect("memory://"))
 
-    @aiohttp.idempotent(remember=60, who=lambda _: "")
+    @aiohttp.idempotent(application="shop", remember=60, who=lambda _: "")
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body)
 
@@ -578,15 +587,17 @@ async def test_a_body_of_aiohttp(body: Any) -> None:
 def test_made_in_a_wrong_way(module: Any) -> None:
     """It is refused where it is declared."""
     with pytest.raises(ValueError, match="remember"):
-        module.idempotent(remember=-1, who=lambda _: "")
+        module.idempotent(application="shop", remember=-1, who=lambda _: "")
     if module is not fastapi:
         with pytest.raises(TypeError, match=r"idempotent\(\) decorates async functions"):
-            module.idempotent(remember=1, who=lambda _: "")(lambda request: request)
+            module.idempotent(application="shop", remember=1, who=lambda _: "")(
+                lambda request: request
+            )
 
         async def method(self: Any, request: Any) -> None: ...
 
         with pytest.raises(TypeError, match=r"method\(.*cannot be called with request"):
-            module.idempotent(remember=1, who=lambda _: "")(method)
+            module.idempotent(application="shop", remember=1, who=lambda _: "")(method)
 
 
 @pytest.mark.parametrize("module", [starlette, fastapi, aiohttp, Idempotency])
@@ -601,15 +612,19 @@ async def test_an_owner_that_is_no_text(module: Any, caplog: pytest.LogCaptureFi
     if module is aiohttp:
         app = web.Application()
         untyped: Any = never
-        app.router.add_post("/", aiohttp.idempotent(remember=60, who=who)(untyped))  # type: ignore[arg-type]  # that is the test
+        whose: Any = who
+        once = aiohttp.idempotent(application="shop", remember=60, who=whose)
+        app.router.add_post("/", once(untyped))
     elif module is fastapi:
         app = FastAPI()
-        app.post("/", dependencies=[fastapi.idempotent(remember=60, who=who)])(never)
+        app.post("/", dependencies=[fastapi.idempotent(application="shop", remember=60, who=who)])(
+            never
+        )
     elif module is starlette:
-        endpoint = starlette.idempotent(remember=60, who=who)(never)  # type: ignore[arg-type]  # that is the test
+        endpoint = starlette.idempotent(application="shop", remember=60, who=who)(never)  # type: ignore[arg-type]  # that is the test
         app.add_route("/", endpoint, methods=["POST"])
     else:
-        app.add_middleware(Idempotency, client=client, remember=60, who=who)
+        app.add_middleware(Idempotency, client=client, application="shop", remember=60, who=who)
         app.add_route("/", never, methods=["POST"])
     (starlette if module is Idempotency else module).setup(app, client)
     framework = "aiohttp" if module is aiohttp else "starlette"

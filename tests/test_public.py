@@ -390,7 +390,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
     "aiohttp": {
         "KEY": None,
         "client_of": "(request)",
-        "idempotent": "(*, remember, who, required=False)",
+        "idempotent": "(*, application, remember, who, required=False)",
         "locked": "(template, *, query=(), **options)",
         "setup": "(app, client)",
     },
@@ -405,7 +405,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
         "Client": None,
         "Idempotent": "(key, lease)",
         "client_of": "(connection)",
-        "idempotent": "(*, remember, who, required=False)",
+        "idempotent": "(*, application, remember, who, required=False)",
         "locked": "(template, *, query=(), **options)",
         "setup": "(app, client)",
     },
@@ -421,7 +421,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
     },
     "starlette": {
         "client_of": "(connection)",
-        "idempotent": "(*, remember, who, required=False)",
+        "idempotent": "(*, application, remember, who, required=False)",
         "locked": "(template, *, query=(), **options)",
         "setup": "(app, client)",
     },

@@ -37,7 +37,7 @@ async def test_a_field_that_the_path_has_not() -> None:
 class Pay(web.View):
     """A view, with a handler for each method."""
 
-    @idempotent(remember=60, who=lambda request: request.host)
+    @idempotent(application="shop", remember=60, who=lambda request: request.host)
     @locked("order:{order}")
     async def post(self, lease: Lease) -> web.StreamResponse:
         """Under its lock, once."""

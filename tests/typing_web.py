@@ -55,7 +55,9 @@ assert_type(with_aiohttp, Callable[[web.Request], Coroutine[Any, Any, web.Respon
 class View(web.View):
     """So are methods of a view."""
 
-    @aiohttp.idempotent(remember=timedelta(minutes=1), who=lambda request: request.host)
+    @aiohttp.idempotent(
+        application="shop", remember=timedelta(minutes=1), who=lambda request: request.host
+    )
     @aiohttp.locked("order:{order}")
     async def post(self, lease: Lease) -> web.Response:
         """It has its request as any view has."""
@@ -65,15 +67,18 @@ class View(web.View):
 
 @app.post("/charges")
 async def once_with_fastapi(
-    once: Annotated[fastapi.Idempotent, fastapi.idempotent(remember=60, who=str)],
+    once: Annotated[
+        fastapi.Idempotent, fastapi.idempotent(application="shop", remember=60, who=str)
+    ],
 ) -> None:
     """What it is told has its types."""
     assert_type(once.key, str | None)
     assert_type(once.lease, Lease | None)
 
 
-fastapi.idempotent(remember="1", who=str)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # seconds
-fastapi.idempotent(remember=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # whose?
+fastapi.idempotent(application="shop", remember="1", who=str)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # seconds
+fastapi.idempotent(application="shop", remember=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # whose?
+fastapi.idempotent(remember=1, who=str)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # in which application?
 
 
 def whose(request: Request) -> str:
@@ -81,7 +86,7 @@ def whose(request: Request) -> str:
     return request.headers["Authorization"]
 
 
-@starlette.idempotent(remember=timedelta(minutes=1), who=whose)
+@starlette.idempotent(application="shop", remember=timedelta(minutes=1), who=whose)
 @starlette.locked("order:{order}")
 async def once_with_starlette(request: Request, lease: Lease) -> Response:
     """It stands above the lock."""
@@ -91,7 +96,7 @@ async def once_with_starlette(request: Request, lease: Lease) -> Response:
 assert_type(once_with_starlette, Callable[[Request], Coroutine[Any, Any, Response]])
 
 
-@aiohttp.idempotent(remember=60, who=lambda request: request.host)
+@aiohttp.idempotent(application="shop", remember=60, who=lambda request: request.host)
 async def once_with_aiohttp(request: web.Request) -> web.Response:
     """Another's response may be any."""
     return web.Response()

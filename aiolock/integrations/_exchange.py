@@ -11,7 +11,9 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import quote
 
 from aiolock import Lease, LeaseLost, Once, StoreError
 from aiolock.integrations._asgi import App, Message, Receive, Scope, Send
@@ -21,9 +23,10 @@ from aiolock.integrations._kept import (
     LONGEST_RESPONSE,
     REPLAYED,
     BodyTooLong,
+    Headers,
     NotToBeKept,
     Recorded,
-    digest,
+    fingerprint,
     is_to_be_tried_again,
     kept,
 )
@@ -91,6 +94,11 @@ class Exchange:
         return self._asked.done()
 
     @property
+    def _headers(self) -> Headers:
+        """Those of the request."""
+        return _texts(self._scope["headers"])
+
+    @property
     def begun(self) -> bool:
         """Whether sending of the response has begun."""
         return self._response.begun
@@ -117,9 +125,12 @@ class Exchange:
             raise RuntimeError("it is to be done once, but its response has begun already")
         await self._request.read()
         scope = self._scope
-        parts = scope["method"].encode(), scope["path"].encode(), scope["query_string"]
+        # The raw path: in the other one an encoded slash looks as any.
+        path = scope.get("raw_path") or quote(scope["path"]).encode()
+        target = path + b"?" + scope["query_string"]
+        asked = fingerprint(scope["method"], target, self._headers, self._request.digest)
         self._response.gathers = True
-        self._asked.set_result((once, digest(*parts, self._request.digest)))
+        self._asked.set_result((once, asked))
         return await self._entered
 
     async def _once(self, task: asyncio.Task[None], once: Once, asked: str) -> bool:
@@ -132,7 +143,7 @@ class Exchange:
             await _wait(task, response.done)
             if task.done() and not response.done.done():
                 task.result()  # after a complete response, only its background work has failed
-            return response.recorded()
+            return response.recorded(self._headers)
 
         try:
             came, first = await kept(once, asked, work)
@@ -153,7 +164,7 @@ class Exchange:
             await response.send_on()
             return True
         await self._unwind(task)
-        await response.replay(Recorded.of(came))
+        await response.replay(Recorded.of(came, self._headers))
         return False
 
     async def _unwind(self, task: asyncio.Task[None]) -> None:
@@ -171,6 +182,10 @@ class Exchange:
         # server would tell nothing anyway.
         await asyncio.wait([self._response.done])
         return {"type": "http.disconnect"}
+
+
+def _texts(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
 async def _wait(task: asyncio.Task[None], *ends: asyncio.Future[Any]) -> None:
@@ -294,16 +309,18 @@ class _Response:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": recorded.body})
 
-    def recorded(self) -> str | None:
-        """The text to keep; None if too long. `NotToBeKept` for a response that must not be."""
+    def recorded(self, request: Headers) -> str | None:
+        """The text to keep, for a request with these headers; None if too long.
+
+        `NotToBeKept` for a response that must not be.
+        """
         start = self._start
         if start is None or not self.final:
             raise NotToBeKept
         if self.begun:
             return None
-        headers = start.get("headers", ())
-        texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        return Recorded(start["status"], texts, bytes(self._body)).text
+        headers = _texts(start.get("headers", ()))
+        return Recorded(start["status"], headers, bytes(self._body)).text(request)
 
     async def _begin(self, *, whole: bool) -> None:
         if self._start is not None:

@@ -25,6 +25,16 @@ LONGEST_RESPONSE: Final = 49_152
 Five characters keep four of them, so 4,000 characters of `LONGEST_KEPT` are left for its headers.
 """
 
+LONGEST_APPLICATION: Final = 100
+"""Characters of an application's name."""
+
+Headers = Iterable[tuple[str, str]]
+
+_COMPARED: Final = ("host", "content-type", "content-encoding")
+"""The headers in which equal requests are equal."""
+_WHOSE: Final = frozenset({"authorization", "cookie", "*", ""})
+"""Headers of `Vary` that are not compared: ``who`` tells of whom a request is, also when a session
+or a token has been renewed."""
 _SERVER_ERROR: Final = 500
 _TRY_AGAIN: Final = (408, 423, 425, 429)
 """Statuses that mean that nothing was done; so does any response with ``Retry-After``."""
@@ -116,8 +126,31 @@ async def owner(found: str | Awaitable[str]) -> str:
     return await found if isinstance(found, Awaitable) else found
 
 
-def once_of(client: LockClient, who: str, key: str, remember: float | timedelta) -> Once:
-    """The `Once` of this owner and key; the store does not see either of the two.
+def fingerprint(method: str, target: bytes, headers: Headers, body: bytes) -> str:
+    """A digest of a request, to tell it from others under the same key.
+
+    ``target`` is the path and the query as they were sent, ``body`` may be a digest.
+    """
+    compared = [
+        (value.lower() if name == "host" else value).encode()
+        for name, value in zip(_COMPARED, _values(headers, _COMPARED), strict=True)
+    ]
+    return digest(method.encode(), target, *compared, body)
+
+
+def _values(headers: Headers, names: Sequence[str]) -> list[str]:
+    """The value of each of these headers; empty if a request has none."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for name, value in headers:
+        if name.lower() in found:
+            found[name.lower()].append(" ".join(value.split()))
+    return [",".join(found[name]) for name in names]
+
+
+def once_of(
+    client: LockClient, application: str, who: str, key: str, remember: float | timedelta
+) -> Once:
+    """The `Once` of a key of this owner in this application; the store sees none of the three.
 
     `TypeError` for an owner that is no str: equal owners of other types may be written differently.
     """
@@ -126,12 +159,19 @@ def once_of(client: LockClient, who: str, key: str, remember: float | timedelta)
             f"who must give a str, the id of the user or tenant, and not {type(who).__name__}:"
             ' return str(user.id), for example, and "" for a request of nobody'
         )
-    name = f"idempotency:{digest(who.encode(), key.encode())}"
+    name = f"idempotency:{digest(application.encode(), who.encode(), key.encode())}"
     return client.once(name, remember=remember, wait=False)
 
 
-def check_remember(client: LockClient, remember: float | timedelta) -> None:
-    """Raise `ValueError` or `TypeError` for an invalid duration."""
+def check_options(client: LockClient, application: str, remember: float | timedelta) -> None:
+    """Raise `ValueError` or `TypeError` for an invalid name of an application, or duration."""
+    if not isinstance(application, str):
+        raise TypeError(f"application must be a str, the name of yours, not {application!r}")
+    if not application.strip() or len(application) > LONGEST_APPLICATION:
+        raise ValueError(
+            f"application must be a name of 1 to {LONGEST_APPLICATION} characters, so that no other"
+            f" application on this store answers its requests, not {application!r}"
+        )
     client.once("checked", remember=remember)
 
 
@@ -142,18 +182,40 @@ class Recorded(NamedTuple):
     headers: list[tuple[str, str]]
     body: bytes
 
-    @property
-    def text(self) -> str:
-        """The response as a text, as it is kept."""
+    def text(self, request: Headers) -> str:
+        """The response as a text, as it is kept, with what its request has chosen it by."""
         # Base64 is faster, but in it a body of `LONGEST_RESPONSE` would leave no room for headers.
         body = base64.b85encode(self.body).decode()
-        return json.dumps([self.status, self.headers, body], separators=(",", ":"))
+        found: list[Any] = [self.status, self.headers, body]
+        if self.varies_by:
+            found.append(self._chosen_by(request))
+        return json.dumps(found, separators=(",", ":"))
 
     @classmethod
-    def of(cls, text: str) -> Self:
-        """The response that was kept."""
-        status, headers, body = json.loads(text)
-        return cls(status, [(name, value) for name, value in headers], base64.b85decode(body))
+    def of(cls, text: str, request: Headers) -> Self:
+        """The response that was kept; `KeyReused` if this request would have got another one."""
+        status, headers, body, *chosen_by = json.loads(text)
+        found = cls(status, [(name, value) for name, value in headers], base64.b85decode(body))
+        if found.varies_by and chosen_by != [found._chosen_by(request)]:
+            names = ", ".join(found.varies_by)
+            raise KeyReused(f"the response that was kept depends on other headers ({names})")
+        return found
+
+    @property
+    def varies_by(self) -> list[str]:
+        """The request's headers that it depends on: language, format, compression."""
+        names = {
+            each.strip().lower()
+            for name, value in self.headers
+            if name.lower() == "vary"
+            for each in value.split(",")
+        }
+        if any(name.lower() == "content-encoding" for name, _ in self.headers):
+            names.add("accept-encoding")
+        return sorted(names - _WHOSE)
+
+    def _chosen_by(self, request: Headers) -> str:
+        return digest(*(value.encode() for value in _values(request, self.varies_by)))
 
 
 def is_to_be_tried_again(status: int, headers: Iterable[tuple[Any, Any]]) -> bool:

@@ -35,10 +35,11 @@ from aiolock.integrations._kept import (
     HEADER,
     LONGEST_RESPONSE,
     REPLAYED,
+    Headers,
     NotToBeKept,
     Recorded,
-    check_remember,
-    digest,
+    check_options,
+    fingerprint,
     is_to_be_tried_again,
     kept,
     key_of,
@@ -152,6 +153,7 @@ def locked(
 
 def idempotent(
     *,
+    application: str,
     remember: float | timedelta,
     who: Callable[[web.Request], str | Awaitable[str]],
     required: bool = False,
@@ -167,13 +169,14 @@ def idempotent(
     409. It stands above `locked`. In a `web.View`, it decorates the methods. `setup` answers its
     errors.
 
+    :param application: the name of the application that the key belongs to; see `Idempotency`.
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key, given the request: the user or the tenant, as a str. May be
         async. A request for which it gives anything else raises `TypeError`.
     :param required: whether a request without a key is answered with 400; if not, it is carried out
         as ever.
     """
-    check_remember(connect("memory://"), remember)
+    check_options(connect("memory://"), application, remember)
 
     def decorate(
         handler: Callable[[Source], Awaitable[web.StreamResponse]],
@@ -189,12 +192,13 @@ def idempotent(
             if key is None:
                 return await handler(source)
             whose = await owner(who(request))
-            parts = request.method, request.path, request.query_string
-            asked = digest(*(part.encode() for part in parts), await _read(request))
+            headers, target = list(request.headers.items()), request.raw_path.encode()
+            asked = fingerprint(request.method, target, headers, await _read(request))
             return await _once(
-                once_of(client_of(request), whose, key, remember),
+                once_of(client_of(request), application, whose, key, remember),
                 asked,
                 functools.partial(handler, source),
+                headers,
             )
 
         return call
@@ -220,7 +224,10 @@ async def _read(request: web.Request) -> bytes:
 
 
 async def _once(
-    once: Once, asked: str, handler: Callable[[], Awaitable[web.StreamResponse]]
+    once: Once,
+    asked: str,
+    handler: Callable[[], Awaitable[web.StreamResponse]],
+    headers: Headers,
 ) -> web.StreamResponse:
     response: web.StreamResponse | None = None
     came = ""
@@ -231,7 +238,7 @@ async def _once(
             response = await handler()
         except web.HTTPException as error:
             response = error
-        return _recorded(response)
+        return _recorded(response, headers)
 
     try:
         came, _ = await kept(once, asked, work)
@@ -245,13 +252,15 @@ async def _once(
         if isinstance(response, web.HTTPException):
             raise response
         return response
-    status, headers, body = Recorded.of(came)
+    before = Recorded.of(came, headers)
     return web.Response(
-        status=status, body=body, headers=CIMultiDict([*headers, (REPLAYED, "true")])
+        status=before.status,
+        body=before.body,
+        headers=CIMultiDict([*before.headers, (REPLAYED, "true")]),
     )
 
 
-def _recorded(response: web.StreamResponse) -> str | None:
+def _recorded(response: web.StreamResponse, request: Headers) -> str | None:
     """The text to keep; None if it cannot be kept."""
     if is_to_be_tried_again(response.status, response.headers.items()):
         raise NotToBeKept
@@ -264,7 +273,7 @@ def _recorded(response: web.StreamResponse) -> str | None:
         return None
     headers = [(name, value) for name, value in response.headers.items() if name != CONTENT_LENGTH]
     headers += [("Set-Cookie", cookie.OutputString()) for cookie in response.cookies.values()]
-    return Recorded(response.status, headers, bytes(body or b"")).text
+    return Recorded(response.status, headers, bytes(body or b"")).text(request)
 
 
 async def _reason_to_leave(request: web.Request) -> Exception:

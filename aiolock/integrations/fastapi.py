@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from aiolock import Lease, LockClient, connect
 from aiolock._locks.options import LockOptions
 from aiolock.integrations._exchange import begin, keys_in
-from aiolock.integrations._kept import HEADER, check_remember, key_of, once_of
+from aiolock.integrations._kept import HEADER, check_options, key_of, once_of
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._parameters import check_values, values_of
 from aiolock.integrations.starlette import NO_HTTP, held_for, set_up
@@ -115,7 +115,11 @@ class Idempotent:
 
 
 def idempotent(
-    *, remember: float | timedelta, who: Callable[..., Any], required: bool = False
+    *,
+    application: str,
+    remember: float | timedelta,
+    who: Callable[..., Any],
+    required: bool = False,
 ) -> Any:
     """A dependency: of requests with one ``Idempotency-Key``, one is carried out.
 
@@ -126,13 +130,14 @@ def idempotent(
     For a request that gets a kept response, the dependencies before this one have run, and those
     after it have not; ``who`` always runs.
 
+    :param application: the name of the application that the key belongs to; see `Idempotency`.
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key: a dependency, which gives the user or the tenant as a str:
         ``str(user.id)``. A request for which it gives anything else raises `TypeError`.
     :param required: whether a request without a key is answered with 400; if not, it is carried out
         as ever.
     """
-    check_remember(connect("memory://"), remember)
+    check_options(connect("memory://"), application, remember)
 
     async def of_request(
         request: Request,
@@ -142,7 +147,7 @@ def idempotent(
         checked = key_of(keys_in(request.scope), required=required)
         if checked is None:
             return Idempotent(None, None)
-        once = once_of(client_of(request), whose, checked, remember)
+        once = once_of(client_of(request), application, whose, checked, remember)
         return Idempotent(checked, await begin(request.scope, once))
 
     # So that FastAPI documents the header. `key_of` checks it.

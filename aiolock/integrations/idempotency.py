@@ -2,7 +2,7 @@
 
 An ASGI middleware, for any framework::
 
-    app.add_middleware(Idempotency, client=client, remember=86400, who=user_of)
+    app.add_middleware(Idempotency, client=client, application="shop", remember=86400, who=user_of)
 
 and the same for any async function::
 
@@ -29,7 +29,7 @@ from aiolock.integrations._kept import (
     KeyReused,
     NotKept,
     UnderWay,
-    check_remember,
+    check_options,
     digest,
     kept,
     key_of,
@@ -53,8 +53,11 @@ class Idempotency:
 
     * The first gets its response, and that is kept. The others get the same, with the header
       ``Idempotent-Replayed: true``.
-    * One that comes while the first is under way gets 409; one with another method, path, query or
-      body gets 422.
+    * One that comes while the first is under way gets 409. One with another host, method, path,
+      query, ``Content-Type``, ``Content-Encoding`` or body gets 422. So does one that would have
+      got another response, by the headers that the ``Vary`` of the first response names, or by
+      ``Accept-Encoding`` if that response is compressed; but for ``Authorization`` and ``Cookie``,
+      for which ``who`` stands.
     * Every other response is kept, also a refusal (400, 402, 404, 409, 422). A response is not kept
       if its status is 500 or more, if it says to try again (``Retry-After``, 408, 423, 425, 429),
       or if the request was cancelled or raised before its response was complete. Such a request may
@@ -75,6 +78,8 @@ class Idempotency:
     cancelled, and gets 503. If it was carried out, but the store may not remember that, or its
     lease is found to be lost when its response is complete, the response is sent.
 
+    :param application: the name of the application, which the key belongs to: the same in all its
+        processes, and in no other application that uses the same store with the same prefix.
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key, given the ASGI scope: the user or the tenant, as a str. May be
         async. Equal keys of different owners are different keys, so no owner gets another's
@@ -87,15 +92,17 @@ class Idempotency:
         app: Callable[..., Awaitable[None]],
         *,
         client: LockClient,
+        application: str,
         remember: float | timedelta,
         who: Who,
         methods: Collection[str] = ("POST", "PATCH"),
     ) -> None:
         if isinstance(methods, str):
             raise TypeError("methods must be a collection of names")
-        check_remember(client, remember)
+        check_options(client, application, remember)
         self._app = app
         self._client = client
+        self._application = application
         self._remember = remember
         self._who = who
         self._methods = frozenset(method.upper() for method in methods)
@@ -117,7 +124,8 @@ class Idempotency:
         key = key_of(keys_in(scope), required=True)
         assert key is not None
         whose = await owner(self._who(scope))
-        await begin(scope, once_of(self._client, whose, key, self._remember))
+        once = once_of(self._client, self._application, whose, key, self._remember)
+        await begin(scope, once)
         await self._app(scope, receive, send)
 
 

@@ -37,7 +37,7 @@ from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import Interrupted, Receive, held_while_there
 from aiolock.integrations._exchange import Exchanges, begin, keys_in
 from aiolock.integrations._functions import check_async, check_parameters, checked_client
-from aiolock.integrations._kept import check_remember, key_of, once_of, owner
+from aiolock.integrations._kept import check_options, key_of, once_of, owner
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 
@@ -156,6 +156,7 @@ def held_for(
 
 def idempotent(
     *,
+    application: str,
     remember: float | timedelta,
     who: Callable[[Request], str | Awaitable[str]],
     required: bool = False,
@@ -166,13 +167,14 @@ def idempotent(
     request gets its response, and that is kept; the others get the same. It stands above `locked`.
     `setup` answers its errors.
 
+    :param application: the name of the application that the key belongs to; see `Idempotency`.
     :param remember: seconds for which a response is kept.
     :param who: the owner of the key, given the request: the user or the tenant, as a str. May be
         async. A request for which it gives anything else raises `TypeError`.
     :param required: whether a request without a key is answered with 400; if not, it is carried out
         as ever.
     """
-    check_remember(connect("memory://"), remember)
+    check_options(connect("memory://"), application, remember)
 
     def decorate(
         endpoint: Callable[[Request], Awaitable[R]],
@@ -186,7 +188,9 @@ def idempotent(
             key = key_of(keys_in(request.scope), required=required)
             if key is not None:
                 whose = await owner(who(request))
-                await begin(request.scope, once_of(client_of(request), whose, key, remember))
+                client = client_of(request)
+                once = once_of(client, application, whose, key, remember)
+                await begin(request.scope, once)
             return await endpoint(request)
 
         return call
