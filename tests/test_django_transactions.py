@@ -18,7 +18,7 @@ from typing import Any
 import django.db
 import httpx
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
 from django.db import connections, transaction
@@ -33,11 +33,14 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncRequestFactory, TestCase, override_settings
 from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
 import aiolock
 import aiolock.sync
 from aiolock.integrations.django import client as client_of_loop
 from aiolock.integrations.django import close, ignore_transactions, locked
+from aiolock.integrations.idempotency import Idempotency
 from aiolock.stores.memory import MemoryServer
 from tests.databases import PostgresServer
 from tests.failures import until
@@ -383,6 +386,91 @@ def test_a_view_under_atomic_requests(
     assert stock(database) == 20
 
 
+def test_a_class_under_atomic_requests(
+    client: aiolock.sync.LockClient, database: PostgresServer
+) -> None:
+    """As the page has it."""
+    connections.settings["default"]["ATOMIC_REQUESTS"] = True
+
+    @method_decorator(transaction.non_atomic_requests, name="dispatch")
+    class Outside(View):
+        def get(self, request: HttpRequest) -> HttpResponse:
+            with client.lock("a"), transaction.atomic():
+                add()
+            return HttpResponse()
+
+    with override_settings(ROOT_URLCONF=(path("", Outside.as_view()),)):
+        assert get(get_wsgi_application(), "/")[0] == "200 OK"
+    assert stock(database) == 1
+
+
+def test_a_loss_in_the_view_rolls_back(
+    client: aiolock.sync.LockClient, database: PostgresServer
+) -> None:
+    """What was written without the lock is never committed."""
+
+    def work() -> None:
+        with client.lock("a") as lease, transaction.atomic():
+            add()
+            client.lock("a").break_()
+            lease.lost.wait(60)
+            lease.check()
+
+    with pytest.raises(aiolock.LeaseLost):
+        work()
+    assert stock(database) == 0
+
+
+async def test_a_response_is_kept_when_it_is_committed(database: PostgresServer) -> None:
+    """With `ATOMIC_REQUESTS`: a commit that fails is no answer to keep, and it is done again."""
+    connections.settings["default"]["ATOMIC_REQUESTS"] = True
+    database.execute(
+        "ALTER TABLE stock ADD COLUMN like_item text REFERENCES stock DEFERRABLE INITIALLY DEFERRED"
+    )
+    tries = list[str]()
+
+    def view(request: HttpRequest) -> HttpResponse:
+        add()
+        with connections["default"].cursor() as cursor:  # the first time, the commit refuses it
+            like = "none" if not tries else "a"
+            cursor.execute("UPDATE stock SET like_item = %s", [like])
+        tries.append(like)
+        return HttpResponse(f"sold {len(tries)}")
+
+    memory = aiolock.connect(MemoryServer())
+    settings: Any = {"ROOT_URLCONF": (path("", view),), "MIDDLEWARE": []}
+    with override_settings(**settings):
+        app = Idempotency(
+            get_asgi_application(),
+            client=memory,
+            application="shop",
+            remember=60,
+            who=lambda _: "ada",
+        )
+        transport: Any = httpx.ASGITransport(app)
+        http = httpx.AsyncClient(transport=transport, base_url="http://shop")
+        async with memory, http:
+            replies = [await http.post("/", headers={"Idempotency-Key": "1"}) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [500, 200, 200]
+    assert replies[2].text == replies[1].text == "sold 2"
+    assert stock(database) == 1
+
+
+@pytest.mark.usefixtures("database")
+def test_async_code_within_a_transaction() -> None:
+    """Of a view that is synchronous itself: its ORM is in the view's transaction."""
+
+    async def pay() -> None:
+        await client_of_loop()
+
+    with (
+        override_settings(AIOLOCK={"target": MemoryServer()}),
+        pytest.raises(RuntimeError, match=r"client\(\)' is used in a transaction"),
+        transaction.atomic(),
+    ):
+        async_to_sync(pay)()
+
+
 class Within:
     """Middleware of the old kind, with a transaction around each view."""
 
@@ -582,6 +670,8 @@ import asyncio, concurrent.futures, io, sys
 import django, httpx
 from django.conf import settings
 from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
 redis, port = sys.argv[1:]
 database = {

@@ -48,8 +48,16 @@ _clients: Final = dict[asyncio.AbstractEventLoop, LockClient]()
 async def client() -> LockClient:
     """The client of the running event loop, opened by the first call.
 
-    `StoreError` when the store cannot be used. It is closed by `with_locks`, or by `close`.
+    `StoreError` when the store cannot be used. `RuntimeError` within a transaction, as of a
+    middleware, or of a view that uses `async_to_sync`: it would be committed without the lock (see
+    `ignore_transactions`). It is closed by `with_locks`, or by `close`.
     """
+    # In the thread in which the `sync_to_async` of this request runs.
+    await sync_to_async(refuse_in_transaction)("client()")
+    return await _client()
+
+
+async def _client() -> LockClient:
     loop = asyncio.get_running_loop()
     found = _clients.get(loop)
     if found is None:
@@ -100,7 +108,7 @@ class _Lifespan:
     async def run(self, application: Callable[..., Awaitable[None]], scope: Scope) -> None:
         self._startup = await self._receive()
         try:
-            await client()
+            await _client()
             await self._with(application, scope)
         except Exception as error:
             if self._said:
@@ -179,9 +187,8 @@ def locked(
 
 @asynccontextmanager
 async def _hold(lock: LockOf, values: dict[str, Any]) -> AsyncGenerator[Lease]:
-    # The thread in which the view's `sync_to_async` runs, also that of a middleware around it.
     await sync_to_async(refuse_in_transaction)(lock)
-    async with held(lock.on(await client(), values)) as lease:
+    async with held(lock.on(await _client(), values)) as lease:
         try:
             yield lease
         except BaseException:
