@@ -174,7 +174,7 @@ async def test_the_same_key_in_another_application(framework: str) -> None:
         {"headers": {"Content-Encoding": "identity"}},
         {"content": b"{} "},
     ],
-    ids=repr,
+    ids=["host", "method", "path", "query", "type", "encoding", "body"],
 )
 async def test_another_request_under_the_same_key(framework: str, other: dict[str, Any]) -> None:
     """It is refused, and nothing is done."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ import pytest
 import aiolock
 import aiolock.sync
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, NotHeld, QueueFull, WouldDeadlock
+from aiolock.observer import LockRequest
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.sync import _jobs, _portal, _thread
 from aiolock.testing import FaultyStore
@@ -1144,3 +1146,40 @@ async def test_a_store_that_fails() -> None:
 
     await asyncio.to_thread(visit)
     await until(lambda: True)
+
+
+CURRENT: ContextVar[str] = ContextVar("current", default="nothing")
+
+
+def test_an_observer_has_the_context_of_the_thread() -> None:
+    """As that of a task: what the code that takes the lock has set, at each step; and no other."""
+    seen = list[tuple[str, str]]()
+
+    class Noting(aiolock.Observer):
+        def waiting(self, request: LockRequest) -> None:
+            seen.append(("waiting", CURRENT.get()))
+
+        def acquired(self, request: LockRequest, **_: object) -> None:
+            seen.append(("acquired", CURRENT.get()))
+
+        def released(self, request: LockRequest, **_: object) -> None:
+            seen.append(("released", CURRENT.get()))
+
+        def gave_up(self, request: LockRequest, **_: object) -> None:
+            seen.append(("gave up", CURRENT.get()))
+
+    memory = MemoryServer()
+    with (
+        aiolock.sync.connect(memory) as others,
+        aiolock.sync.connect(memory, observer=Noting()) as client,
+    ):
+        for number in ("one", "two"):
+            CURRENT.set(number)
+            with client.lock("a"):
+                pass
+        CURRENT.set("three")
+        with others.lock("a"), pytest.raises(AcquireTimeout):
+            client.lock("a", timeout=0.05).acquire()
+    CURRENT.set("nothing")
+    holds = [(step, number) for number in ("one", "two") for step in ("acquired", "released")]
+    assert seen == [*holds, ("waiting", "three"), ("gave up", "three")]
