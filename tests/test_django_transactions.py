@@ -569,6 +569,36 @@ async def test_a_cancelled_view_holds_its_lock_until_its_thread_has_ended() -> N
         await close()
 
 
+@pytest.mark.usefixtures("database")
+async def test_a_view_that_waits_no_more_for_its_thread_holds_its_lock_until_it_has_ended() -> None:
+    """A time-out of the view's own does not end a thread either."""
+    go = threading.Event()
+
+    def work() -> None:
+        go.wait(60)
+        add()
+        connections.close_all()
+
+    @locked("a")
+    async def view(request: HttpRequest) -> HttpResponse:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await sync_to_async(work)()
+        answered.set()
+        return HttpResponse("too slow")
+
+    answered = asyncio.Event()
+    with override_settings(AIOLOCK={"target": MemoryServer()}):
+        lock = (await client_of_loop()).lock("a")
+        asked = asyncio.create_task(view(AsyncRequestFactory().get("/")))
+        await answered.wait()
+        assert await lock.locked()
+        go.set()
+        assert (await asked).content == b"too slow"
+        assert not await lock.locked()
+        await close()
+
+
 async def test_a_stream_under_a_lock_is_refused() -> None:
     """It would be sent without the lock. What it has open is closed."""
     file = io.BytesIO(b"text")

@@ -191,9 +191,8 @@ async def _hold(lock: LockOf, values: dict[str, Any]) -> AsyncGenerator[Lease]:
     async with held(lock.on(await _client(), values)) as lease:
         try:
             yield lease
-        except BaseException:
+        finally:
             await _end_of_thread_work()
-            raise
 
 
 def _whole(view: Callable[..., Awaitable[R]]) -> Callable[..., Coroutine[Any, Any, R]]:
