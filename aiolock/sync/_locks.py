@@ -123,6 +123,9 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
       already, `WouldDeadlock` when this thread holds it already, `StoreError` when the store does
       not answer, and `ClientClosed` when the client is closed. After each of them nothing is left
       behind.
+    * Within a transaction of Django in this thread it raises `RuntimeError`, before anything is
+      done: it would be released before the commit. So does a release, after it, if a transaction
+      is open then. See `aiolock.integrations.django.ignore_transactions`.
     * Interrupted while it waits (Ctrl-C), it leaves the queue, or releases the lock if it was
       granted at that moment.
     * When the lease is lost, nothing stops the thread, but `Lease.lost` is set and `Lease.check`
