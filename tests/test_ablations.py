@@ -1455,8 +1455,8 @@ SAFEGUARDS = (
     Safeguard(
         "what nobody will carry out is told",
         "stores/_worker.py",
-        "                job.future.set_exception(once_more(why))\n",
-        "                pass\n",
+        "            job.fail(once_more(why))\n",
+        "            pass\n",
         "test_sqlite.py::test_a_thread_that_ends_by_a_fault",
     ),
     Safeguard(
@@ -1476,8 +1476,8 @@ SAFEGUARDS = (
     Safeguard(
         "a thread ends with its loop",
         "stores/_worker.py",
-        "        while going_on and not self._loop.is_closed():\n",
-        "        while going_on:\n",
+        "        while (self._going_on or self._lanes) and not self._loop.is_closed():\n",
+        "        while self._going_on or self._lanes:\n",
         "test_sqlite.py::test_a_loop_that_is_closed_before_its_client",
     ),
     Safeguard(
@@ -1493,14 +1493,14 @@ SAFEGUARDS = (
     Safeguard(
         "what has waited as long is told, too",
         "stores/_worker.py",
-        "            if not done.served:\n",
-        "            if False:\n",
+        "        if not done.served:\n",
+        "        if False:\n",
         "test_sqlite.py::test_no_operation_waits_for_long",
     ),
     Safeguard(
         "of several that are carried out alone, one waits",
         "stores/sqlite/_database.py",
-        "            if not served:\n",
+        "            if not done.served:\n",
         "            if False:\n",
         "test_sqlite.py::test_a_batch_of_which_one_fails_where_the_file_is_locked_then",
     ),
@@ -2541,8 +2541,8 @@ SAFEGUARDS = (
     Safeguard(
         "… nobody waits for a server that has stopped",
         "stores/mysql/_session.py",
-        "for since in self._under_way.values()):\n            self._database.link.break_()\n",
-        "for since in self._under_way.values()):\n",
+        "            self._database.link.break_()\n            self._ear.drop()\n",
+        "            self._ear.drop()\n",
         "test_mysql.py::test_a_server_that_does_not_answer",
         seconds=30,
     ),
@@ -2692,8 +2692,8 @@ SAFEGUARDS = (
     Safeguard(
         "… nobody waits for a thread that is held up",
         "stores/mysql/_session.py",
-        "                future.set_exception(self._gave_up())\n",
-        "                pass\n",
+        "                    future.set_exception(self._gave_up())\n",
+        "                    pass\n",
         "test_mysql.py::test_a_thread_that_is_held_up",
         seconds=30,
     ),

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.store import Page, Renewal
+from aiolock.store import Page
 from aiolock.stores._operations import Operation, Operations
 from aiolock.stores._outcomes import once_more, refusal
 
@@ -97,10 +97,6 @@ class OperationsByName(Operations):
                         future.set_result(answer)
         del self._gathered[name]
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        """The only operation on several names: it becomes one operation for each."""
-        return self._start(_flat([super(OperationsByName, self).renew([r]) for r in renewals]))
-
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
         """The statuses of the next names."""
         return self._start(self._snapshot(start))
@@ -109,10 +105,6 @@ class OperationsByName(Operations):
         names = await self._names(start, _PAGE)
         statuses = await asyncio.gather(*[self.status(name) for name in names])
         return Page(statuses, names[-1] if len(names) == _PAGE else "")
-
-
-async def _flat(each: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
-    return [held for (held,) in await asyncio.gather(*each)]
 
 
 def _unknown(error: Exception) -> StoreError:

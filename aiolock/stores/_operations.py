@@ -54,8 +54,10 @@ class Operation(NamedTuple):
     """One operation of a client."""
 
     names: Sequence[str]
-    """The names whose states it needs."""
+    """The name whose state it needs, or none: a transaction is as large as the operations in it."""
     run: Callable[[Steps], Any]
+    renews: bool = False
+    """Whether it renews a lease, which must not wait behind everything else."""
 
 
 class Operations(ABC):
@@ -64,6 +66,13 @@ class Operations(ABC):
     @abstractmethod
     def _call(self, operation: Operation) -> asyncio.Future[Any]:
         """Carry it out, in order."""
+
+    def _call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
+        """Carry these out, each by itself; their answers, None for each that has failed.
+
+        If all of them fail, so does the future, with the error of one.
+        """
+        return joined([self._call(operation) for operation in operations])
 
     @abstractmethod
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
@@ -126,13 +135,9 @@ class Operations(ABC):
         return self._sure_step(passed.name, lambda step: step.pass_on(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        def renew_all(steps: Steps) -> list[bool]:
-            return [
-                steps.step(name, partial(Step.renew, waiter=waiter, fence=fence, ttl=ttl))
-                for name, waiter, _, fence, ttl in renewals
-            ]
-
-        return self._call(Operation([renewal.name for renewal in renewals], renew_all))
+        return self._call_each(
+            [Operation((each.name,), partial(_renew, each), renews=True) for each in renewals]
+        )
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return self._step(name, lambda step: step.status(name, waiters=waiters))
@@ -167,3 +172,32 @@ class Operations(ABC):
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         return self._sure_step(name, lambda step: step.break_(fences), BREAK_UNKNOWN)
+
+
+def _renew(renewal: Renewal, steps: Steps) -> bool:
+    name, waiter, _, fence, ttl = renewal
+    return steps.step(name, partial(Step.renew, waiter=waiter, fence=fence, ttl=ttl))
+
+
+def joined(each: Sequence[asyncio.Future[Any]]) -> asyncio.Future[list[Any]]:
+    """The answers of all of these, which nobody cancels; see `Operations._call_each`."""
+    future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+    left = len(each)
+
+    def one_is_done(done: asyncio.Future[Any]) -> None:
+        nonlocal left
+        left -= 1
+        failure = done.exception()  # also so that it is not logged
+        if left or future.done():
+            return
+        answers = [None if one.exception() else one.result() for one in each]
+        if failure is not None and all(one.exception() for one in each):
+            future.set_exception(failure)
+        else:
+            future.set_result(answers)
+
+    for one in each:
+        one.add_done_callback(one_is_done)
+    if not each:
+        future.set_result([])
+    return future

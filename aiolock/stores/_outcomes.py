@@ -24,6 +24,8 @@ class CarriedOut(NamedTuple):
     """The pushes for this client."""
     served: bool = True
     """Whether the store could be used; if not, other operations need not try for now."""
+    held: float = 0.0
+    """Seconds for which what they lock was locked, for work of this client."""
 
 
 def failed(failure: StoreError, count: int) -> list[Outcome]:

@@ -11,6 +11,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -19,17 +20,111 @@ from aiolock.store import Inbox
 from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more, refusal
 
-_TOGETHER: Final = 200
-"""Operations that are carried out together: other processes wait until all are done."""
+_TOGETHER: Final = 256
+"""Operations, each on one name, that are carried out together: others wait until all are done."""
+_FEWEST: Final = 16
+_STRETCH: Final = 0.1
+"""Seconds for which these may keep others waiting, and a server: fewer are taken after that."""
+_SHARE: Final = 4
+"""This part of them is left to operations that renew nothing, while many leases are due."""
 
 
-class Job(NamedTuple):
-    """An operation, and the future that its caller awaits."""
+class Job:
+    """Operations that are each carried out by itself, and the future that their caller awaits."""
 
+    __slots__ = (
+        *("answered", "answers", "failure", "future"),
+        *("left", "operations", "since", "single"),
+    )
+
+    def __init__(
+        self, operations: Sequence[Operation], future: asyncio.Future[Any], *, single: bool
+    ) -> None:
+        self.operations = operations
+        self.future = future
+        self.single = single
+        """Whether the answer is that of the only operation, not a list."""
+        self.since = time.monotonic()
+        """When it was asked for."""
+        self.answers: list[Any] = [None] * len(operations)
+        self.answered = False
+        """Whether any of them has an answer: then the others' places are None."""
+        self.failure: StoreError | None = None
+        self.left = len(operations)
+
+    def settle(self) -> None:
+        """All have been carried out, or have failed."""
+        if self.future.done():
+            return
+        if self.failure is not None and not self.answered:
+            self.future.set_exception(self.failure)
+        else:
+            self.future.set_result(self.answers[0] if self.single else self.answers)
+
+    def fail(self, failure: StoreError) -> None:
+        """Nothing will be carried out any more."""
+        if not self.future.done():
+            self.future.set_exception(failure)
+
+
+class _Task(NamedTuple):
+    """One operation of a job."""
+
+    job: Job
+    place: int
     operation: Operation
-    future: asyncio.Future[Any]
-    since: float
-    """When it was asked for, by the clock of `time.monotonic`."""
+
+
+class _Lanes:
+    """The operations that wait: renewals in one lane, others in another, so that both go on.
+
+    All on one name are in one lane at a time, because they must be carried out in order.
+    """
+
+    def __init__(self) -> None:
+        self._renewals = deque[_Task]()
+        self._others = deque[_Task]()
+        self._used = dict[str, list[Any]]()
+        """For each name, its lane, and how many of its operations are there."""
+
+    def __bool__(self) -> bool:
+        return bool(self._renewals or self._others)
+
+    def add(self, job: Job) -> None:
+        """Have these wait behind all that are there."""
+        for place, operation in enumerate(job.operations):
+            lane = self._renewals if operation.renews else self._others
+            for name in operation.names:
+                used = self._used.setdefault(name, [lane, 0])
+                used[1] += 1
+                lane = used[0]
+            lane.append(_Task(job, place, operation))
+
+    def take(self, most: int) -> list[_Task]:
+        """The operations that come next."""
+        others = min(len(self._others), max(most - len(self._renewals), most // _SHARE))
+        renewals = min(len(self._renewals), most - others)
+        return [
+            *(self._taken(self._renewals) for _ in range(renewals)),
+            *(self._taken(self._others) for _ in range(others)),
+        ]
+
+    def _taken(self, lane: deque[_Task]) -> _Task:
+        task = lane.popleft()
+        for name in task.operation.names:
+            used = self._used[name]
+            used[1] -= 1
+            if not used[1]:
+                del self._used[name]
+        return task
+
+    def take_all(self) -> list[_Task]:
+        """All that wait."""
+        tasks = [*self._renewals, *self._others]
+        self._renewals.clear()
+        self._others.clear()
+        self._used.clear()
+        return tasks
 
 
 class Work(Protocol):
@@ -66,6 +161,14 @@ class Worker:
         self._inbox = inbox
         self._loop = loop = asyncio.get_running_loop()
         self._jobs = queue.SimpleQueue[Job | None]()
+        self._lanes = _Lanes()
+        """What the thread has taken out of that; only the thread uses it, until it has ended."""
+        self._most = self._limit = _TOGETHER
+        """How many operations to carry out together now, and at most."""
+        self.progressed = time.monotonic()
+        """When operations were last carried out."""
+        self._going_on = True
+        """Whether `stop` is still to be called, as far as the thread knows."""
         self._begun: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
         self._dead: StoreError | None = None
@@ -93,26 +196,25 @@ class Worker:
 
     def call(self, operation: Operation) -> asyncio.Future[Any]:
         """Carry out an operation."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-        if self._dead is None:
-            self._jobs.put(Job(operation, future, time.monotonic()))
-        else:
-            future.set_exception(once_more(self._dead))
-        return future
+        return self._ask((operation,), single=True)
 
-    def _answered(
-        self,
-        futures: Sequence[asyncio.Future[Any]],
-        outcomes: Sequence[Outcome],
-        told: Sequence[Told],
-    ) -> None:
-        for future, outcome in zip(futures, outcomes, strict=True):
-            if future.done():
-                continue
-            if outcome.failure is not None:
-                future.set_exception(outcome.failure)
-            else:
-                future.set_result(outcome.answer)
+    def call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
+        """Carry these out; see `Operations._call_each`."""
+        return self._ask(operations, single=False)
+
+    def _ask(self, operations: Sequence[Operation], *, single: bool) -> asyncio.Future[Any]:
+        job = Job(operations, self._loop.create_future(), single=single)
+        if self._dead is not None:
+            job.fail(once_more(self._dead))
+        elif operations:
+            self._jobs.put(job)
+        else:
+            job.settle()
+        return job.future
+
+    def _answered(self, jobs: Sequence[Job], told: Sequence[Told]) -> None:
+        for job in jobs:
+            job.settle()
         for name, push in told:
             push.deliver(name, self._inbox)
 
@@ -121,10 +223,9 @@ class Worker:
         self._dead = why
         if not self._begun.done():
             self._begun.set_exception(once_more(why))
-        while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None and not job.future.done():
-                job.future.set_exception(once_more(why))
+        self._accept_all()
+        for job in {task.job: None for task in self._lanes.take_all()}:
+            job.fail(once_more(why))
         self._ended.set()
 
     # In the thread
@@ -136,7 +237,7 @@ class Worker:
 
     def tell(self, told: Sequence[Told]) -> None:
         """Deliver these pushes to the client."""
-        self.say(self._answered, (), (), told)
+        self.say(self._answered, (), told)
 
     def _run(self) -> None:
         why = refusal("the store is closed")
@@ -153,46 +254,72 @@ class Worker:
                 self.say(self._has_ended, why)
 
     def _serve(self) -> None:
-        going_on = True
-        while going_on and not self._loop.is_closed():
-            going_on = self._carry_out(self._gathered())
+        while (self._going_on or self._lanes) and not self._loop.is_closed():
+            if not self._lanes:
+                with contextlib.suppress(queue.Empty):
+                    self._accept(self._jobs.get(timeout=self._work.rest))
+            self._accept_all()
+            if tasks := self._lanes.take(self._most):
+                self._carry_out(tasks)
             self._work.look_after()
 
-    def _gathered(self) -> list[Job | None]:
-        """The operations to do together; none if there were none for `rest` seconds."""
-        try:
-            jobs = [self._jobs.get(timeout=self._work.rest)]
-        except queue.Empty:
-            return []
-        while len(jobs) < _TOGETHER and not self._jobs.empty():
-            jobs.append(self._jobs.get())
-        return jobs
+    def _accept_all(self) -> None:
+        """Put all that was asked for meanwhile into the lanes."""
+        while not self._jobs.empty():
+            self._accept(self._jobs.get())
 
-    def _carry_out(self, jobs: list[Job | None]) -> bool:
-        """Carry them out; False if one of them is the end."""
-        asked = [job for job in jobs if job is not None]
-        if asked:
-            try:
-                done = self._work.carry_out([job.operation for job in asked], asked[0].since)
-            except BaseException as error:
-                # Any error at all: nothing else would answer the callers.
-                unsure = self._work.failure(error)
-                unsure.refused = False
-                futures = [job.future for job in asked]
-                self.say(self._answered, futures, failed(unsure, len(asked)), ())
-                raise
-            outcomes = [*done.outcomes]
-            if not done.served:
-                # Operations asked for meanwhile would fail too, and have waited as long.
-                while not self._jobs.empty():
-                    jobs.append(self._jobs.get())
-                asked = [job for job in jobs if job is not None]
-                reason = outcomes[-1].failure
-                assert reason is not None
-                untried = refusal(str(reason), reason.__cause__)
-                outcomes += failed(untried, len(asked) - len(outcomes))
-            self.say(self._answered, [job.future for job in asked], outcomes, done.told)
-        return None not in jobs
+    def _accept(self, job: Job | None) -> None:
+        if job is None:
+            self._going_on = False
+        else:
+            self._lanes.add(job)
+
+    def _carry_out(self, tasks: list[_Task]) -> None:
+        operations = [task.operation for task in tasks]
+        try:
+            done = self._work.carry_out(operations, min(task.job.since for task in tasks))
+        except BaseException as error:
+            # Any error at all: nothing else would answer the callers.
+            unsure = self._work.failure(error)
+            unsure.refused = False
+            self._tell_outcomes(tasks, failed(unsure, len(tasks)), ())
+            raise
+        outcomes = [*done.outcomes]
+        if not done.served:
+            # Operations asked for meanwhile would fail too, and have waited as long.
+            self._accept_all()
+            tasks += self._lanes.take_all()
+            reason = outcomes[-1].failure
+            assert reason is not None
+            untried = refusal(str(reason), reason.__cause__)
+            outcomes += failed(untried, len(tasks) - len(outcomes))
+        else:
+            self.progressed = time.monotonic()
+            self._pace(done.held, len(operations))
+        self._tell_outcomes(tasks, outcomes, done.told)
+
+    def _pace(self, held: float, count: int) -> None:
+        """Take fewer together after those have kept others waiting for long, or as many again."""
+        if held > _STRETCH:
+            self._most = max(min(_FEWEST, self._limit), count // 2)
+        elif held < _STRETCH / 4 and count == self._most:
+            self._most = min(self._limit, 2 * self._most)
+
+    def _tell_outcomes(
+        self, tasks: Sequence[_Task], outcomes: Sequence[Outcome], told: Sequence[Told]
+    ) -> None:
+        """Have the event loop answer the jobs that are done."""
+        finished: list[Job] = []
+        for (job, place, _), (answer, failure) in zip(tasks, outcomes, strict=True):
+            job.left -= 1
+            if failure is None:
+                job.answers[place] = answer
+                job.answered = True
+            else:
+                job.failure = failure
+            if not job.left:
+                finished.append(job)
+        self.say(self._answered, finished, told)
 
 
 def retrieve(done: asyncio.Future[Any]) -> None:

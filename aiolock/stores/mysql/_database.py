@@ -35,6 +35,8 @@ IDLE: Final = 1
 """Seconds after which the server ends the transaction, with its locks, of a stopped client."""
 _PATIENCE: Final = 5.0
 """Seconds after which an operation that fails is not tried any more."""
+_WAITED: Final = 2.5
+"""Seconds of that, at most, which it may have waited until those before it were carried out."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
 _GRACE: Final = 5_000_000
@@ -101,6 +103,8 @@ class Database:
         self._owed = dict[str, None]()
         """Clients that may have pushes to read and may not have been rung."""
         self._says = dict[str, tuple[str, int]]()
+        self._held = 0.0
+        """For how many seconds the last transaction had its rows before it was to be committed."""
         self._swept: bytes | None = None
         """Behind which name the next sweep goes on; None before the first."""
 
@@ -223,12 +227,15 @@ class Database:
         self, operations: Sequence[Operation], since: float, *, again: bool = False
     ) -> CarriedOut:
         """Carry these out, in order, in one transaction; ``again``: that may be done already."""
+        since = max(since, time.monotonic() - _WAITED)
         pause = 0.0
         while True:
+            self._held = 0.0
             try:
                 if not self.link.is_up:
                     self._connect()
                 answers, told = self._together(operations, again=again)
+                held = self._held
             except Failed as fault:
                 return self._apart(fault.why, operations, since, again=again)
             except Exception as error:  # noqa: BLE001  # no error may end the thread
@@ -241,11 +248,14 @@ class Database:
                 if not self._may_be_tried_again(cause, since):
                     failure = self._failure(cause, refused=not again)
                     return CarriedOut(failed(failure, len(operations)), (), served=False)
+                if self._held > IDLE / 2 and len(operations) > 1 and _errors.is_lost(cause):
+                    # The server ends a transaction that says nothing for as long.
+                    return self._apart(cause, operations, since, again=again)
                 time.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
             else:
                 self._ring_owed()
-                return CarriedOut([Outcome(answer) for answer in answers], told)
+                return CarriedOut([Outcome(answer) for answer in answers], told, held=held)
 
     def _may_be_tried_again(self, error: BaseException, since: float) -> bool:
         if _errors.is_in_the_way(error):
@@ -268,21 +278,25 @@ class Database:
     def _apart(
         self, why: BaseException, operations: Sequence[Operation], since: float, *, again: bool
     ) -> CarriedOut:
-        """One of them cannot be carried out: give each a transaction of its own."""
+        """They cannot be carried out together, because of one perhaps: do so with each half."""
         self._roll_back()
         if len(operations) == 1:
             return CarriedOut([Outcome(None, self._failure(why, refused=not again))], ())
         outcomes: list[Outcome] = []
         told: list[Told] = []
-        for number, operation in enumerate(operations):
-            (outcome,), more, served = self.carry_out((operation,), since, again=again)
-            outcomes.append(outcome)
-            told += more
-            if not served:
-                assert outcome.failure is not None
-                outcomes += failed(once_more(outcome.failure), len(operations) - number - 1)
+        held = 0.0
+        middle = len(operations) // 2
+        for half in (operations[:middle], operations[middle:]):
+            done = self.carry_out(half, since, again=again)
+            outcomes += done.outcomes
+            told += done.told
+            held = max(held, done.held)
+            if not done.served:
+                failure = outcomes[-1].failure
+                assert failure is not None
+                outcomes += failed(once_more(failure), len(operations) - len(outcomes))
                 return CarriedOut(outcomes, told, served=False)
-        return CarriedOut(outcomes, told)
+        return CarriedOut(outcomes, told, held=held)
 
     def _together(
         self, operations: Sequence[Operation], *, again: bool
@@ -297,6 +311,7 @@ class Database:
             again=again,
         )
         transaction.load([name for each in operations for name in each.names], self._guard)
+        loaded = time.monotonic()
         answers = [_carried_out(operation, transaction) for operation in operations]
         mine: list[Told] = []
         theirs: list[Told] = []
@@ -317,6 +332,7 @@ class Database:
             *self._guard.after,
         ]
         self._owed |= dict.fromkeys(bells)
+        self._held = time.monotonic() - loaded
         self._commit(writing, [bell for bell in bells.values() if bell is not None])
         if self.link.is_up:
             for client in bells:

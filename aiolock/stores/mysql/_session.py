@@ -115,7 +115,13 @@ class Session:
 
     def call(self, operation: Operation) -> asyncio.Future[Any]:
         """Carry out an operation."""
-        future = self._worker.call(operation)
+        return self._watched(self._worker.call(operation))
+
+    def call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
+        """Carry these out, each by itself."""
+        return self._watched(self._worker.call_each(operations))
+
+    def _watched(self, future: asyncio.Future[Any]) -> asyncio.Future[Any]:
         self._under_way[future] = time.monotonic()
         future.add_done_callback(self._is_done)
         if self._watch is None:
@@ -129,14 +135,21 @@ class Session:
             self._ear.hurry()
 
     def _keep_watch(self) -> None:
-        """Make sure that no caller waits for too long; runs while there are any."""
-        now = time.monotonic()
-        if any(now - since > _LONGEST for since in self._under_way.values()):
+        """Make sure that no caller waits for a server that does not answer.
+
+        It waits for those that were asked for earlier, as long as these are carried out.
+        """
+        now, progressed = time.monotonic(), self._worker.progressed
+        oldest = max(next(iter(self._under_way.values()), now), progressed)
+        if now - oldest > _LONGEST:
             self._database.link.break_()
             self._ear.drop()
-        for future, since in list(self._under_way.items()):
-            if now - since > _GIVES_UP and not future.done():
-                future.set_exception(self._gave_up())
+        if now - progressed > _GIVES_UP:
+            for future, since in list(self._under_way.items()):
+                if now - since <= _GIVES_UP:
+                    break
+                if not future.done():
+                    future.set_exception(self._gave_up())
         again = self._under_way
         self._watch = self._loop.call_later(_WATCH, self._keep_watch) if again else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aiolock.store import Inbox, Page
@@ -60,6 +61,11 @@ class MySQLStore(Operations):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.set_exception(refusal("the store is closed"))
         return future
+
+    def _call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
+        if self._session is None:
+            return super()._call_each(operations)
+        return self._session.call_each(operations)
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
         def read(steps: Steps) -> Page:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -129,39 +130,46 @@ class Database:
         try:
             self._follow()
             self._connection.wait_for(patience)
-            answers, told, theirs = self._together(operations, sweep=sweep)
+            answers, told, theirs, held = self._together(operations, sweep=sweep)
         except _Failed as fault:
             if len(operations) == 1:
                 return CarriedOut([Outcome(None, failure(self._path, fault.__cause__))], [])
-            return self._each_by_itself(operations, patience)
+            return self._in_halves(operations, patience)
         except Exception as error:  # noqa: BLE001  # no error may end the thread
             return CarriedOut(failed(failure(self._path, error), len(operations)), [], served=False)
         for client in theirs:
             # It is committed. A client that the ring does not reach asks by itself, later.
             with contextlib.suppress(Exception):
                 self._presence.ring(client)
-        return CarriedOut([Outcome(answer) for answer in answers], told)
+        return CarriedOut([Outcome(answer) for answer in answers], told, held=held)
 
-    def _each_by_itself(self, operations: Sequence[Operation], patience: float) -> CarriedOut:
-        """One of them cannot be carried out: give each a transaction of its own."""
+    def _in_halves(self, operations: Sequence[Operation], patience: float) -> CarriedOut:
+        """One of them cannot be carried out: find it, and carry out the others."""
         outcomes: list[Outcome] = []
         told: list[Told] = []
-        for number, operation in enumerate(operations):
-            (outcome,), more, served = self._carry_out((operation,), patience)
-            outcomes.append(outcome)
-            told += more
-            if not served:
-                assert outcome.failure is not None
-                rest = len(operations) - number - 1
-                outcomes += failed(once_more(outcome.failure), rest)
+        held = 0.0
+        middle = len(operations) // 2
+        for half in (operations[:middle], operations[middle:]):
+            done = self._carry_out(half, patience)
+            outcomes += done.outcomes
+            told += done.told
+            held = max(held, done.held)
+            if not done.served:
+                failure = outcomes[-1].failure
+                assert failure is not None
+                outcomes += failed(once_more(failure), len(operations) - len(outcomes))
                 return CarriedOut(outcomes, told, served=False)
-        return CarriedOut(outcomes, told)
+        return CarriedOut(outcomes, told, held=held)
 
     def _together(
         self, operations: Sequence[Operation], *, sweep: bool
-    ) -> tuple[list[Any], list[Told], dict[str, None]]:
-        """Their answers, the pushes for this client, and the other clients to ring."""
+    ) -> tuple[list[Any], list[Told], dict[str, None], float]:
+        """Their answers, the pushes for this client, and the other clients to ring.
+
+        Last, for how many seconds it has kept all others out.
+        """
         transaction = self._connection.begin()
+        began = time.monotonic()
         try:
             told, last = self._connection.left_for(self._client, self._read)
             if last > self._removed:
@@ -183,7 +191,7 @@ class Database:
             self._connection.roll_back()
             raise
         self._read = self._removed = last
-        return answers, told, theirs
+        return answers, told, theirs, time.monotonic() - began
 
     # Forks: SQLite tracks file locks per process, and a child would count on its parent's
 

@@ -93,6 +93,10 @@ class Session:
         """Carry out an operation."""
         return self._worker.call(operation)
 
+    def call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
+        """Carry these out, each by itself."""
+        return self._worker.call_each(operations)
+
     async def _listen(self) -> None:
         """Listen to the bell that the others ring now."""
         *old, bell = self._presence.bells
