@@ -603,7 +603,7 @@ def test_a_client_that_is_made_while_another_thread_forks(
 
     monkeypatch.setattr(_database, "_all", Known())
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
-    Database(path, "aiolock", "ada", presence, replaced=bool)
+    Database(path, "aiolock", "ada", presence, path, lost=list, replaced=bool)
     assert kept_out == [True]
 
 
@@ -644,7 +644,7 @@ def test_two_forks_at_once(path: Path) -> None:
         ended.set()
 
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
-    database = Database(path, "aiolock", "ada", presence, replaced=bool)
+    database = Database(path, "aiolock", "ada", presence, path, lost=list, replaced=bool)
     database.open()
     try:
         _database._before_fork()
@@ -1188,7 +1188,7 @@ async def test_a_file_that_two_clients_have_where_the_kernel_has_no_such_locks(
     fcntl = pytest.importorskip("fcntl")
 
     def refuse(_file: int, command: int, *_: object) -> None:
-        assert command == fcntl.F_OFD_SETLK
+        assert command in {fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK}
         raise OSError(errno.EINVAL, "there are none here")
 
     has_none = SimpleNamespace(**{**vars(fcntl), "fcntl": refuse})
@@ -1287,7 +1287,7 @@ def test_a_snapshot_between_two_operations(path: Path) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""
     ada, form = Waiter("ada", 1), Form(3000)
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
-    database = Database(path, "aiolock", "ada", presence, lambda: None)
+    database = Database(path, "aiolock", "ada", presence, path, lost=list, replaced=bool)
     database.open()
 
     def takes(step: Step) -> Answer:
@@ -1330,7 +1330,11 @@ def test_whatever_opens_the_file_again(path: Path) -> None:
     """What is known of it may be wrong, also where the new file has the number of the old one."""
     replaced: list[str] = []
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
-    database = Database(path, "aiolock", "ada", presence, lambda: replaced.append("!"))
+    database = Database(
+        *(path, "aiolock", "ada", presence, path),
+        lost=list,
+        replaced=lambda: replaced.append("!"),
+    )
     database.open()
     database.sweep()
     assert not replaced
@@ -1601,7 +1605,7 @@ async def test_what_cannot_be_fetched_is_tried_less_and_less_often(
             patched.setattr(session, "_loop", noted)
             for future in (*[failed] * 8, done, failed):
                 session._fetched(future)
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.1]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 0.1]
 
 
 async def test_nothing_is_left_of_what_is_over(path: Path, url: str) -> None:
@@ -1673,7 +1677,7 @@ async def test_sweeps_follow_each_other_while_names_are_forgotten(
         with contextlib.closing(sqlite3.connect(path)) as database:
             names = "SELECT count(*) FROM names"
             await until(lambda: database.execute(names).fetchone() == (0,))
-        await until(lambda: session_of(client).rest == 5.0)
+        await until(lambda: session_of(client).rest == _session.HEARTBEAT)
 
 
 async def test_what_nobody_asks_for_is_forgotten(

@@ -25,6 +25,8 @@ _TOGETHER: Final = 256
 _FEWEST: Final = 16
 _STRETCH: Final = 0.1
 """Seconds for which these may keep others waiting, and a server: fewer are taken after that."""
+_LOOK: Final = 0.05
+"""Seconds between looks of the thread for whether an event loop that it waits for is closed."""
 _SHARE: Final = 4
 """This part of them is left to operations that renew nothing, while many leases are due."""
 
@@ -238,6 +240,16 @@ class Worker:
     def tell(self, told: Sequence[Told]) -> None:
         """Deliver these pushes to the client."""
         self.say(self._answered, (), told)
+
+    def wait_for_loop(self, within: float) -> bool:
+        """Return when the event loop has done what it was told; False if that takes longer."""
+        done = threading.Event()
+        self.say(done.set)
+        until = time.monotonic() + within
+        while not self._loop.is_closed() and not done.wait(_LOOK):
+            if time.monotonic() > until:
+                return False
+        return True
 
     def _run(self) -> None:
         why = refusal("the store is closed")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
 from aiolock.errors import StoreError
+from aiolock.stores._codec import UNREADABLE, decode
 from aiolock.stores._operations import Told
 from aiolock.stores._protocols import spoken, works_beside
+from aiolock.stores.machine import PushLost
 from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._failures import name
+from aiolock.stores.sqlite._filelock import hide_open, show_open
 from aiolock.stores.sqlite._files import Files, Identity
-from aiolock.stores.sqlite._places import check_place
+from aiolock.stores.sqlite._marks import Marks
+from aiolock.stores.sqlite._places import check_file, check_place
 from aiolock.stores.sqlite._presence import Presence
 from aiolock.stores.sqlite._transaction import Transaction, left_for
 
@@ -25,6 +31,10 @@ BUSY: Final = 4.0
 _LOG: Final = 4 << 20
 """Bytes of the log, at most, that are kept when it is no longer needed."""
 _OPENINGS: Final = 5
+_LOOK: Final = 0.005
+_PAGE: Final = 100
+LOST: Final = "the SQLite file was removed or replaced, or its path leads to another one now"
+"""Why all leases of a client are lost."""
 
 _SCHEMA: Final = """
 CREATE TABLE names (
@@ -51,17 +61,21 @@ CREATE TABLE clock (boot TEXT NOT NULL, began INTEGER NOT NULL);
 class Connection:
     """One connection, which is opened again when the file was replaced."""
 
-    def __init__(self, path: Path, prefix: str, presence: Presence) -> None:
+    def __init__(self, path: Path, prefix: str, presence: Presence, given: Path) -> None:
+        """``given``: the path in the URL, which has led to ``path``."""
         self._path = path
         self._name = name(path)
         self._prefix = prefix
         self._presence = presence
-        self._files = Files(path, presence.directory)
+        self._files = Files(path, presence.directory, given)
+        self._marks = Marks(path)
         self._database: sqlite3.Connection | None = None
         self._kept_open: int | None = None
         self._identity: Identity | None = None
         """The identity of the open files; None if they must be opened again."""
         self._patience = BUSY
+        self._last_fence = 0
+        """The last fence that was granted by it, when it was last looked at."""
         self.last_number = 0
         """The number of the last push that was left for anybody, when the file was opened."""
         self.protocol = VERSION
@@ -70,7 +84,9 @@ class Connection:
     def open(self) -> None:
         """Open the file that is there now; make it if there is none."""
         self.close()
+        self._files.check_given()
         check_place(self._path)
+        check_file(self._path)
         with self._files.opened_by_one(BUSY) as guard:
             for _ in range(_OPENINGS):
                 if self._is_opened(guard):
@@ -79,10 +95,14 @@ class Connection:
 
     def _is_opened(self, guard: int) -> bool:
         """Open it, which may have to wait; False if the file was replaced meanwhile."""
-        if not self._files.exists():
+        identity = self._files.identity()
+        self._keep_open(guard)  # before SQLite looks into it
+        if self._are_others_replaced(identity):
+            return False
+        before = identity[0]
+        if before is None:
             # A log without its file is useless, and an error to SQLite.
-            self._files.remove()
-        before = self._files.identity()[0]
+            self._files.remove(*identity)
         database = self._database = sqlite3.connect(
             self._path,
             isolation_level=None,
@@ -91,18 +111,87 @@ class Connection:
         )
         try:
             self._set_up(database)
-            identity: Identity = (None,)
-            with contextlib.suppress(FileNotFoundError):  # removed just now: try again
-                self._kept_open = self._files.keep_open(guard)
-                identity = self._files.identity()
+            identity = self._files.identity()
+            self._keep_open(guard)
+            if self._kept_open is not None:
+                show_open(self._kept_open)
         except BaseException:
             self.close()
             raise
-        if None in identity or before not in (None, identity[0]):
+        if None in identity or before not in (None, identity[0]) or not self._is_kept(identity):
             self.close()
             return False
+        self._marks.set_files(identity)
         self._identity, self._patience = identity, BUSY
+        self._last_fence = 0
         return True
+
+    def _keep_open(self, guard: int) -> None:
+        """Mark the file as open at this place; `StoreError` if it is open at another one."""
+        if self._kept_open is not None:
+            return
+        file = self._kept_open = self._files.keep_open(guard)
+        if file is not None:
+            self._marks.set_place(file)
+            if self._marks.is_elsewhere(file):
+                self.close()
+                raise StoreError(
+                    f"{self._name} is in use by another path: by another name, or in another"
+                    " directory (it was moved, or the file alone is mounted). Each path has a log"
+                    " of its own, so one would not see what the other locks. Let all use one path,"
+                    " and mount its directory"
+                )
+
+    def _is_kept(self, identity: Identity) -> bool:
+        """Whether what is kept open is the file that was opened."""
+        if self._kept_open is None:
+            return True
+        found = os.fstat(self._kept_open)
+        return (found.st_dev, found.st_ino) == identity[0]
+
+    def _are_others_replaced(self, identity: Identity) -> bool:
+        """Whether others had files before these; they have let go of them, and of their leases.
+
+        If a part is missing, the rest is not whole; and a log may be that of another file.
+        """
+        if not self._marks.others_remain(identity):
+            return False
+        is_theirs = self._kept_open is not None and self._marks.is_shared(self._kept_open)
+        self._presence.ring_all()
+        until = time.monotonic() + BUSY
+        while self._marks.others_remain(identity):
+            if time.monotonic() > until:
+                self.close()
+                raise StoreError(
+                    f"{self._name} was removed or replaced while it was in use, and a client has"
+                    f" had the one before for {BUSY:g} s since, though each looks once a second:"
+                    " it may still count on what it holds there. Its process may be stopped, or"
+                    " its event loop blocked: end it"
+                )
+            time.sleep(_LOOK)
+        self.close()
+        self._files.remove(*identity[0 if is_theirs else 1 :])
+        return True
+
+    def held_by(self, client: str) -> Generator[list[Told]]:
+        """What a client holds by the files that it has open, some names at a time, as lost."""
+        last, end = f"{self._prefix}\0".encode(), f"{self._prefix}\1".encode()
+        while self._database is not None:
+            rows = self.execute(
+                "SELECT name, state FROM names WHERE name > ? AND name < ? ORDER BY name LIMIT ?",
+                (last, end, _PAGE),
+            ).fetchall()
+            lost: list[Told] = []
+            for key, text in rows:
+                with contextlib.suppress(*UNREADABLE):
+                    name = key.decode().partition("\0")[2]
+                    for waiter, fence in decode(text).holders:
+                        if waiter.client == client:
+                            lost.append(Told(name, PushLost(waiter, fence, LOST)))
+            yield lost
+            if len(rows) < _PAGE:
+                return
+            last = rows[-1][0]
 
     def _set_up(self, database: sqlite3.Connection) -> None:
         self._check(database)
@@ -173,15 +262,20 @@ class Connection:
         Then the new file may know nothing of any name. (The same inode number proves nothing: a new
         file may get it once no process has the old one open.)
         """
-        identity = self._files.identity()
-        if identity == self._identity:
+        before, identity = self._identity, self._files.identity()
+        if identity == before:
             return False
-        if self._identity is not None and identity[0] == self._identity[0]:
-            # The file is the same, but its log or index is not: a process that has them open is cut
-            # off from the others. So all of them must get a new file.
-            with self._files.opened_by_one(BUSY):
-                if self._files.identity() == identity:
-                    self._files.remove()
+        self.close()  # whoever is opening the new ones waits for that
+        if before is not None:
+            # If the file is the same, but its log or index is not, a process that has them open is
+            # cut off from the others: all of them must get a new file. A log that is the same is
+            # not that of a new file.
+            same = identity[0] == before[0]
+            old = [each for each in identity if each is not None and (same or each in before)]
+            if old:
+                with self._files.opened_by_one(BUSY):
+                    if self._files.identity() == identity:
+                        self._files.remove(*old)
         self.open()
         return True
 
@@ -191,15 +285,23 @@ class Connection:
 
     def close(self) -> None:
         """Close all. Idempotent."""
+        with contextlib.suppress(OSError):
+            if self.is_whole():
+                # Before SQLite closes: if it is the last, it removes the log, and nobody must take
+                # that for somebody else's doing. Otherwise behind that: it would remove a new log.
+                self._marks.clear()
         self._identity = None
         if self._kept_open is not None:
             # Before SQLite closes: otherwise our own lock would keep it from being the last, and
             # the log would be left.
-            os.close(self._kept_open)
-            self._kept_open = None
+            hide_open(self._kept_open)
         if self._database is not None:
             self._database.close()
             self._database = None
+        if self._kept_open is not None:  # only now may it be opened at another place
+            os.close(self._kept_open)
+            self._kept_open = None
+        self._marks.clear()
 
     def wait_for(self, patience: float) -> None:
         """From now on, wait this many seconds for the transactions of others."""
@@ -225,6 +327,7 @@ class Connection:
             if self.execute("PRAGMA user_version").fetchone() != (self.protocol,):
                 self.protocol = self._check(self._database)  # a later version has come
             fence, *clock = self.execute("SELECT last, boot, began FROM fence, clock").fetchone()
+            self._check_fence(fence)
             if tuple(clock) != self._began:
                 # Another process took all of us for dead, and has set the clock anew.
                 self._set_clock(self._database)
@@ -232,6 +335,15 @@ class Connection:
         except BaseException:
             self.roll_back()
             raise
+
+    def _check_fence(self, fence: int) -> None:
+        if fence < self._last_fence:
+            self.close()
+            raise StoreError(
+                f"{self._name} was set back, as by a backup that is restored over it: what was"
+                " granted since is forgotten. End all who use it before you restore it"
+            )
+        self._last_fence = fence
 
     def commit(self) -> None:
         """Commit the transaction."""

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,14 +49,22 @@ class Database:
         prefix: str,
         client: str,
         presence: Presence,
+        given: Path,
+        *,
+        lost: Callable[[Iterable[Sequence[Told]]], object],
         replaced: Callable[[], object],
     ) -> None:
-        """``replaced`` is called when the file is another one, which knows nothing of any name."""
+        """``given``: the path in the URL, which has led to ``path``.
+
+        ``lost`` must make these losses known, before it returns. ``replaced`` is called when the
+        file is another one, which knows nothing of any name.
+        """
         self._path = path
         self._client = client
         self._presence = presence
+        self._lost = lost
         self._replaced = replaced
-        self._connection = Connection(path, prefix, presence)
+        self._connection = Connection(path, prefix, presence, given)
         self._read = self._removed = 0
         """Of the client's pushes, the last that was read, and the last that was removed."""
         self.forgot = False
@@ -94,6 +102,11 @@ class Database:
         with self._mutex:
             yield
 
+    def look(self) -> None:
+        """See whether the file is still the one that others find."""
+        with self._mutex, contextlib.suppress(sqlite3.Error, OSError):  # an operation fails with it
+            self._follow()
+
     def carry_out(self, operations: Sequence[Operation]) -> CarriedOut:
         """Carry out these operations, in order: all in one transaction."""
         with self._mutex:
@@ -117,6 +130,11 @@ class Database:
         return CarriedOut([Outcome(None)] * times, told)
 
     def _follow(self) -> None:
+        if self._connection.is_whole():
+            return
+        # Others find other files than ours, and wait until we have left these: what we hold by
+        # them is lost, first of all.
+        self._lost(self._connection.held_by(self._client))
         if self._connection.follow():
             # It may be the same file, as after a fork. Another one has no pushes for us before we
             # have asked for anything there, so they have higher numbers than any that it has given.

@@ -33,6 +33,7 @@ else:
     import fcntl
     import struct
 
+    _Lock = struct.Struct("hhqqi")
     _SHARED = 0x40000002, 510
     """Where SQLite locks a database file: shared while it has that open, and exclusively while it
     closes the file as the last. The first byte, and how many."""
@@ -55,14 +56,43 @@ else:
 
 
 def show_open(file: int) -> bool:
-    """Show SQLite in any process that somebody has this database open, until ``file`` is closed.
+    """Show SQLite in any process that somebody has this database open, until `hide_open`.
 
     It has such a lock of its own. But that belongs to the process, and the kernel drops it as soon
     as the process closes the file anywhere, after a look into it, say. This one belongs to the open
     file. Only Linux has such locks: elsewhere, and on a file system without them, this is False.
     """
+    return _set(file, "F_RDLCK", *_SHARED)
+
+
+def hide_open(file: int) -> None:
+    """SQLite is about to close it: otherwise nobody would ever be the last."""
+    _set(file, "F_UNLCK", *_SHARED)
+
+
+def mark(file: int, at: int) -> bool:
+    """Mark a byte of a file or directory, until it is closed, in addition to all who do the same.
+
+    False where there are no such locks.
+    """
+    return _set(file, "F_RDLCK", at, 1)
+
+
+def is_marked(file: int, first: int, count: int) -> bool:
+    """Whether another open file has marked one of these bytes. Marks of ``file`` do not count."""
+    if sys.platform != "linux" or not count:
+        return False
+    question = _Lock.pack(fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
+    try:
+        answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, question)
+    except OSError:
+        return False
+    return bool(_Lock.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def _set(file: int, kind: str, first: int, count: int) -> bool:
     if sys.platform == "linux":
-        lock = struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, *_SHARED, 0)
+        lock = _Lock.pack(getattr(fcntl, kind), os.SEEK_SET, first, count, 0)
         with contextlib.suppress(OSError):
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
             return True

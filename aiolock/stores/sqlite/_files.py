@@ -26,36 +26,46 @@ _LOOK: Final = 0.005
 class Files:
     """A database file, its log and its index."""
 
-    def __init__(self, path: Path, directory: Path) -> None:
+    def __init__(self, path: Path, directory: Path, given: Path) -> None:
+        """``given``: the path in the URL, which led to ``path`` when the client was made."""
         self._paths = (path, *(path.with_name(f"{path.name}{suffix}") for suffix in _BESIDE))
+        self._given = given
         self._guard = directory / "opening"
 
     def identity(self) -> Identity:
-        """The identity of the present files."""
-        return tuple(map(_identity, self._paths))
+        """The identity of the present files, and of the one to which the URL leads."""
+        return tuple(map(_identity, (self._given, *self._paths[1:])))
 
-    def exists(self) -> bool:
-        """Whether the file is there."""
-        return self._paths[0].exists()
+    def check_given(self) -> None:
+        """`StoreError` if the URL leads to another path than when the client was made."""
+        now = Path(os.path.realpath(self._given))
+        if now != self._paths[0]:
+            raise StoreError(
+                f"{self._given} leads to {now} now, and this client has {self._paths[0]}, where"
+                " others do not find it: give the locks a path that stays, without a link that is"
+                " switched, and open a new client"
+            )
 
     def keep_open(self, guard: int) -> int | None:
-        """An open file, which keeps others from removing the log as if nobody used it.
+        """The database file, open to be marked, and to be shown as open (`show_open`).
 
-        None where that cannot be shown; ``guard`` is what `opened_by_one` gives.
+        None where that cannot be done, or where it is not there yet; ``guard`` is what
+        `opened_by_one` gives.
         """
-        # Without such a lock, an open file does harm: to close it drops SQLite's own locks, also
+        # Without such locks, an open file does harm: to close it drops SQLite's own locks, also
         # those of other clients in this process. So this is tried where SQLite locks nothing.
         if not show_open(guard):
             return None
-        file = os.open(self._paths[0], os.O_RDONLY)
-        show_open(file)
-        return file
+        try:
+            return os.open(self._paths[0], os.O_RDONLY)
+        except (FileNotFoundError, PermissionError):  # which SQLite says, too
+            return None
 
-    def remove(self) -> None:
-        """Remove those that are there, the database file first."""
+    def remove(self, *which: tuple[int, int] | None) -> None:
+        """Remove those of these that are still there, the database file first."""
         for path in self._paths:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            if (found := _identity(path)) is not None and found in which:
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def opened_by_one(self, within: float) -> Generator[int]:
@@ -132,6 +142,6 @@ def is_at(path: Path, file: int) -> bool:
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino

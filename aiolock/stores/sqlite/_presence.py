@@ -150,6 +150,12 @@ class Presence:
         """Tell it that there are pushes to fetch."""
         _bell.ring(self._socket(client), self.says(client).port)
 
+    def ring_all(self) -> None:
+        """Have all others look at the file."""
+        for client in self.others():
+            with contextlib.suppress(OSError):  # it looks by itself, a little later
+                self.ring(client)
+
     def clean_up(self) -> None:
         """Remove the files of clients that are gone."""
         now = time.time()

@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from aiolock.errors import StoreError
 from aiolock.store import Inbox
-from aiolock.stores._operations import Operation
+from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker, retrieve
 from aiolock.stores.sqlite._bell import Bell
+from aiolock.stores.sqlite._connection import BUSY
 from aiolock.stores.sqlite._database import FETCH, Database
 from aiolock.stores.sqlite._failures import failure
 from aiolock.stores.sqlite._presence import Presence
 
-HEARTBEAT: Final = 5.0
-"""Seconds after which a client checks whether the others still see it."""
+HEARTBEAT: Final = 1.0
+"""Seconds after which a client checks whether the others still see it, and have the same file."""
 SWEEP: Final = 60.0
 """Seconds after which it looks for things of others that nobody needs any more."""
 _SOON: Final = 1.0
@@ -39,13 +41,15 @@ class Session:
 
     def __init__(self, path: Path, prefix: str, client: str, inbox: Inbox) -> None:
         # Resolve the path: one file has one directory of clients, by whatever path it is reached.
-        self._path = path = Path(os.path.realpath(path))
+        given, self._path = path, Path(os.path.realpath(path))
+        path = self._path
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._worker = Worker("sqlite", self, inbox)
         self._presence = Presence(path.with_name(f"{path.name}.clients"), client)
         self._database = Database(
-            *(path, prefix, client, self._presence),
+            *(path, prefix, client, self._presence, given),
+            lost=self._lose,
             replaced=lambda: self._worker.say(self._come_back),
         )
         self._look_at = self._sweep_at = 0.0
@@ -160,6 +164,7 @@ class Session:
             if now >= self._look_at:
                 self._look_at = now + HEARTBEAT
                 self._look()
+                self._database.look()
             if now >= self._sweep_at:
                 self._sweep_at = now + SWEEP
                 with self._database.no_fork():
@@ -174,6 +179,17 @@ class Session:
             with self._database.no_fork():
                 self._presence.enter()
             self._worker.say(self._come_back)
+
+    def _lose(self, lost: Iterable[Sequence[Told]]) -> None:
+        """Tell the client of these losses; returns when it knows of them."""
+        with contextlib.suppress(sqlite3.Error):  # it finds the others lost when it renews them
+            for some in lost:
+                self._worker.tell(some)
+        if not self._worker.wait_for_loop(BUSY):
+            raise StoreError(
+                f"the file {self._path} was removed or replaced, and the event loop that is to know"
+                f" it has stood still for {BUSY:g} s"
+            )
 
     def end(self) -> None:
         """Leave, and close the file."""
