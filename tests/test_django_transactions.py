@@ -572,9 +572,11 @@ async def test_a_cancelled_view_holds_its_lock_until_its_thread_has_ended() -> N
 @pytest.mark.usefixtures("database")
 async def test_a_view_that_waits_no_more_for_its_thread_holds_its_lock_until_it_has_ended() -> None:
     """A time-out of the view's own does not end a thread either."""
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
+    patience = list[asyncio.Timeout]()
 
     def work() -> None:
+        begun.set()
         go.wait(60)
         add()
         connections.close_all()
@@ -582,7 +584,8 @@ async def test_a_view_that_waits_no_more_for_its_thread_holds_its_lock_until_it_
     @locked("a")
     async def view(request: HttpRequest) -> HttpResponse:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.01):
+            async with asyncio.timeout(None) as limit:
+                patience.append(limit)
                 await sync_to_async(work)()
         answered.set()
         return HttpResponse("too slow")
@@ -591,6 +594,8 @@ async def test_a_view_that_waits_no_more_for_its_thread_holds_its_lock_until_it_
     with override_settings(AIOLOCK={"target": MemoryServer()}):
         lock = (await client_of_loop()).lock("a")
         asked = asyncio.create_task(view(AsyncRequestFactory().get("/")))
+        await until(begun.is_set)
+        patience[0].reschedule(asyncio.get_running_loop().time())
         await answered.wait()
         assert await lock.locked()
         go.set()
