@@ -244,6 +244,30 @@ async def test_acquisition_that_does_not_wait_ends_in_time_without_an_answer(
 
 
 @virtual
+async def test_link_that_stays_broken_is_logged_with_its_latest_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once in each outage that lasts; an error names the latest cause as well."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
+        waiters = client._engine.waiters
+        for _ in range(2):
+            caplog.clear()
+            waiters.link(ConnectionResetError("cut"))
+            for _ in range(8):
+                await asyncio.sleep(1)
+                waiters.link(PermissionError("wrong password"))
+            faulty.hold("acquire")
+            with pytest.raises(StoreError, match="the link to it is broken: wrong password"):
+                await client.lock("a").acquire(blocking=False)
+            faulty.resume()
+            waiters.link(None)
+            first, still, _ = [record.getMessage() for record in caplog.records]
+            assert "broke: cut" in first
+            assert still == "aiolock: the link to the store is still broken: wrong password"
+
+
+@virtual
 async def test_closed_while_it_waited() -> None:
     """Who waits when its client is closed is told for what it waited."""
     server = MemoryServer()

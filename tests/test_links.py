@@ -40,6 +40,19 @@ def test_down_with_the_first_and_up_with_the_last() -> None:
     assert heard == [broken, None]
 
 
+def test_why_it_cannot_be_made_again() -> None:
+    """The latest reason is told each time: the first may have been that somebody cut it."""
+    link, heard = links()
+    cut, refused, forbidden = OSError("cut"), OSError("refused"), OSError("forbidden")
+    link.failing("commands", refused)  # it is up
+    link.down("commands", cut)
+    link.failing("commands", refused)
+    link.failing("subscription", refused)  # it is up
+    link.down("commands", forbidden)  # it was made, and did not serve
+    link.up("commands")
+    assert heard == [cut, refused, forbidden, None]
+
+
 def test_before_it_is_open_and_after() -> None:
     """What goes wrong while it is being opened, or closed, is told otherwise."""
     link, heard = links(observed=False)

@@ -303,7 +303,7 @@ async def test_a_link_that_is_made_while_another_thread_forks() -> None:
     made = threading.Event()
 
     def makes() -> None:
-        _link.Link("connect_timeout=3", greet=_never, up=_never, down=_never)
+        _link.Link("connect_timeout=3", greet=_never, up=_never, down=_never, failing=_never)
         made.set()
 
     _link._before_fork()
@@ -1102,7 +1102,9 @@ def test_a_dark_host_leaves_time_for_the_next() -> None:
     """They are tried one after the other, each for as long as it is allowed to take."""
     store = aiolock.connect("postgresql://app@a,b,c/x")._engine.store
     assert isinstance(store, PostgresStore)
-    link = _link.Link(store._settings.commands, greet=_never, up=_never, down=_never)
+    link = _link.Link(
+        store._settings.commands, greet=_never, up=_never, down=_never, failing=_never
+    )
     assert link._patience >= 3 * 3 + 4
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -22,10 +24,15 @@ _PATIENCE: Final = 10.0
 """Questions that fail for this many seconds or more are an error: as long as a store tries the
 first question."""
 
+_STILL: Final = 3.0
+"""Seconds after which it is logged why a broken link could not be made again."""
+
 _LOST: Final = {"expired": LossReason.EXPIRED, "broken": LossReason.BROKEN}
 """The reasons that a store gives; any other is from a later version."""
 
 _PLACED: Final = (Granted, Queued)
+
+_log = logging.getLogger("aiolock")
 
 
 class Waiters:
@@ -44,6 +51,8 @@ class Waiters:
         self._displaced: dict[str, float] = {}
         self.broken: Exception | None = None
         """Why the link to the store is broken, while it is."""
+        self._broken_at = math.inf
+        """Since when, until that was logged again."""
 
     def add(self, attempt: Attempt) -> None:
         """The acquisition begins."""
@@ -243,6 +252,15 @@ class Waiters:
             waiting.wanted = fence  # its grant is on its way to the task
 
     def link(self, error: Exception | None) -> None:
+        now = self._time()
+        if error is None:
+            self._broken_at = math.inf
+        elif self.broken is None:
+            self._broken_at = now
+        elif now - self._broken_at >= _STILL:
+            # Once: what broke it, which was logged, may have been less than what keeps it down.
+            self._broken_at = math.inf
+            _log.warning("aiolock: the link to the store is still broken: %s", error)
         self.broken = error
         self._watchdog.events.link("up" if error is None else "down", error)
 

@@ -11,17 +11,29 @@ class Links:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._down = set[str]()
+        self.reason: BaseException | None = None
+        """The latest reason why the link is down, while it is."""
         self.observed = False
         """Whether the store is open: until then, `Store.open` reports what goes wrong."""
 
     def down(self, which: str, reason: BaseException) -> None:
         """This connection broke."""
-        if self.observed and not self._down:
-            self._inbox.link(reason if isinstance(reason, Exception) else OSError(str(reason)))
+        if self.observed and (not self._down or which in self._down):
+            self._tell(reason)
         self._down.add(which)
+
+    def failing(self, which: str, reason: BaseException) -> None:
+        """This connection could not be made again: that is why the link is down now."""
+        if self.observed and which in self._down:
+            self._tell(reason)
+
+    def _tell(self, reason: BaseException) -> None:
+        self.reason = reason
+        self._inbox.link(reason if isinstance(reason, Exception) else OSError(str(reason)))
 
     def up(self, which: str) -> None:
         """This connection is there, and usable."""
         self._down.discard(which)
         if self.observed and not self._down:
+            self.reason = None
             self._inbox.link(None)

@@ -264,6 +264,10 @@ class Database:
             self.link.close()
             if self._was_up:
                 self._lost(error)
+        elif not self.link.is_up:  # a new connection was refused, for its password perhaps
+            if self._was_up:
+                self._lost(error)
+            return False
         else:
             self._roll_back()
             return False

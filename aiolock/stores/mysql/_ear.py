@@ -67,6 +67,7 @@ class Ear:
         *,
         heard: Callable[[list[Told]], None],
         lost: Callable[[Exception | None], None],
+        failing: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
         """``heard`` gets the pushes that others have left. ``lost`` gets the reason why there is no
@@ -79,6 +80,7 @@ class Ear:
         self._read = read
         self._heard = heard
         self._lost = lost
+        self._failing = failing
         self._back = back
         self._link = Link(settings, lasts=_HELD_UP)
         self._stopped = threading.Event()
@@ -129,6 +131,8 @@ class Ear:
                 self._link.close()
                 if not self._pause:
                     self._lost(error)
+                else:
+                    self._failing(error)
                 self._stopped.wait(self._pause)
                 self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         self._link.close()

@@ -62,6 +62,7 @@ class Session:
             *(settings, prefix, client, self._read),
             heard=self._heard,
             lost=partial(self._worker.say, self._see_to_commands),
+            failing=partial(self._worker.say, self._links.failing, "listening"),
             back=partial(self._worker.say, self._come_back, "listening"),
         )
         self._look_at = self._sweep_at = 0.0
@@ -154,7 +155,8 @@ class Session:
         self._watch = self._loop.call_later(_WATCH, self._keep_watch) if again else None
 
     def _gave_up(self) -> StoreError:
-        return StoreError(f"MySQL at {self._settings.where} does not answer")
+        why, text = self._links.reason, f"MySQL at {self._settings.where} does not answer"
+        return StoreError(text if why is None else f"{text} (the link to it is broken: {why})")
 
     def _come_back(self, which: str) -> None:
         """There is another connection. The others may have taken us for dead."""

@@ -28,17 +28,21 @@ class Ear:
         *,
         heard: Callable[[str], None],
         lost: Callable[[Exception], None],
+        failing: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``heard`` gets the pushes; ``lost`` the reason why there is no connection; ``back`` is
-        called when there is another one, and pushes may be lost.
+        """``heard`` gets the pushes; ``lost`` the reason why there is no connection,
+        ``failing`` why there is still none; ``back`` is called when there is another one, and
+        pushes may be lost.
         """
         self._client = client
         self._heard = heard
         self._lost = lost
         self._back = back
         self._loop = asyncio.get_running_loop()
-        self._link = Link(settings.listens, greet=self._greet, up=self._up, down=self._down)
+        self._link = Link(
+            settings.listens, greet=self._greet, up=self._up, down=self._down, failing=failing
+        )
         self._connection: Connection | None = None
         self._socket = -1
         self._opened = False

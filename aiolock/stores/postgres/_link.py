@@ -28,7 +28,8 @@ class Link:
     """One connection to the server, replaced when it breaks.
 
     psycopg connects (hosts, TLS, authentication), and ``greet`` prepares the connection. Then
-    ``up`` has it, until ``down`` is called with the reason why it is lost.
+    ``up`` has it, until ``down`` is called with the reason why it is lost; then ``failing`` with
+    the reason each time that no other can be made.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Link:
         greet: Callable[[Connection], Awaitable[None]],
         up: Callable[[Connection], None],
         down: Callable[[Exception], None],
+        failing: Callable[[Exception], None],
     ) -> None:
         self._conninfo = conninfo
         self._shown = shown_of(conninfo)
@@ -48,6 +50,7 @@ class Link:
         self._greet = greet
         self._up = up
         self._down = down
+        self._failing = failing
         self._pause = 0.0
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
@@ -138,6 +141,7 @@ class Link:
                     await self._dial_and_enter()
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again
                     self.error = error
+                    self._failing(error)
         finally:
             self._redialling = None
 

@@ -108,10 +108,11 @@ class Pipe:
         *,
         told: Callable[[str, Sequence[str]], None],
         lost: Callable[[Exception], None],
+        failing: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
         """``told`` gets the name of each command whose answer comes with pushes, and those pushes;
-        ``lost`` gets the reason why there is no connection.
+        ``lost`` gets the reason why there is no connection, ``failing`` why there is still none.
 
         ``back`` is called when there is a connection again: answers, and the pushes with them, may
         have been lost.
@@ -121,7 +122,9 @@ class Pipe:
         self._lost = lost
         self._back = back
         self._loop = loop = asyncio.get_running_loop()
-        self._link = Link(settings.commands, greet=self._greet, up=self._up, down=self._down)
+        self._link = Link(
+            settings.commands, greet=self._greet, up=self._up, down=self._down, failing=failing
+        )
         self.copies = Copies(loop.time, codec.number)
         self.protocol = PROTOCOL
         """The protocol of the schema."""

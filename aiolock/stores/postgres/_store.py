@@ -85,12 +85,14 @@ class PostgresStore:
             self._settings,
             told=self._told,
             lost=partial(links.down, "commands"),
+            failing=partial(links.failing, "commands"),
             back=self._back,
         )
         self._ear = Ear(
             *(self._settings, client),
             heard=self._heard,
             lost=partial(links.down, "listening"),
+            failing=partial(links.failing, "listening"),
             back=self._listens_again,
         )
         self._opened = False

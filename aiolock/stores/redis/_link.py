@@ -20,7 +20,8 @@ class Link:
     """One connection to the server, replaced when it breaks.
 
     ``received`` gets what the server sends; ``up`` is called when a new connection is ready to be
-    written to, ``down`` with the reason when there is none any more.
+    written to, ``down`` with the reason when there is none any more, ``failing`` with the reason
+    each time that it cannot be dialled again.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Link:
         received: Callable[[Any], None],
         up: Callable[[], None],
         down: Callable[[Exception], None],
+        failing: Callable[[Exception], None] | None = None,
     ) -> None:
         self._pool = pool
         self._received = received
         self._up = up
         self._down = down
+        self._failing = failing
         self._pause = 0.0
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
@@ -119,6 +122,8 @@ class Link:
                     wire = await self._dial(number)
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again
                     self.error = error
+                    if self._failing is not None and self._round == number:
+                        self._failing(error)
         finally:
             current = self._round == number
             if current:

@@ -266,7 +266,9 @@ class Masters(Routing):
         return self._topology.slots_of(node)
 
     def link(self, node: Node, error: Exception | None) -> None:
-        if error is not None:
+        if error is not None and node.down:
+            self._links.failing(str(node.address), error)
+        elif error is not None:
             self._news.set()
             self._links.down(str(node.address), error)
         else:

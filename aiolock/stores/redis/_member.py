@@ -186,6 +186,9 @@ class RedisMember(Session):
     def _lost(self, reason: Exception) -> None:
         super()._lost(self.named(reason))
 
+    def _failing(self, reason: Exception) -> None:
+        super()._failing(self.named(reason))
+
     def _make_subscription(self) -> Subscription:
         return _Mailbox(
             *(self._pool, self._names, self._client, self._inbox, self._links),

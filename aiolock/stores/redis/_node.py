@@ -178,8 +178,8 @@ class Node(RedisStore):
             self._cluster.is_ready(self)
 
     def _link_changed(self, error: Exception | None) -> None:
-        self.down = error is not None
         self._cluster.link(self, error)
+        self.down = error is not None
 
     async def leave(self) -> None:
         """Disconnect; commands under way have been taken by another node, or are awaited.

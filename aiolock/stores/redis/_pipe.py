@@ -41,12 +41,14 @@ class Pipe(Incoming):
         admitted: Callable[[Any], None] | None = None,
         told: Callable[[str], None],
         lost: Callable[[Exception], None],
+        failing: Callable[[Exception], None],
         back: Callable[[int | None], None],
         again: Callable[[], None],
         redirected: Redirected | None = None,
         queued: Callable[[], None] | None = None,
     ) -> None:
-        """``told`` gets each push that comes with a reply; ``lost`` why there is no connection.
+        """``told`` gets each push that comes with a reply; ``lost`` why there is no connection,
+        and ``failing`` why there is still none.
 
         ``back`` is called when there is a connection again: replies, and pushes with them, may have
         been lost. It gets the probe's answer, which is how many listen to the client's channel;
@@ -57,7 +59,9 @@ class Pipe(Incoming):
         that refuses the probe.
         """
         super().__init__()
-        self._link = Link(pool, received=self._received, up=self._up, down=self._down)
+        self._link = Link(
+            pool, received=self._received, up=self._up, down=self._down, failing=failing
+        )
         self._place = Place.of(pool, prefix, cluster=redirected is not None)
         self._probe_arguments = probe
         self._probe_script = probe_script

@@ -124,6 +124,7 @@ class Session:
             admitted=self._admitted,
             told=self._subscription.deliver,
             lost=self._lost,
+            failing=self._failing,
             back=self._back,
             again=self._again,
             redirected=self._redirected,
@@ -175,6 +176,10 @@ class Session:
     def _lost(self, reason: Exception) -> None:
         """The command connection broke."""
         self._links.down("commands", reason)
+
+    def _failing(self, reason: Exception) -> None:
+        """The command connection could not be made again."""
+        self._links.failing("commands", reason)
 
     def _again(self) -> None:
         """The commands are about to go on, on another connection."""

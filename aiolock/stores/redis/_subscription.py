@@ -46,7 +46,13 @@ class Subscription:
         is_new: Callable[[bytes], bool] | None = None,
     ) -> None:
         """``is_new`` says whether a push has not already come over another connection."""
-        self._link = Link(pool, received=self._received, up=self._subscribe, down=self._down)
+        self._link = Link(
+            pool,
+            received=self._received,
+            up=self._subscribe,
+            down=self._down,
+            failing=partial(links.failing, "subscription"),
+        )
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
         self._inbox = inbox
