@@ -46,7 +46,7 @@ def path(directory: Path) -> Path:
 
 def url(path: Path) -> str:
     """The path, for `connect`."""
-    return f"sqlite://{path}"
+    return f"sqlite:///{path}"
 
 
 def remove(path: Path, *suffixes: str) -> None:
@@ -73,7 +73,7 @@ import asyncio, sys
 import aiolock
 
 async def main():
-    async with aiolock.connect("sqlite://" + sys.argv[1]) as client:
+    async with aiolock.connect("sqlite:///" + sys.argv[1]) as client:
         async with client.lock("x", ttl=30):
             print("in", flush=True)
             await asyncio.sleep(60)

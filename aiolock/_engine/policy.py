@@ -86,7 +86,7 @@ def seconds(what: str, value: object, *, least: float, most: float = math.inf) -
     except OverflowError:  # an int of hundreds of digits
         number = math.inf
     if not least <= number <= most or math.isinf(number):  # nan fails every comparison
-        limit = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
+        limit = f"from {least:g} to {most:,.0f}" if most < math.inf else f"at least {least:g}"
         raise ValueError(f"{what} must be {limit} seconds, not {value!r}")
     return number
 

@@ -324,8 +324,8 @@ class Seat:
 
     def link(self, error: Exception | None) -> None:
         """See `Inbox`."""
-        self.error = error
-        if isinstance(error, QuorumMismatch | Unfit):
+        before, self.error = self.error, error
+        if isinstance(error, QuorumMismatch | Unfit) and str(error) != str(before):
             log.error("aiolock: %s", error)
         if (error is not None) != self._down:
             self._down = error is not None
