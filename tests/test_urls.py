@@ -174,18 +174,35 @@ def test_password_in_a_list_in_no_text(log: io.StringIO) -> None:
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("command", [["ls"], ["check"], ["init-db"], ["web"], ["demo"]])
-def test_password_in_no_text_of_a_command(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", ["ls", "check", "init-db", "init-quorum", "web", "demo"])
+def test_password_in_no_text_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed about a URL that is wrong."""
     for _, written in passwords():
         for url in ("redis://app:{}@h:x/0", "app:{}@h", "{}@h", "postgresql://app:{}@h:x/d"):
             given = url.replace("{}", written)
-            argv = [*command, given] if command == ["init-db"] else [*command, "--url", given]
+            argv = [command, "--url", given]
+            if command.startswith("init"):
+                argv = [command, given]
+            if command == "init-quorum":
+                argv += ["redis://h", "redis://h:x/", "--yes"]
             assert main(argv) != 0
             printed = capsys.readouterr()
             assert leaked(printed.out + printed.err) == [], given
+
+
+@pytest.mark.one_loop
+def test_init_db_takes_the_url_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that no list of processes shows its password."""
+    monkeypatch.delenv("AIOLOCK_URL", raising=False)
+    assert main(["init-db", "-"]) == 1
+    assert "begins with postgresql://" in capsys.readouterr().err
+    monkeypatch.setenv("AIOLOCK_URL", f"postgresql://{LEFT}:{RIGHT}@127.0.0.1:{free_port()}/shop")
+    assert main(["init-db", "-"]) == 1
+    printed = capsys.readouterr().err
+    assert "PostgreSQL at 127.0.0.1" in printed
+    assert RIGHT not in printed
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Final, Protocol, cast
@@ -36,7 +37,10 @@ def add_command(commands: Commands) -> None:
         " also while clients use the database.",
     )
     parser.add_argument(
-        "url", nargs="?", help="the database, as its future owner; without: print the schema"
+        "url",
+        nargs="?",
+        help="the database, as its future owner; - for the one in AIOLOCK_URL, which no other user"
+        " of the machine sees; without: print the schema",
     )
     parser.add_argument(
         "--print",
@@ -58,12 +62,13 @@ def add_command(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     roles: list[str] = arguments.role
+    url = os.environ.get("AIOLOCK_URL", "") if arguments.url == "-" else arguments.url
     try:
-        store = _store(arguments.url or arguments.printed)
-        if arguments.url is None:
+        store = _store(arguments.printed if url is None else url)
+        if url is None:
             print(store.schema(*roles), end="")
             return 0
-        where = store.create_schema(arguments.url, *roles)
+        where = store.create_schema(url, *roles)
     except (ImportError, StoreError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

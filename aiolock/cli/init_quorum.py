@@ -75,8 +75,12 @@ def _new_quorum(arguments: argparse.Namespace) -> Any:
     """The servers, as a `NewQuorum` of the Redis store; `ValueError` for options that are wrong."""
     urls, prefix = arguments.urls, arguments.prefix
     longest, durable = arguments.longest_ttl, arguments.durable
-    if others := sorted({url.partition("://")[0] for url in urls} - set(_SCHEMES)):
-        raise ValueError(f"init-quorum is for Redis servers, given by URLs, not {others[0]!r}")
+    if {url.partition("://")[0] for url in urls} - set(_SCHEMES):
+        # What it begins with is not shown: without a scheme, it may be a password.
+        raise ValueError(
+            "init-quorum is for Redis servers, each given by a URL that begins with one of"
+            f" {', '.join(f'{each}://' for each in _SCHEMES)}"
+        )
     # It checks the options, and connects to nothing.
     aiolock.connect(urls, prefix=prefix, ttl=longest, longest_ttl=longest, durable=durable)
     # By their names: the other commands do not need them.
