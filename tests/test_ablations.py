@@ -1634,8 +1634,8 @@ SAFEGUARDS = (
     Safeguard(
         "what is over stays for a while",
         "stores/sqlite/_transaction.py",
-        "            if over < now and changed < now - _KEPT and not",
-        "            if over < now and not",
+        "((now - _KEPT) // 60_000_000, _SWEPT)",
+        "(now // 60_000_000, _SWEPT)",
         "test_sqlite.py::test_what_nobody_asks_for_is_forgotten",
     ),
     Safeguard(
@@ -1676,7 +1676,7 @@ SAFEGUARDS = (
     Safeguard(
         "sweeps follow each other while names are forgotten, in MySQL",
         "stores/mysql/_session.py",
-        "(_SOON if self._sweeps_soon else SWEEP)",
+        "(soon if self._sweeps_soon else SWEEP)",
         "SWEEP",
         "test_mysql.py::test_sweeps_follow_each_other_while_names_are_forgotten",
         seconds=20,
@@ -1684,8 +1684,8 @@ SAFEGUARDS = (
     Safeguard(
         "… for which its thread wakes up",
         "stores/mysql/_session.py",
-        "return _SOON if self._sweeps_soon else HEARTBEAT",
-        "return HEARTBEAT",
+        "        if self._sweeps_soon:\n            return max",
+        "        if False:\n            return max",
         "test_mysql.py::test_sweeps_follow_each_other_while_names_are_forgotten",
         seconds=20,
     ),
@@ -1700,16 +1700,16 @@ SAFEGUARDS = (
     Safeguard(
         "… in SQLite",
         "stores/sqlite/_session.py",
-        "                if self._database.forgot:\n",
+        "                if self._database.more:\n",
         "                if False:\n",
         "test_sqlite.py::test_sweeps_follow_each_other_while_names_are_forgotten",
     ),
     Safeguard(
-        "of names with a state, too, MySQL's sweeps forget some at a time",
+        "MySQL's sweeps forget some names at a time",
         "stores/mysql/_database.py",
-        "_AT_A_TIME: Final = 10",
-        "_AT_A_TIME: Final = 2",
-        "test_mysql.py::test_ten_names_with_a_state_at_a_time",
+        "ORDER BY over_minute, id LIMIT {_SWEPT} FOR UPDATE",
+        "ORDER BY over_minute, id FOR UPDATE",
+        "test_mysql.py::test_names_are_forgotten_by_age_and_some_at_a_time",
         seconds=20,
     ),
     Safeguard(
@@ -1756,11 +1756,11 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
-        "the first sweep of a client of MySQL begins anywhere",
+        "… and those for which clients wait keep none from the others",
         "stores/mysql/_database.py",
-        "self._swept = self._anywhere()",
-        'self._swept = b""',
-        "test_mysql.py::test_a_first_sweep_begins_anywhere",
+        "UPDATE aiolock_names SET changed_at = {now}",
+        "UPDATE aiolock_names SET head = ''",
+        "test_mysql.py::test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others",
         seconds=20,
     ),
     Safeguard(
@@ -1780,11 +1780,11 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
-        "sweeping goes on where it was",
+        "names for which clients wait keep no sweep of a file from the others",
         "stores/sqlite/_transaction.py",
-        'WHERE last <> ?", (last, last))\n',
-        'WHERE last <> ?", (b"", last))\n',
-        "test_sqlite.py::test_sweeping_goes_on_where_it_was",
+        '"UPDATE names SET changed = ? WHERE name = ?", (now, name)',
+        '"SELECT ?, ?", (now, name)',
+        "test_sqlite.py::test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others",
     ),
     Safeguard(
         "one operation that fails fails alone",

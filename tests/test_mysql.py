@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +34,9 @@ from aiolock.store import (
     Waiter,
 )
 from aiolock.stores import mysql
+from aiolock.stores._codec import encode
 from aiolock.stores._operations import Operation, Steps, Told
+from aiolock.stores.machine import NameState
 from aiolock.stores.mysql import _database, _ear, _session, _settings
 from aiolock.stores.mysql._database import Database
 from aiolock.stores.mysql._ear import Ear
@@ -43,7 +44,7 @@ from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._store import MySQLStore
-from aiolock.stores.mysql._transaction import Transaction
+from aiolock.stores.mysql._transaction import NOW, Transaction
 from tests import databases
 from tests.databases import MariaDBServer
 from tests.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
@@ -1096,7 +1097,6 @@ async def test_a_row_that_cannot_be_made(own_mariadb: MariaDBServer, change: str
 async def test_a_sweep(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody needs is forgotten: unused names, inboxes and clients of the dead."""
     await settled(own_mariadb)
-    monkeypatch.setattr(_database, "_KEPT", 0)
     monkeypatch.setattr(_database, "_SWEPT", 2)
     monkeypatch.setattr(_database, "_FORGOTTEN", 0)
     async with aiolock.connect(own_mariadb.url("app")) as client:
@@ -1104,6 +1104,7 @@ async def test_a_sweep(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPat
         for each in range(5):
             async with client.lock(f"free-{each}"):
                 pass
+        age(own_mariadb)
         own_mariadb.execute("INSERT INTO aiolock_inbox (client, name, push) VALUES ('d', '', '')")
         own_mariadb.execute("INSERT INTO aiolock_clients VALUES ('d', 'host', 7, 0)")
         database = session_of(client)._database
@@ -1121,13 +1122,19 @@ async def test_clients_that_are_open_for_a_moment_sweep_as_well(
 ) -> None:
     """When they close, now and then: here, always."""
     await settled(own_mariadb)
-    monkeypatch.setattr(_database, "_KEPT", 0)
     monkeypatch.setattr(_session, "SWEEP", 1e-9)
     monkeypatch.setattr(Session, "look_after", lambda _: None)
     for _ in range(2):
-        async with aiolock.connect(own_mariadb.url("app")) as client, client.lock("x"):
-            pass
+        async with aiolock.connect(own_mariadb.url("app")) as client:
+            async with client.lock("x"):
+                pass
+            age(own_mariadb)
     assert own_mariadb.execute("SELECT * FROM aiolock_names") == []
+
+
+def age(server: MariaDBServer) -> None:
+    """Let all that is known have been written down 20 minutes earlier."""
+    server.execute("UPDATE aiolock_names SET changed_at = changed_at - 1200000000")
 
 
 IDLE = '{"holders":[],"queue":[],"forms":[]}'
@@ -1153,7 +1160,6 @@ async def test_sweeps_follow_each_other_while_names_are_forgotten(
     """With and without a state, however many there are; and none of them waits for a minute."""
     monkeypatch.setattr(_database, "_GRACE", 0)
     monkeypatch.setattr(_database, "_SWEPT", 3)
-    monkeypatch.setattr(_database, "random", SimpleNamespace(randrange=lambda _: 0))
     monkeypatch.setattr(_session, "_SOON", 0.01)
     at_once = SimpleNamespace(uniform=lambda *_: 0.0, random=lambda: 1.0)
     monkeypatch.setattr(_session, "random", at_once)
@@ -1171,6 +1177,7 @@ def test_a_hundred_dead_clients_at_a_time(
 ) -> None:
     """And as many pushes for them, in two commits; the next sweep comes soon if there are more."""
     monkeypatch.setattr(_database, "_GRACE", 0)
+    monkeypatch.setattr(_database, "_SWEPT", 100)
     database, many = alone(own_mariadb), "FROM seq_1_to_150"
     database.open()
     own_mariadb.execute(f"INSERT INTO aiolock_clients SELECT CONCAT('d', seq), '', 7, 1 {many}")
@@ -1214,45 +1221,51 @@ def test_a_dead_client_that_comes_back_is_not_forgotten(
     database.close()
 
 
-def test_ten_names_with_a_state_at_a_time(
+def test_names_are_forgotten_by_age_and_some_at_a_time(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep goes on behind the last of them, if there are more."""
+    """However many that are in use have names before them."""
     monkeypatch.setattr(_database, "_GRACE", 0)
-    fill(own_mariadb, [f"a{number:02}" for number in range(12)], IDLE)
+    monkeypatch.setattr(_database, "_SWEPT", 10)
     database = alone(own_mariadb)
     database.open()
-    database._swept = b""
+    fill(own_mariadb, [f"a{number:03}" for number in range(300)])
+    own_mariadb.execute(f"UPDATE aiolock_names SET changed_at = {NOW}")
+    fill(own_mariadb, [f"b{number:02}" for number in range(7)], IDLE)
+    fill(own_mariadb, [f"c{number:02}" for number in range(7)])
+    own_mariadb.execute("UPDATE aiolock_names SET changed_at = 60000000 WHERE id LIKE 'c%'")
     assert database.sweep()
-    assert names(own_mariadb) == [b"a10", b"a11"]
-    assert database.sweep()
-    assert not names(own_mariadb)
+    assert [*names(own_mariadb)[300:]] == [b"c03", b"c04", b"c05", b"c06"]
     assert not database.sweep()
+    assert len(names(own_mariadb)) == 300
     database.close()
 
 
-async def test_a_first_sweep_begins_anywhere(
+async def test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or clients that are open for a moment would only see the first names, which may last."""
-    monkeypatch.setattr(_database, "_GRACE", 0)
-    monkeypatch.setattr(_database, "_SWEPT", 2)
-    monkeypatch.setattr(_session, "SWEEP", 1e-9)
+    """Nor those that cannot be read: they have their turn again, later."""
+    await settled(own_mariadb)
+    monkeypatch.setattr(_database, "_SWEPT", 4)
     monkeypatch.setattr(Session, "look_after", lambda _: None)
-    places = range(6)  # as many as there are, for five names and sweeps of two
-    dice = iter(places)
-    monkeypatch.setattr(
-        _database, "random", SimpleNamespace(randrange=lambda most: next(dice) % most)
-    )
-    every = [f"a{number}" for number in range(5)]
-    swept = Counter[bytes]()
-    for _ in places:
-        own_mariadb.execute("DELETE FROM aiolock_names")
-        fill(own_mariadb, every)
-        async with aiolock.connect(own_mariadb.url("app")):
-            pass
-        swept.update({name.encode() for name in every} - {*names(own_mariadb)})
-    assert all(swept[name.encode()] >= 2 for name in every)
+    async with aiolock.connect(own_mariadb.url("app")) as client:
+        database = session_of(client)._database
+        waited = encode(queue_of(client.id))
+        fill(own_mariadb, [f"a{number}" for number in range(3)], waited)
+        fill(own_mariadb, ["a3"], "later")
+        fill(own_mariadb, [f"b{number}" for number in range(3)], encode(queue_of("dead")))
+        fill(own_mariadb, ["c"])
+        assert await asyncio.to_thread(database.sweep)
+        assert await asyncio.to_thread(database.sweep)
+        assert not await asyncio.to_thread(database.sweep)
+        assert names(own_mariadb) == [b"a0", b"a1", b"a2", b"a3"]
+
+
+def queue_of(client: str) -> NameState:
+    """The state of a name for which a client waits."""
+    state = NameState()
+    state.enqueue(1, Waiter(client, 1), Form(1000))
+    return state
 
 
 # --- The URL, the tables, rights

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,6 +39,7 @@ from aiolock.stores.sqlite import (
     _places,
     _presence,
     _session,
+    _transaction,
     from_url,
 )
 from aiolock.stores.sqlite._connection import Connection
@@ -1659,6 +1660,91 @@ async def test_sweeping_goes_on_where_it_was(
             pass
     with contextlib.closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT count(*) FROM names").fetchone() == (2,)
+
+
+@pytest.fixture
+def swept_alone(path: Path) -> Iterator[Database]:
+    """A file that nobody else sweeps."""
+    presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
+    database = Database(path, "aiolock", "ada", presence, path, lost=list, replaced=bool)
+    database.open()
+    presence.enter()
+    yield database
+    presence.leave()
+    database.close()
+
+
+def fill(database: Database, names: Sequence[str], client: str, changed: int) -> None:
+    """Leave names for which a client waits, changed at that time (µs)."""
+    state = NameState()
+    state.enqueue(1, Waiter(client, 1), Form(1000))
+    database._connection._database.executemany(  # type: ignore[union-attr]  # it is open
+        "INSERT INTO names VALUES (?, ?, 0, ?)",
+        [(name.encode(), encode(state), changed) for name in names],
+    )
+
+
+def kept(database: Database) -> list[str]:
+    """The names that are kept."""
+    rows = database._connection.execute("SELECT name FROM names ORDER BY name")
+    return [name.decode() for (name,) in rows]
+
+
+@pytest.mark.one_loop
+def test_names_are_forgotten_by_age_and_some_at_a_time(
+    swept_alone: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many that are in use have names before them."""
+    monkeypatch.setattr("aiolock.stores.sqlite._transaction._SWEPT", 10)
+    fill(swept_alone, [f"a{number:03}" for number in range(300)], "dead", _clock.wall())
+    fill(swept_alone, [f"b{number:02}" for number in range(7)], "dead", 0)
+    fill(swept_alone, [f"c{number:02}" for number in range(7)], "dead", 60_000_000)
+    more: list[bool] = []
+    swept_alone.sweep()
+    more.append(swept_alone.more)
+    assert kept(swept_alone)[300:] == ["c03", "c04", "c05", "c06"]
+    swept_alone.sweep()
+    more.append(swept_alone.more)
+    assert more == [True, False]
+    assert len(kept(swept_alone)) == 300
+    explain = f"EXPLAIN QUERY PLAN {_transaction._OVER}"
+    plan = str(swept_alone._connection.execute(explain, (0, 1)).fetchall())
+    assert "USING INDEX names_over" in plan
+    assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.one_loop
+def test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others(
+    swept_alone: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have their turn again, later."""
+    monkeypatch.setattr("aiolock.stores.sqlite._transaction._SWEPT", 4)
+    fill(swept_alone, [f"a{number}" for number in range(4)], "ada", 0)
+    fill(swept_alone, [f"b{number}" for number in range(3)], "dead", 0)
+    more: list[bool] = []
+    for _ in range(2):
+        swept_alone.sweep()
+        more.append(swept_alone.more)
+    assert more == [True, False]
+    assert kept(swept_alone) == ["a0", "a1", "a2", "a3"]
+
+
+@pytest.mark.one_loop
+def test_pushes_for_the_dead_are_removed_some_at_a_time(
+    swept_alone: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several clients, and none that was left for a living one."""
+    monkeypatch.setattr("aiolock.stores.sqlite._transaction._SWEPT", 4)
+    for client in ("a", "a", "ada", "b", "b", "b", "c"):
+        swept_alone._connection.execute(
+            "INSERT INTO inbox (client, name, push) VALUES (?, '', '')", (client,)
+        )
+    left: list[int] = []
+    for _ in range(2):
+        swept_alone.sweep()
+        (count,) = swept_alone._connection.execute("SELECT count(*) FROM inbox").fetchone()
+        left.append(count)
+    assert left == [2, 0]  # its own are read by the first sweep
 
 
 async def test_sweeps_follow_each_other_while_names_are_forgotten(

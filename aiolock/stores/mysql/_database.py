@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pymysql
@@ -46,12 +45,9 @@ _KEPT: Final = 600_000_000
 """Microseconds for which an unused name is kept, after all that was known of it has ended."""
 _FORGOTTEN: Final = 3_600_000_000
 """Microseconds after which a client that is gone is forgotten."""
-_SWEPT: Final = 100
-"""Names that are checked in one sweep, for whether they can be forgotten; also the dead clients,
-and the pushes for them, that are removed in one: the client's operations wait meanwhile."""
-_AT_A_TIME: Final = 10
-"""How many of these are checked closely, each in a transaction of its own, of about a millisecond:
-the client's operations wait meanwhile."""
+_SWEPT: Final = 256
+"""Names that are removed in one sweep; also the dead clients, and the pushes for them: the client's
+operations wait meanwhile."""
 _RESTARTED: Final = 2_000_000
 """Microseconds by which a server's start may seem to move, because it counts in seconds."""
 _MOST: Final = 1000
@@ -105,8 +101,6 @@ class Database:
         self._says = dict[str, tuple[str, int]]()
         self._held = 0.0
         """For how many seconds the last transaction had its rows before it was to be committed."""
-        self._swept: bytes | None = None
-        """Behind which name the next sweep goes on; None before the first."""
 
     # The connection
 
@@ -393,7 +387,7 @@ class Database:
     def sweep(self) -> bool:
         """Forget what nobody needs, as far as that takes little time.
 
-        Returns whether there may be more: a name was forgotten, or as many clients as in one sweep.
+        Returns whether there may be more: it has found as many of a kind as in one sweep.
         """
         try:
             return self.link.is_up and self._sweep()
@@ -403,16 +397,12 @@ class Database:
 
     def _sweep(self) -> bool:
         link = self.link
-        if self._swept is None:
-            self._swept = self._anywhere()
         dead = "IS_USED_LOCK(CONCAT('aiolock:', client)) IS NULL"
-        ((now,),), clients, pushes, rows = link.run(
+        ((now,),), clients, pushes = link.run(
             CLOCK,
             "SELECT client, seen FROM aiolock_clients"
             f" WHERE seen < {NOW} - {_FORGOTTEN} AND {dead} LIMIT {_SWEPT}",
             f"SELECT id FROM aiolock_inbox WHERE {dead} LIMIT {_SWEPT}",
-            "SELECT id, over_at, changed_at, state FROM aiolock_names"
-            f" WHERE id > x'{self._swept.hex()}' ORDER BY id LIMIT {_SWEPT}",
         )
         if self._in_grace(now):
             return False
@@ -424,65 +414,57 @@ class Database:
         if clients:
             gone = ", ".join(f"('{client}', {seen})" for client, seen in clients)
             removing.append(f"DELETE FROM aiolock_clients WHERE (client, seen) IN ({gone})")
-        unused = [
-            (each, state)
-            for each, over, changed, state in rows
-            if over < now and changed < now - _KEPT
-        ]
-        if empty := [f"x'{each.hex()}'" for each, state in unused if not state]:
-            removing.append(
-                f"DELETE FROM aiolock_names WHERE id IN ({', '.join(empty)}) AND state = ''"
-                f" AND changed_at < {now - _KEPT}"
-            )
         if removing:
             link.run(*removing)
-        left = [each for each, state in unused if state]
-        forgotten = [self._forget(each, now) for each in left[:_AT_A_TIME]]
-        if len(left) > _AT_A_TIME:
-            self._swept = left[_AT_A_TIME - 1]
-        else:
-            self._swept = rows[-1][0] if len(rows) == _SWEPT else b""
-        return bool(empty) or any(forgotten) or _SWEPT in (len(clients), len(pushes))
+        return self._forget(now) or _SWEPT in (len(clients), len(pushes))
 
-    def _anywhere(self) -> bytes:
-        """Behind which name the first sweep begins.
+    def _forget(self, now: int) -> bool:
+        """Remove the names that have been over for longest; returns whether there may be more.
 
-        It is the only one of a client that is open for a moment: if all of these began with the
-        first names, and those last, they would forget nothing. Each name has the same chance.
+        Those that a client uses now are passed over. Those that it waits for come again later.
         """
-        (((count,),),) = self.link.run("SELECT COUNT(*) FROM aiolock_names")
-        place = random.randrange(count + _SWEPT - 1) - _SWEPT  # noqa: S311
-        if place < 0:
-            return b""
-        (rows,) = self.link.run(f"SELECT id FROM aiolock_names ORDER BY id LIMIT 1 OFFSET {place}")
-        return rows[0][0] if rows else b""
-
-    def _forget(self, each: bytes, now: int) -> bool:
-        """Remove a name, unless a client uses it now, or waits; returns whether that was done."""
-        where = f"id = x'{each.hex()}'"
         *_, rows = self.link.run(
             *self._guard.before,
             "START TRANSACTION",
-            "SELECT over_at, changed_at, state FROM aiolock_names"
-            f" WHERE {where} FOR UPDATE SKIP LOCKED",
+            "SELECT id, state FROM aiolock_names FORCE INDEX (over_minute)"
+            f" WHERE over_minute < {(now - _KEPT) // 60_000_000}"
+            f" ORDER BY over_minute, id LIMIT {_SWEPT} FOR UPDATE SKIP LOCKED",
         )
-        removing: list[str] = []
-        for over, changed, state in rows:
-            unused = over < now and changed < now - _KEPT
-            if unused and not self._is_waited_for(state):
-                removing = [f"DELETE FROM aiolock_names WHERE {where}"]
-        self.link.run(*removing, "COMMIT", *self._guard.after)
-        return bool(removing)
+        kept = self._waited_for({each: state for each, state in rows if state})
+        gone = [each for each, _ in rows if each not in kept]
+        writing: list[str] = []
+        if gone:
+            writing.append(f"DELETE FROM aiolock_names WHERE id IN ({_listed(gone)})")
+        if kept:
+            writing.append(
+                f"UPDATE aiolock_names SET changed_at = {now} WHERE id IN ({_listed(kept)})"
+            )
+        self.link.run(*writing, "COMMIT", *self._guard.after)
+        return len(rows) == _SWEPT
 
-    def _is_waited_for(self, state: bytes) -> bool:
-        try:
-            clients = {waiter.client for _, waiter in decode(state.decode()).queue} if state else ()
-        except UNREADABLE:
-            return True  # a later version wrote it, and will decide
-        return any(
-            self.link.run(f"SELECT IS_USED_LOCK('aiolock:{each}')")[0][0][0] is not None
-            for each in clients
-        )
+    def _waited_for(self, states: Mapping[bytes, bytes]) -> set[bytes]:
+        """The names for which a living client waits; also those that only a later version reads."""
+        kept = set[bytes]()
+        names = dict[str, list[bytes]]()
+        for each, state in states.items():
+            try:
+                for _, waiter in decode(state.decode()).queue:
+                    names.setdefault(waiter.client, []).append(each)
+            except UNREADABLE:
+                kept.add(each)
+        clients = [*names]
+        for at in range(0, len(clients), _SWEPT):
+            some = clients[at : at + _SWEPT]
+            asked = ", ".join(f"IS_USED_LOCK('aiolock:{client}')" for client in some)
+            ((row,),) = self.link.run(f"SELECT {asked}")
+            for client, alive in zip(some, row, strict=True):
+                if alive is not None:
+                    kept.update(names[client])
+        return kept
+
+
+def _listed(ids: Iterable[bytes]) -> str:
+    return ", ".join(f"x'{each.hex()}'" for each in sorted(ids))
 
 
 def quiet(client: str) -> str:

@@ -36,6 +36,8 @@ _ADVICE: Final = {
     " `aiolock init-db URL --role USER` gives what it takes",
     ER.BAD_DB_ERROR: "the database is not there: see the URL",
     ER.NO_SUCH_TABLE: f"aiolock's tables are not there: {_INIT}",
+    ER.BAD_FIELD_ERROR: "aiolock's tables are of an earlier version: as their owner, remove them"
+    " while nobody uses them, and run `aiolock init-db URL`",
     ER.CON_COUNT_ERROR: "it takes no more connections: each client needs two (max_connections)",
     ER.TOO_MANY_USER_CONNECTIONS: "this user may have no more connections: each client needs two",
     ER.LOCK_WAIT_TIMEOUT: "a row of aiolock's tables was locked for too long: see who does that"

@@ -10,6 +10,8 @@ PROTOCOL: Final = 1
 
 # `id` is the name, or stands for a long one; it is compared byte by byte. A state is JSON (see
 # `_codec`), empty if there are no holders and waiters: the row stays for a while, for its fence.
+# By `over_minute`, the names that have been over for longest are found; it is in minutes because an
+# index entry that is not changed costs nothing.
 # `head` is the client of the first waiter; loading a row also asks whether that client is alive.
 _TABLES: Final = {
     "aiolock_names": """
@@ -19,7 +21,9 @@ _TABLES: Final = {
     head VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '',
     state LONGBLOB NOT NULL,
     over_at BIGINT NOT NULL DEFAULT 0,
-    changed_at BIGINT NOT NULL DEFAULT 0
+    changed_at BIGINT NOT NULL DEFAULT 0,
+    over_minute BIGINT AS (GREATEST(over_at, changed_at) DIV 60000000) STORED,
+    KEY over_minute (over_minute)
 """,
     "aiolock_inbox": """
     id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
@@ -51,7 +55,10 @@ _WRITING: Final = {
     "DELETE FROM aiolock_clients": "",
 }
 TRIAL: Final = (
-    "SELECT id, name, fence, head, state, over_at, changed_at FROM aiolock_names WHERE FALSE",
+    (
+        "SELECT id, name, fence, head, state, over_at, changed_at, over_minute FROM aiolock_names"
+        " WHERE FALSE"
+    ),
     "SELECT id, client, name, push FROM aiolock_inbox WHERE FALSE",
     "SELECT client, host, pid, seen FROM aiolock_clients WHERE FALSE",
     *(f"{order} {what} WHERE FALSE" for order, what in _WRITING.items()),

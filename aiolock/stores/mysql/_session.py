@@ -30,8 +30,10 @@ HEARTBEAT: Final = 10.0
 """Seconds after which a client checks whether the others still see it."""
 SWEEP: Final = 60.0
 """Seconds after which it looks for things of others that nobody needs any more."""
-_SOON: Final = 1.0
-"""Seconds after which it does so again, while there is more to forget: there may be much."""
+_SOON: Final = 0.02
+"""Seconds after which it does so again, at least, while there is more to forget."""
+_REST: Final = 3
+"""This many times as long as the sweep took: the client's operations come first."""
 _WITHOUT: Final = 1.0
 """Seconds after which it tries to connect again: the others take it for dead meanwhile."""
 _WATCH: Final = 0.25
@@ -198,7 +200,9 @@ class Session:
         """Seconds after which `look_after` is called."""
         if not self._database.link.is_up:
             return min(_WITHOUT, HEARTBEAT)
-        return _SOON if self._sweeps_soon else HEARTBEAT
+        if self._sweeps_soon:
+            return max(0.0, self._sweep_at - time.monotonic())
+        return HEARTBEAT
 
     def begin(self) -> None:
         """Connect, and listen."""
@@ -224,7 +228,9 @@ class Session:
         if now >= self._sweep_at:
             self._swept = now
             self._sweeps_soon = self._database.sweep()
-            self._sweep_at = time.monotonic() + (_SOON if self._sweeps_soon else SWEEP)
+            swept = time.monotonic()
+            soon = max(_SOON, _REST * (swept - now))
+            self._sweep_at = swept + (soon if self._sweeps_soon else SWEEP)
         if not self._database.link.is_up:
             self._look_at = min(self._look_at, now + _WITHOUT)
 

@@ -22,7 +22,7 @@ from aiolock.stores.sqlite._files import Files, Identity
 from aiolock.stores.sqlite._marks import Marks
 from aiolock.stores.sqlite._places import check_file, check_place
 from aiolock.stores.sqlite._presence import Presence
-from aiolock.stores.sqlite._transaction import Transaction, left_for
+from aiolock.stores.sqlite._transaction import OVER_MINUTE, Transaction, left_for
 
 VERSION: Final = 1
 """The protocol of this version: of the schema, and of what is written in it."""
@@ -52,8 +52,6 @@ CREATE TABLE inbox (
 CREATE INDEX inbox_of ON inbox (client, id);
 CREATE TABLE fence (last INTEGER NOT NULL);
 INSERT INTO fence VALUES (0);
-CREATE TABLE swept (last BLOB NOT NULL);
-INSERT INTO swept VALUES (x'');
 CREATE TABLE clock (boot TEXT NOT NULL, began INTEGER NOT NULL);
 """
 
@@ -207,6 +205,7 @@ class Connection:
             if found == 0:
                 for statement in _SCHEMA.split(";\n"):
                     database.execute(statement)
+            database.execute(f"CREATE INDEX IF NOT EXISTS names_over ON names ({OVER_MINUTE})")
             if found < VERSION:
                 database.execute(f"PRAGMA user_version = {VERSION}")
             self.protocol = max(found, VERSION)

@@ -67,8 +67,8 @@ class Database:
         self._connection = Connection(path, prefix, presence, given)
         self._read = self._removed = 0
         """Of the client's pushes, the last that was read, and the last that was removed."""
-        self.forgot = False
-        """Whether the last sweep has forgotten a name: there may be more."""
+        self.more = False
+        """Whether the last sweep may have left more to forget."""
         self._mutex = threading.Lock()
         """Held while the thread works here, so that a fork finds nothing half-done."""
         with _one_fork:  # a fork goes through all of them, in whatever thread it is made
@@ -118,7 +118,7 @@ class Database:
         """Forget what nobody needs, if other processes leave room for it."""
         with self._mutex:
             done = self._carry_out((), _IN_PASSING, sweep=True)
-        self.forgot = any(outcome.answer for outcome in done.outcomes)
+        self.more = any(outcome.answer for outcome in done.outcomes)
         return done.told
 
     def _only_fetch(self, times: int) -> CarriedOut:

@@ -30,8 +30,10 @@ HEARTBEAT: Final = 1.0
 """Seconds after which a client checks whether the others still see it, and have the same file."""
 SWEEP: Final = 60.0
 """Seconds after which it looks for things of others that nobody needs any more."""
-_SOON: Final = 1.0
-"""Seconds after which it does so again, while it finds names to forget: there may be many."""
+_SOON: Final = 0.02
+"""Seconds after which it does so again, at least, while there is more to forget."""
+_REST: Final = 3
+"""This many times as long as the sweep took: operations come first, and other processes."""
 _FETCH_AGAIN: Final = 0.1
 """Seconds after which it first retries to fetch its pushes; later retries come after longer."""
 
@@ -144,7 +146,9 @@ class Session:
     @property
     def rest(self) -> float:
         """Seconds after which `look_after` is called."""
-        return _SOON if self._database.forgot else HEARTBEAT
+        if self._database.more:
+            return max(0.0, self._sweep_at - time.monotonic())
+        return HEARTBEAT
 
     def begin(self) -> None:
         """Open the file, and become visible to others."""
@@ -170,8 +174,9 @@ class Session:
                 with self._database.no_fork():
                     self._presence.clean_up()
                 self._worker.tell(self._database.sweep())
-                if self._database.forgot:
-                    self._sweep_at = time.monotonic() + _SOON
+                if self._database.more:
+                    swept = time.monotonic()
+                    self._sweep_at = swept + max(_SOON, _REST * (swept - now))
 
     def _look(self) -> None:
         """Check whether the others still see us: our files may have been removed."""

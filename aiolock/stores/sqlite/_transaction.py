@@ -22,8 +22,14 @@ _KEPT: Final = 600_000_000
 """Microseconds for which an unused name is kept, after all that was known of it has ended."""
 _PAGE: Final = 100
 """Names on one page of a snapshot: other processes wait while a page is read."""
-_SWEPT: Final = 100
-"""Names that are checked in one sweep, for whether they can be forgotten."""
+_SWEPT: Final = 256
+"""Names, and pushes for dead clients, that are forgotten in one sweep."""
+OVER_MINUTE: Final = "max(over, changed) / 60000000"
+"""The minute in which all that is known of a name was over. There is an index of it."""
+_OVER: Final = (
+    "SELECT name, state FROM names"  # noqa: S608  # of a constant
+    f" WHERE {OVER_MINUTE} < ? ORDER BY {OVER_MINUTE} LIMIT ?"
+)
 
 
 class Transaction:
@@ -113,28 +119,39 @@ class Transaction:
         self._database.execute("DELETE FROM inbox WHERE client = ? AND id <= ?", (client, last))
 
     def sweep(self) -> bool:
-        """Forget the pushes for dead clients, and some names that nobody uses.
+        """Forget pushes for dead clients, and the names that have been over for longest.
 
-        It continues where the last sweep of any client has stopped. Returns whether a name was
-        forgotten: there may be more.
+        Returns whether there may be more. A name for which a client waits comes again later.
         """
-        forgot = False
-        for (client,) in self._database.execute("SELECT DISTINCT client FROM inbox").fetchall():
-            if not self.listens(client):
-                self._database.execute("DELETE FROM inbox WHERE client = ?", (client,))
-        now = self._now()
+        more, now = self._forget_pushes(), self._now()
         rows = self._database.execute(
-            "SELECT name, state, over, changed FROM names, swept WHERE name > swept.last"
-            " ORDER BY name LIMIT ?",
-            (_SWEPT,),
+            _OVER,
+            ((now - _KEPT) // 60_000_000, _SWEPT),
         ).fetchall()
-        for name, text, over, changed in rows:
-            if over < now and changed < now - _KEPT and not self._is_waited_for(text):
+        for name, text in rows:
+            if self._is_waited_for(text):
+                self._database.execute("UPDATE names SET changed = ? WHERE name = ?", (now, name))
+            else:
                 self._database.execute("DELETE FROM names WHERE name = ?", (name,))
-                forgot = True
-        last = rows[-1][0] if len(rows) == _SWEPT else b""
-        self._database.execute("UPDATE swept SET last = ? WHERE last <> ?", (last, last))
-        return forgot
+        return more or len(rows) == _SWEPT
+
+    def _forget_pushes(self) -> bool:
+        """Remove some pushes for dead clients; whether there may be more."""
+        left, client = _SWEPT, ""
+        while left > 0:
+            (after,) = self._database.execute(
+                "SELECT min(client) FROM inbox WHERE client > ?", (client,)
+            ).fetchone()
+            if after is None:
+                return False
+            client = after
+            if not self.listens(client):
+                left -= self._database.execute(
+                    "DELETE FROM inbox WHERE id IN"
+                    " (SELECT id FROM inbox WHERE client = ? ORDER BY id LIMIT ?)",
+                    (client, left),
+                ).rowcount
+        return True
 
     def _is_waited_for(self, text: str) -> bool:
         try:
