@@ -216,3 +216,27 @@ def test_rule_has_every_command() -> None:
     for command in used.keys() - {"INFO", "SCAN", "CLUSTER", "SPUBLISH"}:  # not always needed
         assert f"+{command.lower()}" in rights, f"{command} of {used[command]}"
         assert command in tried or f"'{command.split('|')[0]}'" in source
+
+
+@pytest.mark.parametrize(
+    ("answer", "stays"),
+    [
+        ("NOPERM this user has no permissions to run the 'evalsha' command", True),
+        (OLD + "The user executing the script can't run this command or subcommand ", True),
+        ("NOAUTH Authentication required.", True),
+        ("WRONGPASS invalid username-password pair or user is disabled.", True),
+        ("ERR DB index is out of range", True),
+        ("ERR unknown command 'EVALSHA', with args beginning with: ", True),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", True),
+        ("READONLY You can't write against a read only replica." + NEW, False),
+        ("LOADING Redis is loading the dataset in memory", False),
+        ("OOM command not allowed when used memory > 'maxmemory'." + NEW, False),
+        ("ERR max number of clients reached", False),
+    ],
+)
+def test_misconfigured_answer_stays_until_somebody_changes_something(
+    answer: str, stays: bool
+) -> None:
+    """What a task that is tried again would get each time; the others may pass."""
+    assert store_error(Refusal(answer), PLACE).misconfigured is stays
+    assert not store_error(ConnectionRefusedError("refused"), PLACE).misconfigured

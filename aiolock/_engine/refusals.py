@@ -63,6 +63,7 @@ def unanswered(
         f" holds {policy.called}"
     )
     error.__cause__ = broken
+    error.misconfigured = getattr(broken, "misconfigured", False)
     return policy.about(error)
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from aiolock.store import Inbox
+
+MISCONFIGURED: Final = "misconfigured"
 
 
 class Links:
     """The connections of one client, as reported to its observers."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(
+        self, inbox: Inbox, is_misconfigured: Callable[[BaseException], bool] | None = None
+    ) -> None:
+        """``is_misconfigured`` tells whether the link stays down until somebody changes something.
+
+        The reason then says so, by an attribute of that name: see `StoreError.misconfigured`.
+        """
         self._inbox = inbox
+        self._is_misconfigured = is_misconfigured
         self._down = set[str]()
         self.reason: BaseException | None = None
         """The latest reason why the link is down, while it is."""
@@ -29,6 +41,8 @@ class Links:
 
     def _tell(self, reason: BaseException) -> None:
         self.reason = reason
+        if self._is_misconfigured is not None and self._is_misconfigured(reason):
+            setattr(reason, MISCONFIGURED, True)
         self._inbox.link(reason if isinstance(reason, Exception) else OSError(str(reason)))
 
     def up(self, which: str) -> None:

@@ -37,7 +37,7 @@ def once_more(failure: StoreError) -> StoreError:
     """A copy of an error, for another operation: an error must be raised only once."""
     again = StoreError(str(failure))
     again.__cause__ = failure.__cause__
-    again.refused = failure.refused
+    again.refused, again.misconfigured = failure.refused, failure.misconfigured
     return again
 
 

@@ -29,6 +29,11 @@ DENIED: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
 NO_SUCH_USER: Final = (ER.PASSWORD_NO_MATCH, ER.CANT_CREATE_USER_WITH_GRANT)
 """Codes for a GRANT to somebody who is not there."""
 NO_SUCH_TABLE: Final = ER.NO_SUCH_TABLE
+_MISCONFIGURED: Final = (
+    *(ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE),
+    *(*DENIED, 1665),
+)
+"""Codes that stay until somebody changes a password, a right, the tables, the binary log."""
 _INIT: Final = "run `aiolock init-db URL` as an owner of the database"
 _ADVICE: Final = {
     ER.ACCESS_DENIED_ERROR: "see the user and the password in the URL",
@@ -73,6 +78,11 @@ def is_too_long(error: BaseException) -> bool:
     return code(error) == ER.NET_PACKET_TOO_LARGE
 
 
+def is_misconfigured(error: BaseException) -> bool:
+    """Whether it stays so until somebody changes the configuration, here or at the server."""
+    return code(error) in _MISCONFIGURED
+
+
 def store_error(
     error: BaseException, settings: Settings, account: str, *, refused: bool
 ) -> StoreError:
@@ -108,6 +118,7 @@ def _told(error: BaseException, settings: Settings, advice: str) -> StoreError:
     text = f"MySQL at {settings.where}: {_said(error)}"
     told = StoreError(f"{text}: {advice}" if advice else text)
     told.__cause__ = error
+    told.misconfigured = is_misconfigured(error)
     return told
 
 

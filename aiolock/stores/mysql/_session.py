@@ -22,7 +22,7 @@ from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker
 from aiolock.stores.mysql._database import Database
 from aiolock.stores.mysql._ear import Ear
-from aiolock.stores.mysql._errors import store_error
+from aiolock.stores.mysql._errors import is_misconfigured, store_error
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
 
@@ -53,7 +53,7 @@ class Session:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._worker = Worker("mysql", self, inbox)
-        self._links = Links(inbox)
+        self._links = Links(inbox, is_misconfigured)
         self._read = Read()
         self._database = Database(
             *(settings, prefix, client, self._read),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import psycopg
@@ -16,6 +17,13 @@ ELSEWHERE: Final = ("25006", "57P01", "57P02", "57P03", "57P05", "08", "53300")
 successor."""
 BUSY: Final = ("55P03", "40P01", "40001")
 """States of a conflict with others that passes: try again."""
+_MISCONFIGURED: Final = ("AL", "28", "3D000", "3F000", "42501", "42883", "42P01")
+"""States, or classes of them, that stay until somebody changes a password, a right, the schema."""
+_REFUSES: Final = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry"
+    r"|(role|database) \".*\" (does not exist|is not permitted)|permission denied for database"
+)
+"""What a server says that refuses a connection: psycopg knows no state of that."""
 
 _ADVICE: Final = {
     "AL001": "let this role and this database have the isolation level read committed"
@@ -94,6 +102,12 @@ def is_one_of(error: Failed, states: tuple[str, ...]) -> bool:
     return bool(error.state) and error.state.startswith(states)
 
 
+def is_misconfigured(error: BaseException) -> bool:
+    """Whether it stays so until somebody changes the configuration, here or at the server."""
+    why = failed(error)
+    return is_one_of(why, _MISCONFIGURED) or bool(_REFUSES.search(str(why)))
+
+
 def store_error(error: BaseException, place: Place, *, refused: bool = False) -> StoreError:
     """The error that the caller gets; ``refused``: nothing was done."""
     why = failed(error)
@@ -109,4 +123,5 @@ def store_error(error: BaseException, place: Place, *, refused: bool = False) ->
     told = StoreError(f"{text}: {advice}" if advice else text)
     told.__cause__ = error
     told.refused = refused
+    told.misconfigured = is_misconfigured(why)
     return told

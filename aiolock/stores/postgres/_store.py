@@ -33,7 +33,7 @@ from aiolock.stores._protocols import both
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value, number, numbers
 from aiolock.stores.postgres._ear import Ear
-from aiolock.stores.postgres._errors import Failed, store_error
+from aiolock.stores.postgres._errors import Failed, is_misconfigured, store_error
 from aiolock.stores.postgres._pipe import Pipe
 from aiolock.stores.postgres._schema import PROTOCOL
 from aiolock.stores.postgres._settings import Settings
@@ -80,7 +80,7 @@ class PostgresStore:
         self._me = client.encode()
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
-        self._links = links = Links(inbox)
+        self._links = links = Links(inbox, is_misconfigured)
         self._pipe = Pipe(
             self._settings,
             told=self._told,

@@ -139,7 +139,19 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
     wrapped = StoreError(text)
     wrapped.__cause__ = error
     wrapped.refused = refused
+    wrapped.misconfigured = is_misconfigured(error)
     return wrapped
+
+
+def is_misconfigured(error: BaseException) -> bool:
+    """Whether it stays so until somebody changes the configuration, here or at the server."""
+    causes = list(_causes(error))
+    if any(isinstance(cause, _CONFIGURED) for cause in causes):
+        return True
+    if isinstance(error, Exception) and code_of(error) in _NO_RIGHT:
+        return True
+    lower = str(error).lower()
+    return "user executing the script" in lower or any(each in lower for each in _REFUSES)
 
 
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
@@ -179,6 +191,22 @@ def _of_cluster(error: Exception, code: str, lower: str, place: Place) -> tuple[
         return "is a node of a Redis Cluster", f"use {scheme}+cluster://{place.address}"
     return None
 
+
+_NO_RIGHT: Final = ("NOPERM", "NOSCAN", "NOSHARD", "NOWAIT", "NOAUTH", "WRONGPASS", "WRONGTYPE")
+_CONFIGURED: Final = (
+    redis.exceptions.AuthenticationError,
+    redis.exceptions.AuthenticationWrongNumberOfArgsError,
+    redis.exceptions.NoPermissionError,
+    MismatchError,
+    ClusterNodeError,
+    ssl.SSLCertVerificationError,
+)
+_REFUSES: Final = (
+    *("invalid username-password", "invalid password", "without any password configured"),
+    *("authentication required", "db index is out of range", "invalid db index"),
+    *("unknown command", "unknown redis command", "cluster support disabled"),
+)
+"""Words of errors without a code of their own, by which a server refuses this client for good."""
 
 _UNSETTLED: Final[dict[str, tuple[str, str]]] = {
     "CLUSTERDOWN": (

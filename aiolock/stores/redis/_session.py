@@ -30,6 +30,7 @@ from aiolock.stores.redis._errors import (
     Refusal,
     address_of,
     code_of,
+    is_misconfigured,
     store_error,
 )
 from aiolock.stores.redis._names import Names
@@ -114,7 +115,7 @@ class Session:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self._links = Links(inbox)
+        self._links = Links(inbox, is_misconfigured)
         self._subscription = self._make_subscription()
         self._pipe = Pipe(
             self._pool,
