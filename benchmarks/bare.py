@@ -14,7 +14,7 @@ DELAY = 2000
 # As aiolock asks for a free lock: a claim of 3 s, a lease of 30 s.
 _FORM = "'{3000,0,0,0,0,0,0,0,0,0,0,0}'"
 _ACQUIRE = f"SELECT aiolock.acquire($1, 'bare', 1, {_FORM}, 30000, 0, true, 0, 0)"
-_RELEASE = "SELECT aiolock.release($1, 'bare', 1, split_part($2, ' ', 2)::bigint, true, 0)"
+_RELEASE = "SELECT aiolock.release($1, 'bare', 1, split_part($2, ' ', 2)::bigint, true, 0, true)"
 _FLUSH = "SELECT aiolock.flush()"
 
 TWO_TRIPS = Contestant(
@@ -84,11 +84,10 @@ ON_MARIADB = (PROCEDURES, IN_A_ROW, BARE_INSERT)
 _POSTGRES = (
     "CREATE ROLE bare LOGIN SUPERUSER",
     *(f"ALTER ROLE bare SET {name} = {value}" for name, value in PINNED.items()),
-    "ALTER ROLE bare SET aiolock.flushed = on",
     "CREATE ROLE writer LOGIN SUPERUSER",
     f"ALTER ROLE writer SET commit_delay = {DELAY}",
     "ALTER ROLE writer SET commit_siblings = 0",
-    "ALTER ROLE writer SET aiolock.flushed = on",
+    "ALTER ROLE writer SET bare.flushed = on",
     "CREATE ROLE inline_writer LOGIN SUPERUSER",
     f"ALTER ROLE inline_writer SET commit_delay = {DELAY}",
     "ALTER ROLE inline_writer SET commit_siblings = 0",
@@ -96,7 +95,7 @@ _POSTGRES = (
     """
     CREATE FUNCTION write_and_push(n bytea, who text) RETURNS text LANGUAGE plpgsql AS $$
     BEGIN
-        PERFORM aiolock._begin(n, true);
+        PERFORM aiolock._begin(n, coalesce(current_setting('bare.flushed', true), '') = 'on');
         INSERT INTO writes AS w VALUES (n, 1) ON CONFLICT (name) DO UPDATE SET count = w.count + 1;
         PERFORM aiolock._push(n, who, 'me', 'done 1');
         RETURN aiolock._own();

@@ -337,10 +337,16 @@ class PgBouncer:
     """A pooler in front of a server: a session for each transaction, or for each connection."""
 
     def __init__(
-        self, server: PostgresServer, *, mode: Literal["transaction", "session"] = "transaction"
+        self,
+        server: PostgresServer,
+        *,
+        mode: Literal["transaction", "session", "statement"] = "transaction",
+        settings: Sequence[str] = (),
     ) -> None:
+        """``settings`` are lines of its configuration, beside those that tests need."""
         self._server = server
         self._mode = mode
+        self._settings = settings
         self._held = hold_port()
         self.port: int = self._held.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
@@ -368,6 +374,7 @@ class PgBouncer:
             f"unix_socket_dir =\nauth_type = trust\nauth_file = {folder}/users\n"
             f"pool_mode = {self._mode}\nignore_startup_parameters = extra_float_digits,options\n"
             f"default_pool_size = 4\nlogfile = {folder}/pgbouncer.log\n"
+            + "".join(f"{each}\n" for each in self._settings)
         )
         program = shutil.which("pgbouncer")
         assert program is not None

@@ -732,7 +732,7 @@ def test_operations_in_one_transaction(postgres_server: PostgresServer, prefix: 
     """Each tells what is its own, in its answer or for the flush, and nothing of the one before."""
     one, two = f"{prefix} one".encode(), f"{prefix} two".encode()
     acquire = "SELECT aiolock.acquire(%s, 'me', %s, %s, 9000, 0, true, 0, 0)"
-    release = "SELECT aiolock.release(%s, 'me', 1, 0, true, 0)"
+    release = "SELECT aiolock.release(%s, 'me', 1, 0, true, 0, flushed => true)"
     tells = "SELECT current_setting('aiolock.tells')"
 
     with contextlib.closing(postgres_server.connect("app")) as app, app.transaction():

@@ -34,23 +34,28 @@ def create_schema(url: str, *roles: str) -> str:
     _check_driver()
     import psycopg
 
-    from aiolock.stores.postgres import _settings
-    from aiolock.stores.postgres._errors import not_made, shown_of, store_error
+    from aiolock.stores.postgres import _server, _settings
+    from aiolock.stores.postgres._errors import Failed, not_made, shown_of, store_error
 
     settings = _settings.from_url(url)
     making = False
     try:
         with psycopg.connect(settings.listens) as connection:
+            settings.listens_at.connected(connection.info)
+            connection.prepare_threshold = None
+            which = connection.execute(_server.WHICH.encode()).fetchone()
+            _server.check_version(str((which or [""])[0]))
+            _server.check_row(connection.execute(_server.WRITES.encode()).fetchone())
             making = True
-            settings.place.connected(connection.info)
-            connection.execute(f"SET {_schema.SEARCH_PATH}".encode())
-            connection.execute("SET client_min_messages = warning")
+            # For this transaction only: a pooler gives the session to others afterwards.
+            connection.execute(f"SET LOCAL {_schema.SEARCH_PATH}".encode())
+            connection.execute("SET LOCAL client_min_messages = warning")
             connection.execute(schema(*roles).encode())
-    except psycopg.Error as error:
+    except (psycopg.Error, Failed) as error:
         clean = shown_of(settings.listens).error(error)
         why = not_made(clean) if making else clean
-        raise store_error(why, settings.place, refused=True) from clean
-    return settings.place.where
+        raise store_error(why, settings.listens_at, refused=True) from clean
+    return settings.listens_at.where
 
 
 def _check_driver() -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import psycopg
 
+from aiolock.stores.postgres import _server
 from aiolock.stores.postgres._errors import failed
 from aiolock.stores.postgres._link import Connection, Link
-from aiolock.stores.postgres._settings import STAYS, Settings
+from aiolock.stores.postgres._settings import OWN, Settings
 
 log = logging.getLogger("aiolock")
+
+_GOODBYE: Final = 1.0
+"""Seconds for a pooled session to be cleared, when its connection is closed."""
 
 
 class Ear:
@@ -26,16 +32,19 @@ class Ear:
         settings: Settings,
         client: str,
         *,
+        command: Callable[[], Awaitable[object]],
         heard: Callable[[str], None],
         lost: Callable[[Exception], None],
         failing: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``heard`` gets the pushes; ``lost`` the reason why there is no connection,
-        ``failing`` why there is still none; ``back`` is called when there is another one, and
-        pushes may be lost.
+        """``command`` runs any command on the other connection of the client. ``heard`` gets the
+        pushes; ``lost`` the reason why there is no connection, ``failing`` why there is still none;
+        ``back`` is called when there is another one, and pushes may be lost.
         """
+        self._settings = settings
         self._client = client
+        self._command = command
         self._heard = heard
         self._lost = lost
         self._back = back
@@ -46,6 +55,8 @@ class Ear:
         self._connection: Connection | None = None
         self._socket = -1
         self._opened = False
+        self._ours = True
+        """Whether the session is certainly ours, and ends with the connection."""
         self._connections = 0
         self.word = asyncio.Event()
         """Set when a word of this client to itself has come."""
@@ -63,14 +74,36 @@ class Ear:
         self._connections += 1
         key = self._connections << 40 | secrets.randbits(40)
         who = (self._client, key, socket.gethostname(), os.getpid())
+        self._settings.listens_at.connected(connection.info)
         connection.prepare_threshold = None
-        await connection.execute(f"SET statement_timeout = 3000; {STAYS}".encode())
+        self._ours = await _server.is_ours(connection)
+        if not self._ours:
+            await self._check_kept(connection)
+        await _server.check_writes(connection)
         try:
-            await connection.execute("SELECT aiolock.hello(%s, %s, %s, %s)", who)
-        except psycopg.Error as error:
-            why = failed(error)
-            why.role = connection.info.user
-            raise why from error
+            await self._listen(connection, who)
+        except Exception:
+            await self._clear(connection)
+            raise
+
+    async def _check_kept(self, connection: Connection) -> None:
+        """Raise `Failed` if a pooler lets others use our session: what listens would stay there."""
+        if self._settings.listens == self._settings.commands:
+            # There may be no room in the pool for a third connection of this client.
+            await _server.check_kept(connection, self._command)
+        else:
+            await _server.check_kept_beside(connection, self._settings.listens)
+
+    async def _clear(self, connection: Connection) -> None:
+        """Leave nothing in the session, if a pooler might keep it when the connection has ended."""
+        if not self._ours:
+            with contextlib.suppress(psycopg.Error, TimeoutError):
+                async with asyncio.timeout(_GOODBYE):
+                    await connection.execute("DISCARD ALL")
+
+    async def _listen(self, connection: Connection, who: Sequence[object]) -> None:
+        await connection.execute(f"SET statement_timeout = 3000; {OWN}".encode())
+        await connection.execute("SELECT aiolock.hello(%s, %s, %s, %s)", who)
         await connection.execute(f'LISTEN "aiolock:{self._client}"'.encode())
 
     def _up(self, connection: Connection) -> None:
@@ -117,4 +150,8 @@ class Ear:
 
     async def aclose(self) -> None:
         """Listen no more. Idempotent."""
+        if (connection := self._connection) is not None:
+            self._connection = None
+            self._loop.remove_reader(self._socket)
+            await self._clear(connection)
         await self._link.aclose()

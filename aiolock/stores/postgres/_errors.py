@@ -28,6 +28,11 @@ _REFUSES: Final = re.compile(
 _ADVICE: Final = {
     "AL001": "let this role and this database have the isolation level read committed"
     " (ALTER ROLE ... SET default_transaction_isolation)",
+    "AL005": "put pooled=1 into the URL, and listen_url= with the URL of the server itself, for"
+    " listening, which no pooler can do",
+    "AL006": "its advisory locks, LISTEN or row locks are not those of PostgreSQL, so two clients"
+    " could have one lock. Use PostgreSQL 13 or newer, or another store",
+    "AL007": "use PostgreSQL 13 or newer",
     "25006": "it is read-only, a standby perhaps: connect to the primary, with"
     " target_session_attrs=read-write and all hosts in the URL",
     "28": "see the user and the password in the URL, and pg_hba.conf",
@@ -60,8 +65,8 @@ class Failed(Exception):
 
     making = False
     """Whether it was one that makes the schema."""
-    role = ""
-    """As whom it was tried, if not as the one who commands."""
+    advice = ""
+    """What to do, where its state alone does not say that."""
 
     def __init__(self, text: str, state: str | None = None) -> None:
         super().__init__(text)
@@ -111,14 +116,14 @@ def is_misconfigured(error: BaseException) -> bool:
 def store_error(error: BaseException, place: Place, *, refused: bool = False) -> StoreError:
     """The error that the caller gets; ``refused``: nothing was done."""
     why = failed(error)
-    advice = _ADVICE.get(why.state) or _ADVICE.get(why.state[:2], "")
+    advice = why.advice or _ADVICE.get(why.state) or _ADVICE.get(why.state[:2], "")
     if why.state == "42501" and why.making:
         advice = (
             "this role lacks the right to make aiolock's schema. As the owner of the database: "
             f"GRANT CREATE ON DATABASE {quoted(place.database)} TO {quoted(place.role)};"
         )
     elif why.state == "42501":
-        advice = "this role lacks a right. As the owner: " + _line(rights(why.role or place.role))
+        advice = "this role lacks a right. As the owner: " + _line(rights(place.role))
     text = f"PostgreSQL at {place.where}: {why}"
     told = StoreError(f"{text}: {advice}" if advice else text)
     told.__cause__ = error

@@ -20,7 +20,8 @@ from aiolock.errors import StoreError
 from aiolock.stores._copies import Copies
 from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.postgres import _codec as codec
-from aiolock.stores.postgres._codec import Value
+from aiolock.stores.postgres import _server
+from aiolock.stores.postgres._codec import Value, number
 from aiolock.stores.postgres._errors import (
     BUSY,
     ELSEWHERE,
@@ -143,6 +144,8 @@ class Pipe:
             drop=self._link.drop, notify_again=self._notify_again, done=self._see_whether_drained
         )
         self._scheduled = False
+        self._ours = False
+        """Whether the session is certainly ours: then it keeps settings and prepared statements."""
         self._answering = False
         """Whether tasks go on with their answers: what they ask for is sent when all have."""
         self._watch: asyncio.TimerHandle | None = None
@@ -204,22 +207,32 @@ class Pipe:
         wire = self._wire
         if wire is None or not self._serving or self._batch:
             return
-        batch = self._next_batch()
+        batch = self._next_batch(wire)
         if not batch:
             self._see_whether_drained()
             return
         self._batch, self._batch_sent = batch, self._loop.time()
         calls = [(command.function, self._arguments(command)) for command in batch]
         wire.send(calls, self._answered)
-        if self._settings.flushes:
+        if self._flushes:
             tells = {each.name: each.arguments[0] for each in batch if each.function in TELLS}
             if tells or (self._notices.failed and any(each.function == "beat" for each in batch)):
                 self._notices.flush(wire, tells)
 
-    def _next_batch(self) -> list[_Command]:
+    @property
+    def _flushes(self) -> bool:
+        """Whether others are told in a transaction of its own, behind the one that grants.
+
+        While one that notifies is being written to the disk, no other can. If that is not waited
+        for, they are told in the same transaction. So they are where the session is not ours, which
+        would have to remember what to tell.
+        """
+        return self._ours and self._settings.durable
+
+    def _next_batch(self, wire: Wire) -> list[_Command]:
         """The commands to send together, sorted by name: all clients do so, against deadlocks."""
         batch: list[_Command] = []
-        room = _AT_ONCE
+        room = _AT_ONCE - wire.size
         while self._waiting and len(batch) < _TOGETHER:
             command = self._waiting[0]
             if not command.wanted:
@@ -236,9 +249,10 @@ class Pipe:
     def _arguments(self, command: _Command) -> Sequence[Value]:
         command.times += 1
         command.sent = self._batch_sent
-        if command.stamp is None:
-            return command.arguments
-        return [*command.arguments, command.stamp(command.sent)]
+        more = [] if command.stamp is None else [command.stamp(command.sent)]
+        if command.function in TELLS:
+            more.append(number(self._flushes))
+        return [*command.arguments, *more] if more else command.arguments
 
     def _notify_again(self, name: str, key: Value) -> asyncio.Future[Any]:
         return self.call("notify_again", name, (key,), _text)
@@ -327,18 +341,24 @@ class Pipe:
         """Check that this server serves us."""
         self._settings.place.connected(connection.info)
         connection.prepare_threshold = None
-        if not self._settings.pooled:
+        certain = await _server.is_ours(connection)
+        self._ours = certain and not self._settings.pooled
+        if not certain and not self._settings.pooled and self._first is not None:
+            # Commands leave nothing in any session. But what is to listen would be refused.
+            await _server.check_kept_beside(connection, self._settings.commands)
+        if self._ours:
             await connection.execute(self._settings.session().encode())
+        await _server.check_writes(connection)
         if self._settings.create:
             await _make(connection)
-        # Through a pooler no search_path is ours: so PostgreSQL's own are called by their schema.
+        # Where the session is not ours, no search_path is: so PostgreSQL's own are called by their
+        # schema.
         cursor = await connection.execute(
-            "SELECT aiolock.protocol(), pg_catalog.current_setting('transaction_read_only'),"
-            " pg_catalog.current_setting('transaction_isolation')"
+            "SELECT aiolock.protocol(), pg_catalog.current_setting('transaction_isolation')"
         )
         row = await cursor.fetchone()
         assert row is not None
-        protocol, read_only, isolation = row
+        protocol, isolation = row
         if protocol < PROTOCOL or not works_beside(PROTOCOL, protocol):
             raise Failed(
                 "its schema is of another version of aiolock: run `aiolock init-db URL` of the"
@@ -346,14 +366,13 @@ class Pipe:
                 f" (protocol {protocol} is spoken there; {spoken(PROTOCOL)})"
             )
         self.protocol = protocol
-        if read_only == "on":
-            raise Failed("the server does not write", "25006")
         if isolation != "read committed":
             raise Failed(f"transactions are {isolation} there", "AL001")
         await _see_that_all_may_be_called(connection)
 
     def _up(self, connection: Connection) -> None:
-        self._wire = wire = Wire(connection, self._link.drop, prepared=not self._settings.pooled)
+        local = None if self._ours else self._settings.transaction()
+        self._wire = wire = Wire(connection, self._link.drop, local=local)
         sent = self._loop.time()
         wire.send([("clock", ())], lambda answers: self._probed(sent, answers[0]))
         self._loop.call_later(REPLY_TIMEOUT, self._check_probe, wire)

@@ -17,7 +17,6 @@ _EXAMPLE: Final = "postgresql://user:password@host:5432/database"
 _SCHEMES: Final = ("postgresql", "postgres")
 _OURS: Final = ("durable", "pooled", "listen_url", "create")
 _KEPT_ALIVE: Final = {
-    "application_name": "aiolock",
     "connect_timeout": "3",
     # Lets the kernels on both sides notice that the other end of a connection has vanished.
     "keepalives_idle": "5",
@@ -36,12 +35,17 @@ PINNED: Final = {
     "statement_timeout": "3000",
     "idle_in_transaction_session_timeout": "10000",
 }
-"""The settings of the command connection, if it is the server's own."""
-STAYS: Final = (
+"""The settings of commands: of their session if it is ours, else of each of their transactions."""
+OWN: Final = (
     "SELECT pg_catalog.set_config('idle_session_timeout', '0', false)"
-    " WHERE pg_catalog.current_setting('idle_session_timeout', true) IS NOT NULL"
+    " WHERE pg_catalog.current_setting('idle_session_timeout', true) IS NOT NULL;"
+    " SELECT pg_catalog.set_config('application_name', 'aiolock', false)"
+    " WHERE pg_catalog.current_setting('application_name') OPERATOR(pg_catalog.=) ''"
 )
-"""The SQL that keeps the server from ending an idle session: PostgreSQL 13 has no such setting."""
+"""The SQL for any session of ours: it does not end while it is idle (PostgreSQL 13 has no setting
+for that), and people see whose it is. A name that is given when connecting would stay in a session
+of a pooler.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Settings:
     listens: str = field(repr=False)
     """How to connect for listening."""
     place: Place
+    """Where the commands go."""
+    listens_at: Place
     durable: bool = True
     """Whether a grant is on the disk before its waiter hears of it."""
     pooled: bool = False
@@ -60,24 +66,26 @@ class Settings:
     create: bool = False
     """Whether to make the schema when connecting."""
 
-    @property
-    def flushes(self) -> bool:
-        """Whether others are told in a transaction of its own, behind the one that grants.
-
-        While one that notifies is being written to the disk, no other can. If that is not waited
-        for, they are told in the same transaction. So they are where no session is ours, which
-        could remember what to tell.
-        """
-        return self.durable and not self.pooled
-
     def session(self) -> str:
-        """The SQL that sets these on a command connection."""
-        chosen = dict(PINNED)
-        if self.flushes:
-            chosen["aiolock.flushed"] = "on"
-        if not self.durable:
-            chosen["synchronous_commit"] = "off"
-        return "; ".join([*(f"SET {name} = {value}" for name, value in chosen.items()), STAYS])
+        """The SQL that sets these for a session, which must be ours."""
+        chosen = self._chosen()
+        return "; ".join([*(f"SET {name} = {value}" for name, value in chosen.items()), OWN])
+
+    def transaction(self) -> str:
+        """The statement that sets these for the rest of a transaction, and no longer.
+
+        Without the isolation level: it is too late for that, even in the first statement.
+        """
+        return "SELECT " + ", ".join(
+            [
+                f"pg_catalog.set_config('{name}', '{value}', true)"
+                for name, value in self._chosen().items()
+                if name != "default_transaction_isolation"
+            ]
+        )
+
+    def _chosen(self) -> dict[str, str]:
+        return PINNED if self.durable else {**PINNED, "synchronous_commit": "off"}
 
 
 def from_url(text: str) -> Settings:
@@ -93,10 +101,12 @@ def from_url(text: str) -> Settings:
             "pooled=1 and listen_url= go together: commands through the pooler, and the URL of the"
             " server itself, for listening, which no pooler can do"
         )
+    listening = _listening(listens) if listens else commands
     return Settings(
         make_conninfo(**commands),
-        make_conninfo(**(_listening(listens) if listens else commands)),
+        make_conninfo(**listening),
         Place(_where(commands)),
+        Place(_where(listening)),
         durable=url.flag("durable", default=True),
         pooled=pooled,
         create=url.flag("create", default=False),

@@ -90,6 +90,7 @@ class PostgresStore:
         )
         self._ear = Ear(
             *(self._settings, client),
+            command=lambda: self._call("clock", "", [], _text),
             heard=self._heard,
             lost=partial(links.down, "listening"),
             failing=partial(links.failing, "listening"),
@@ -99,9 +100,12 @@ class PostgresStore:
         await self._opening.run(self._open(), self.aclose)
 
     async def _open(self) -> None:
+        place = self._settings.place
         try:
             await self._pipe.open()
+            place = self._settings.listens_at
             await self._ear.open()
+            place = self._settings.place
             await self._hear_ourselves()
         except BaseException as error:
             self._closing = True
@@ -110,7 +114,7 @@ class PostgresStore:
                 error.refused = True
                 raise
             if isinstance(error, psycopg.Error | Failed | OSError):
-                raise store_error(error, self._settings.place, refused=True) from error
+                raise store_error(error, place, refused=True) from error
             raise
         self._opened = self._links.observed = True
         self._swept_at = self._loop.time()
@@ -119,7 +123,7 @@ class PostgresStore:
 
     async def _hear_ourselves(self) -> None:
         """Check that pushes of our commands arrive where we listen."""
-        await self._call("beat", "", [self._me], _text)
+        answer = await self._call("beat", "", [self._me], _text)
         try:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT):
                 await self._ear.word.wait()
@@ -127,6 +131,8 @@ class PostgresStore:
             raise Failed(
                 "what is notified there does not come to us: listen_url must be the same database"
             ) from None
+        if answer.endswith(" f"):
+            raise Failed("an advisory lock of one session is free to another there", "AL006")
 
     async def aclose(self) -> None:
         if self._opening.under_way:

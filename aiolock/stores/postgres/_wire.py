@@ -24,14 +24,14 @@ Answer = str | Failed
 
 FUNCTIONS: Final = {
     "acquire": 9,
-    "release": 6,
+    "release": 7,
     "renew": 6,
     "finish": 6,
     "request": 3,
     "break_": 3,
-    "downgrade": 4,
-    "resize": 7,
-    "post": 8,
+    "downgrade": 5,
+    "resize": 8,
+    "post": 9,
     "read": 1,
     "status": 2,
     "snapshot": 3,
@@ -57,11 +57,16 @@ class Wire:
     """One connection. ``broken`` is called once when it is of no use any more."""
 
     def __init__(
-        self, connection: Connection, broken: Callable[[Exception], None], *, prepared: bool
+        self, connection: Connection, broken: Callable[[Exception], None], *, local: str | None
     ) -> None:
+        """``local`` is the statement that begins each transaction where the session is not ours.
+
+        Nothing is prepared then: the next transaction may be in another session.
+        """
         self._pg = connection.pgconn
         self._broken = broken
-        self._prepared = prepared
+        self._prepared = local is None
+        self._local = local.encode() if local else b""
         self._loop = asyncio.get_running_loop()
         self._socket = self._pg.socket
         self._writing = False
@@ -71,7 +76,7 @@ class Wire:
         self._open = True
         self._pg.nonblocking = 1
         self._pg.enter_pipeline_mode()
-        if prepared:
+        if self._prepared:
             self._prepare()
         self._loop.add_reader(self._socket, self._readable)
 
@@ -86,9 +91,16 @@ class Wire:
         if isinstance(answers[0], Failed):
             self._fail(answers[0])
 
+    @property
+    def size(self) -> int:
+        """At most so many bytes are written for each transaction, beside its calls."""
+        return _FRAMES + len(self._local) if self._local else 0
+
     def send(self, batch: Sequence[Statement], answered: Callable[[list[Answer]], None]) -> None:
         """Send one transaction. After an error nothing of it was done; the only answer is that."""
         try:
+            if self._local:
+                self._pg.send_query_params(self._local, None)
             for function, arguments in batch:
                 if self._prepared:
                     self._pg.send_query_prepared(function.encode(), arguments)
@@ -139,6 +151,8 @@ class Wire:
             expected, answered = self._sent.popleft()
             answers, self._answers = self._answers, []
             failure = next((each for each in answers if isinstance(each, Failed)), None)
+            if self._local:
+                answers = answers[1:]
             if failure is None and len(answers) != expected:
                 failure = Failed(f"{len(answers)} answers to {expected} statements")
             answered([failure] if failure else answers)
@@ -164,7 +178,7 @@ class Wire:
 
 
 def size(function: str, arguments: Sequence[Value]) -> int:
-    """At most so many bytes are written for such a call, with one more number."""
+    """At most so many bytes are written for such a call, with two more numbers."""
     text = len(_call(function)) + len(function)
     return _FRAMES + text + sum([_FRAME + len(each or b"") for each in arguments])
 

@@ -36,6 +36,19 @@ END $$;
 
 CREATE SCHEMA IF NOT EXISTS aiolock;
 
+-- Functions that had fewer arguments before: with both, a call by name alone would be ambiguous.
+DO $$
+DECLARE
+    f regprocedure;
+BEGIN
+    FOR f IN SELECT p.oid FROM pg_proc p
+        WHERE p.pronamespace = 'aiolock'::regnamespace AND (p.proname, p.pronargs)
+            IN (('release', 6), ('downgrade', 4), ('resize', 7), ('post', 8))
+    LOOP
+        EXECUTE concat('DROP FUNCTION ', f);
+    END LOOP;
+END $$;
+
 -- The last fence of a name, and its numbers. A row stays for ten minutes after its last use.
 CREATE TABLE IF NOT EXISTS aiolock.names (
     name bytea PRIMARY KEY,
@@ -127,11 +140,12 @@ CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE sql AS $$
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;
 
--- Lock this name, and return the time after that. `tells`: the operation usually has pushes for
--- others, so a `flush` follows it. Such a push must be one that `notify_again` finds in the tables:
--- the session may end between the two. The two settings are written only where they differ: they
--- last as long as the transaction, and writing one takes longer than reading it.
-CREATE OR REPLACE FUNCTION aiolock._lock(n bytea, tells boolean) RETURNS bigint
+-- Lock this name, and return the time after that. `flushed`: the session belongs to the caller, who
+-- sends a `flush` behind the operation, so pushes for others are left to that. Such a push must be
+-- one that `notify_again` finds in the tables: the session may end between the two. The two settings
+-- are written only where they differ: they last as long as the transaction, and writing one takes
+-- longer than reading it.
+CREATE OR REPLACE FUNCTION aiolock._lock(n bytea, flushed boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     done text;
@@ -145,8 +159,8 @@ BEGIN
     IF current_setting('aiolock.own', true) <> '' THEN
         done := set_config('aiolock.own', '', true);
     END IF;
-    IF (coalesce(current_setting('aiolock.tells', true), '') = 'true') <> tells THEN
-        done := set_config('aiolock.tells', tells::text, true);
+    IF (coalesce(current_setting('aiolock.tells', true), '') = 'true') <> flushed THEN
+        done := set_config('aiolock.tells', flushed::text, true);
     END IF;
     RETURN aiolock._clock();
 END $$;
@@ -160,10 +174,10 @@ BEGIN
         WHERE name = n AND keep_until BETWEEN 1 AND us / 1000;
 END $$;
 
-CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, tells boolean) RETURNS bigint
+CREATE OR REPLACE FUNCTION aiolock._begin(n bytea, flushed boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    us bigint := aiolock._lock(n, tells);
+    us bigint := aiolock._lock(n, flushed);
     done text := aiolock._forget(n, us);
 BEGIN
     RETURN us;
@@ -174,18 +188,20 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     k bigint;
-    done boolean;
+    held boolean;
 BEGIN
     SELECT key INTO k FROM aiolock.clients WHERE id = c;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF NOT pg_try_advisory_lock_shared(k) THEN
+    -- Not kept until the transaction ends: one that finds thousands of dead clients would fill the
+    -- server's table of locks, which is for all databases. In one expression, which nothing
+    -- interrupts: a lock of the session would outlast a statement that is cancelled.
+    held := CASE WHEN pg_try_advisory_lock_shared(k)
+        THEN NOT pg_advisory_unlock_shared(k) ELSE true END;
+    IF held THEN
         RETURN true;
     END IF;
-    -- Not kept until the transaction ends: one that finds thousands of dead clients would fill the
-    -- server's table of locks, which is for all databases.
-    done := pg_advisory_unlock_shared(k);
     -- Just after a start of the server, clients have not had the time to come back. On both sides of
     -- it, as the clock may have been set back since, by a moment or by hours.
     RETURN abs(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())) < 5;
@@ -203,8 +219,7 @@ BEGIN
     IF c = me THEN
         PERFORM set_config('aiolock.own', concat(current_setting('aiolock.own', true), E'\n', what),
             true);
-    ELSIF current_setting('aiolock.flushed', true) = 'on'
-            AND current_setting('aiolock.tells', true) = 'true' THEN
+    ELSIF current_setting('aiolock.tells', true) = 'true' THEN
         PERFORM set_config('aiolock.out', concat(current_setting('aiolock.out', true), E'\n', c, ' ',
             what, ' ', encode(n, 'hex')), false);
     ELSE
@@ -475,8 +490,9 @@ BEGIN
 END $$;
 
 
--- The operations. `late`: until when, in microseconds, a copy may be carried out; 0: no limit. An
--- answer begins with a word; the lines after that are pushes for the asking client.
+-- The operations. `late`: until when, in microseconds, a copy may be carried out; 0: no limit.
+-- `flushed`: as in `_lock`. An answer begins with a word; the lines after that are pushes for the
+-- asking client.
 
 CREATE OR REPLACE FUNCTION aiolock.acquire(
     n bytea, me text, s bigint, form bigint[], ttl bigint, asked bigint, wait boolean,
@@ -684,10 +700,11 @@ END $$;
 
 -- `entered`: NULL for a grant that was entered and is lost, as its lease has ended at its client.
 CREATE OR REPLACE FUNCTION aiolock.release(
-    n bytea, me text, s bigint, f bigint, entered boolean, bury bigint
+    n bytea, me text, s bigint, f bigint, entered boolean, bury bigint,
+    flushed boolean DEFAULT false
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._lock(n, true);
+    us bigint := aiolock._lock(n, flushed);
     g aiolock.grants;
     lost bigint;
     line boolean; -- whether anybody waits
@@ -834,10 +851,11 @@ BEGIN
     RETURN broken || aiolock._own();
 END $$;
 
-CREATE OR REPLACE FUNCTION aiolock.downgrade(n bytea, me text, s bigint, f bigint) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION aiolock.downgrade(
+    n bytea, me text, s bigint, f bigint, flushed boolean DEFAULT false
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, flushed);
     g aiolock.grants;
 BEGIN
     SELECT * INTO g FROM aiolock.grants
@@ -854,10 +872,11 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock.resize(
-    n bytea, me text, d bigint, permits_now bigint, keep bigint, token text, late bigint
+    n bytea, me text, d bigint, permits_now bigint, keep bigint, token text, late bigint,
+    flushed boolean DEFAULT false
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, flushed);
     ms bigint := us / 1000;
     m aiolock.names;
     before bigint;
@@ -887,10 +906,11 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock.post(
-    n bytea, me text, counted bigint, token text, d bigint, put_up bytea, keep bigint, late bigint
+    n bytea, me text, counted bigint, token text, d bigint, put_up bytea, keep bigint, late bigint,
+    flushed boolean DEFAULT false
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    us bigint := aiolock._begin(n, true);
+    us bigint := aiolock._begin(n, flushed);
     m aiolock.names;
     before bigint;
 BEGIN
@@ -1015,12 +1035,13 @@ BEGIN
     DELETE FROM aiolock.clients WHERE id = c;
 END $$;
 
--- A word of a client to itself: its arrival proves both connections of the client.
+-- A word of a client to itself: its arrival proves both connections of the client. The answer says
+-- whether the client counts as one that listens, which its own advisory lock shows.
 CREATE OR REPLACE FUNCTION aiolock.beat(c text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pg_notify('aiolock:' || c, 'beat');
-    RETURN aiolock._clock();
+    RETURN concat_ws(' ', aiolock._clock(), aiolock._listens(c));
 END $$;
 
 -- Send the pushes to other clients that the transactions before this one have left. It has a
