@@ -1563,27 +1563,138 @@ async def test_unusual_settings(own_rights: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-async def test_a_release_waits_for_who_has_checked(own_postgres: PostgresServer) -> None:
-    """It is not done before the transaction that has checked ends; then the next one enters."""
+async def test_release_beside_a_transaction_that_has_checked_is_deferred_until_its_end(
+    own_postgres: PostgresServer,
+) -> None:
+    """Who releases goes on at once, and may have to end the transaction; no other enters before."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
-        lease = await take(ours.lock("x", ttl=60))
-        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+        for end in ("commit", "rollback"):
+            lease = await take(ours.lock("x", ttl=60))
+            with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+                check(connection, lease)
+                waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
+                await queued(theirs.lock("x"), 1)
+                assert await asyncio.wait_for(lease.release(), 2)
+                async with ours.lock("y", timeout=2):  # its client has other things to do
+                    pass
+                await asyncio.sleep(1.0)
+                assert not waiting.done()
+                assert await theirs.lock("x").acquire(blocking=False) is None
+                holders = (await theirs.lock("x").status()).holders
+                assert [each.fence for each in holders] == [lease.fence]
+                with pytest.raises(psycopg.Error, match="is not held under the fence"):
+                    check(own := psycopg.connect(own_postgres.url("app")), lease)
+                own.close()
+                getattr(connection, end)()
+                second = await soon(waiting)
+            assert second.fence > lease.fence
+            assert [each.fence for each in (await ours.lock("x").status()).holders] == [
+                second.fence
+            ]
+            await second.release()
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("waits", [True, False])
+async def test_transaction_that_has_checked_outlives_the_client(
+    own_postgres: PostgresServer,
+    *,
+    waits: bool,
+) -> None:
+    """Who waits, or asks afterwards, has the lock when it has ended, and not before."""
+    url = own_postgres.url("app")
+    async with aiolock.connect(url) as theirs:
+        async with aiolock.connect(url) as ours:
+            lease = await take(ours.lock("x", ttl=600))
+            connection = psycopg.connect(url)
             check(connection, lease)
             waiting = asyncio.create_task(take(theirs.lock("x", ttl=60)))
             await queued(theirs.lock("x"), 1)
-            releasing = asyncio.create_task(lease.release())
-            async with ours.lock("y", timeout=10):  # its client has other things to do
-                pass
-            await asyncio.sleep(1.0)
-            assert not releasing.done()
+            await lease.release()
+            closing = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - closing < 3  # it does not wait for that, either
+        if not waits:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        await asyncio.sleep(0.5)
+        assert not waits or not waiting.done()
+        connection.close()
+        await (await soon(waiting if waits else take(theirs.lock("x", ttl=60)))).release()
+
+
+@pytest.mark.one_loop
+async def test_once_beside_a_transaction_that_has_checked_is_done_at_its_end(
+    own_postgres: PostgresServer,
+) -> None:
+    """Who has done the work goes on at once; who wants it done waits for the transaction."""
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+            async with ours.once("job", remember=60, ttl=60) as first:
+                assert first
+                row = "SELECT fence FROM aiolock.grants"
+                ((fence,),) = own_postgres.execute(row)
+                checks = b"SELECT aiolock.check_fence('job', %s, kind => 'once')"
+                connection.execute(checks, (fence,))
+                other = theirs.once("job", remember=60, ttl=60)
+                waiting = asyncio.create_task(other.__aenter__())
+                own = "SELECT count(*) FROM aiolock.waiters"
+                await until(lambda: own_postgres.execute(own) == [(1,)])
+                leaving = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - leaving < 2
+            await asyncio.sleep(0.5)
             assert not waiting.done()
-            holders = (await theirs.lock("x").status()).holders
-            assert [each.fence for each in holders] == [lease.fence]
             connection.commit()
-        assert await soon(releasing)
-        second = await soon(waiting)
-        assert second.fence > lease.fence
-        await second.release()
+            assert not await soon(waiting)
+            await other.__aexit__(None, None, None)
+        async with theirs.once("job", remember=60) as again:
+            assert not again
+
+
+@pytest.mark.one_loop
+async def test_downgrade_beside_a_transaction_that_has_checked_lets_readers_in_at_its_end(
+    own_postgres: PostgresServer,
+) -> None:
+    """Who downgrades goes on at once, and no reader enters before the transaction has ended."""
+    async with (
+        pair(own_postgres.url("app")) as (ours, theirs),
+        ours.rwlock("x", ttl=60).write() as lease,
+    ):
+        with contextlib.closing(psycopg.connect(own_postgres.url("app"))) as connection:
+            check(connection, lease)
+            reading = asyncio.create_task(take(theirs.rwlock("x", ttl=60).read()))
+            await asyncio.wait_for(lease.downgrade(), 2)
+            await asyncio.sleep(0.5)
+            assert not reading.done()
+            connection.commit()
+        await (await soon(reading)).release()
+
+
+@pytest.mark.one_loop
+async def test_transactions_around_the_lock_that_check_lose_no_update(
+    own_postgres: PostgresServer,
+) -> None:
+    """Each reads and writes between its check and its commit, which is after the release."""
+    own_postgres.execute("CREATE TABLE stock (amount int)")
+    own_postgres.execute("INSERT INTO stock VALUES (0)")
+    own_postgres.execute("GRANT ALL ON stock TO app")
+    url = own_postgres.url("app")
+
+    async def sell(client: aiolock.LockClient) -> None:
+        async with await psycopg.AsyncConnection[Any].connect(url) as connection:
+            for _ in range(10):
+                async with connection.transaction():
+                    await connection.execute("SELECT 1")
+                    async with client.lock("stock", timeout=60) as lease:
+                        check = "SELECT aiolock.check_fence(%s, %s)"
+                        await connection.execute(check, (lease.name, lease.fence))
+                        read = await connection.execute("SELECT amount FROM stock")
+                        ((amount,),) = await read.fetchall()
+                        write = "UPDATE stock SET amount = %s"
+                        await connection.execute(write, (amount + 1,))
+
+    async with pair(url) as (ours, theirs):
+        await asyncio.gather(*(sell(client) for client in (ours, theirs) for _ in range(3)))
+    assert own_postgres.execute("SELECT amount FROM stock") == [(60,)]
 
 
 @pytest.mark.one_loop

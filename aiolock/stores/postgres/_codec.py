@@ -136,6 +136,12 @@ def deliver(text: str, client: str, name: str, inbox: Inbox) -> None:
     told(text, client)[1].deliver(name, inbox)
 
 
+CHECKED: Final = "checked"
+"""The answer to a call about a grant that an open transaction has checked: its effect is deferred
+until that ends. The call is sent again until then, and has the answer of `DONE` for its caller."""
+DONE: Final = "1"
+
+
 def late(text: str) -> Late | None:
     """The answer to a copy that came too late; None for any other answer."""
     return Late(int(text[5:])) if text.startswith("late ") else None

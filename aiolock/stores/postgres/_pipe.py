@@ -49,6 +49,8 @@ the server would keep the names of that transaction locked until the process goe
 _LOOK: Final = 0.5
 _SOON: Final = 0.05
 """Seconds after which a command that met a conflict with others is tried again."""
+_LONGEST_DEFERRED: Final = 1.0
+"""Seconds after which, at the latest, a command is called again that is deferred."""
 _AGAIN: Final = 5
 """How often a command is sent again that came too late, though that should not happen twice."""
 
@@ -65,6 +67,8 @@ class _Command:
     """How many copies may have been carried out."""
     alone = False
     """Whether it has a transaction of its own."""
+    pause = 0.05
+    """Seconds until it is called again, if it is deferred."""
 
     def __init__(  # noqa: PLR0917  # in the order of `Pipe.call`
         self,
@@ -140,6 +144,8 @@ class Pipe:
         self._batch_sent = 0.0
         self._resting = set[_Command]()
         """Commands that met a conflict with others, until they are tried again."""
+        self._deferred: dict[_Command, asyncio.TimerHandle] = {}
+        """Commands that are answered, and called again until they are done."""
         self._notices = Notices(
             drop=self._link.drop, notify_again=self._notify_again, done=self._see_whether_drained
         )
@@ -190,9 +196,12 @@ class Pipe:
         command.alone = function in _ALONE
         self._waiting.append(command)
         self._go_on_soon()
+        self._watch_soon()
+        return future
+
+    def _watch_soon(self) -> None:
         if self._watch is None:
             self._watch = self._loop.call_later(_LOOK, self._look)
-        return future
 
     # Sending
 
@@ -299,6 +308,9 @@ class Pipe:
         text, *told = answer.split("\n")
         if told:
             self._told(command.name, told)
+        if text == codec.CHECKED:
+            self._follow(command)
+            text = codec.DONE
         if command.future.done():
             return
         try:
@@ -307,6 +319,18 @@ class Pipe:
             self._fail(command, Failed(f"not an answer of aiolock's: {text!r}"))
         else:
             command.future.resolve(result)
+
+    def _follow(self, command: _Command) -> None:
+        """Call it again, less and less often, until the transaction that defers it has ended."""
+        self._deferred[command] = self._loop.call_later(command.pause, self._call_deferred, command)
+        command.pause = min(_LONGEST_DEFERRED, 2 * command.pause)
+
+    def _call_deferred(self, command: _Command) -> None:
+        del self._deferred[command]
+        command.born = self._loop.time()
+        self._waiting.append(command)
+        self._go_on_soon()
+        self._watch_soon()
 
     def _once_more(self, command: _Command) -> None:
         command.again += 1
@@ -452,6 +476,9 @@ class Pipe:
         self._batch = []
         self._resting.clear()
         self._waiting.clear()
+        for timer in self._deferred.values():
+            timer.cancel()
+        self._deferred.clear()
         if self._watch is not None:
             self._watch.cancel()
         await self._link.aclose()

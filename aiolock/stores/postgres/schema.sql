@@ -87,13 +87,14 @@ CREATE TABLE IF NOT EXISTS aiolock.waiters (
 CREATE UNIQUE INDEX IF NOT EXISTS waiters_by_client ON aiolock.waiters (name, client, seq);
 
 -- The holders. The client '-' has no owner: its grant keeps the name closed (seq 0), or remembers
--- that work is done (seq 1).
+-- that work is done (seq 1; seq 2: as soon as the transaction that has checked it ends, and until
+-- `number` then).
 CREATE TABLE IF NOT EXISTS aiolock.grants (
     name bytea NOT NULL,
     fence bigint NOT NULL,
     client text COLLATE "C" NOT NULL,
     seq bigint NOT NULL,
-    ends bigint NOT NULL, -- ms since 1970
+    ends bigint NOT NULL, -- ms since 1970; 0 or below: see `_defer`
     shared boolean NOT NULL, -- others that share may enter: from the first, or since a downgrade
     claimed boolean NOT NULL, -- its lease is the claim of a pushed grant, not confirmed yet
     claim bigint NOT NULL,
@@ -451,6 +452,56 @@ BEGIN
     END IF;
 END $$;
 
+-- An open transaction has checked a grant that its holder releases, or finishes. The holder need not
+-- wait for that, which may be waiting for the holder. So the grant ends now, by `ends`: 0, or the time
+-- at which it was lost, below 0. It goes, and others enter, when the transaction has ended: then its
+-- row can be locked. Until that time its client calls again, and so does the first in the queue, if
+-- that client is gone.
+CREATE OR REPLACE FUNCTION aiolock._defer(n bytea, me text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    w aiolock.waiters;
+BEGIN
+    FOR w IN SELECT * FROM aiolock.waiters WHERE name = n ORDER BY name, ticket, client, seq
+    LOOP
+        IF aiolock._is_there(w.client, me) THEN
+            PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
+            EXIT;
+        END IF;
+    END LOOP;
+    RETURN 'checked' || aiolock._own();
+END $$;
+
+-- The work of this grant is done, which is remembered until then (in ms): tell who wants it done.
+CREATE OR REPLACE FUNCTION aiolock._done(n bytea, f bigint, until bigint, me text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    w record;
+BEGIN
+    DELETE FROM aiolock.grants WHERE name = n AND fence = f;
+    INSERT INTO aiolock.grants VALUES (n, f, '-', 1, until, false, false, 0, false, '', 0, 0, true,
+        true, false, 0, 0, 0, 0);
+    FOR w IN
+        WITH gone AS (DELETE FROM aiolock.waiters WHERE name = n AND once RETURNING client, seq)
+        SELECT client, min(seq) AS seq FROM gone GROUP BY client
+    LOOP
+        PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
+    END LOOP;
+END $$;
+
+-- The transaction that had checked this grant has ended: what was deferred until then. Its row is
+-- locked.
+CREATE OR REPLACE FUNCTION aiolock._settle(n bytea, g aiolock.grants, us bigint, me text)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF g.client = '-' THEN
+        PERFORM aiolock._done(n, g.fence, g.number, me);
+    ELSE
+        DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
+        g.claimed := false; -- it was entered
+        PERFORM aiolock._close(n, g, us, nullif(-g.ends, 0), me);
+    END IF;
+END $$;
+
 -- End the leases that are over; true if there were any. One that a transaction has checked lasts as
 -- long as that: see `check_fence`.
 CREATE OR REPLACE FUNCTION aiolock._reap(n bytea, us bigint, me text) RETURNS boolean
@@ -464,6 +515,10 @@ BEGIN
         ORDER BY name, fence FOR UPDATE SKIP LOCKED
     LOOP
         ended := true;
+        IF g.ends <= 0 THEN
+            PERFORM aiolock._settle(n, g, us, me);
+            CONTINUE;
+        END IF;
         PERFORM aiolock._end(n, g, me, 'expired'), aiolock._close(n, g, us, g.ends, me);
         -- A claim must be confirmed, whether or not the lease is renewed afterwards.
         IF g.claimed OR NOT g.fixed THEN
@@ -693,7 +748,8 @@ DECLARE
     c aiolock.clients;
 BEGIN
     SELECT * INTO c FROM aiolock.clients WHERE id = g.client;
-    RETURN concat_ws(' ', g.client, g.seq, g.fence, g.ends * 1000 - us, g.shared::int,
+    RETURN concat_ws(' ', g.client, g.seq, g.fence,
+        CASE WHEN g.ends > 0 THEN g.ends * 1000 - us ELSE 0 END, g.shared::int,
         CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, coalesce(c.pid, 0),
         encode(convert_to(coalesce(c.host, ''), 'UTF8'), 'hex'));
 END $$;
@@ -725,13 +781,28 @@ BEGIN
         SELECT fence INTO f FROM aiolock.grants WHERE name = n AND client = me AND seq = s
             ORDER BY name, fence LIMIT 1;
     END IF;
-    -- If an open transaction has checked this grant, this fails, and must be tried again.
     SELECT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) INTO line FROM aiolock.grants
-        WHERE name = n AND fence = f AND client = me AND seq = s FOR UPDATE NOWAIT;
+        WHERE name = n AND fence = f AND client = me AND seq = s FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN -- or an open transaction has checked it, beside which it can be changed
+        SELECT * INTO g FROM aiolock.grants
+            WHERE name = n AND fence = f AND client = me AND seq = s;
+        IF NOT FOUND THEN
+            RETURN '0';
+        END IF;
+        IF g.ends <= 0 THEN
+            RETURN 'checked';
+        END IF;
+        UPDATE aiolock.grants SET ends = CASE WHEN entered IS NULL OR ends <= us / 1000
+                THEN -least(ends, us / 1000) ELSE 0 END
+            WHERE name = n AND fence = f;
+        RETURN aiolock._defer(n, me);
+    END IF;
     DELETE FROM aiolock.grants WHERE name = n AND fence = f AND client = me AND seq = s
         RETURNING * INTO g;
-    IF NOT FOUND THEN
-        RETURN '0';
+    IF g.ends <= 0 THEN
+        PERFORM aiolock._settle(n, g, us, me), aiolock._forget(n, us),
+            aiolock._advance(n, us, me, 0, 0, false, 0);
+        RETURN '1' || aiolock._own();
     END IF;
     IF line OR g.after_loss + g.after_grant + g.period > 0 THEN
         g.claimed := false; -- it counts as confirmed: its holder says whether it was entered
@@ -791,26 +862,25 @@ CREATE OR REPLACE FUNCTION aiolock.finish(
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     us bigint := aiolock._lock(n, false);
-    w record;
-BEGIN
-    PERFORM FROM aiolock.grants WHERE name = n AND fence = f AND client = me AND seq = s
-        FOR UPDATE NOWAIT; -- as in release
-    DELETE FROM aiolock.grants WHERE name = n AND fence = f AND client = me AND seq = s;
-    IF NOT FOUND THEN
-        RETURN (SELECT count(*) FROM aiolock.grants
-            WHERE name = n AND fence = f AND client = '-' AND seq = 1);
-    END IF;
     -- A late copy is told "done" for as long as that is remembered, so until `bury` at least.
-    INSERT INTO aiolock.grants VALUES (n, f, '-', 1,
-        greatest(us / 1000 + keep, (bury + 999) / 1000), false, false, 0, false, '', 0, 0, true,
-        true, false, 0, 0, 0, 0);
-    FOR w IN
-        WITH gone AS (DELETE FROM aiolock.waiters WHERE name = n AND once RETURNING client, seq)
-        SELECT client, min(seq) AS seq FROM gone GROUP BY client
-    LOOP
-        PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
-    END LOOP;
-    RETURN '1' || aiolock._own();
+    until bigint := greatest(us / 1000 + keep, (bury + 999) / 1000);
+    g aiolock.grants;
+BEGIN
+    SELECT * INTO g FROM aiolock.grants WHERE name = n AND fence = f
+        AND (client = me AND seq = s OR client = '-' AND seq = 2) FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        PERFORM aiolock._done(n, f, CASE WHEN g.client = '-' THEN g.number ELSE until END, me);
+        RETURN '1' || aiolock._own();
+    END IF;
+    -- It is gone, or done; or, as in release, an open transaction has checked it.
+    UPDATE aiolock.grants SET client = '-', seq = 2, ends = 0, shared = false, claimed = false,
+            rule = '', number = until, fixed = true, after_loss = 0, after_grant = 0, period = 0
+        WHERE name = n AND fence = f AND client = me AND seq = s;
+    IF FOUND THEN
+        RETURN aiolock._defer(n, me);
+    END IF;
+    SELECT * INTO g FROM aiolock.grants WHERE name = n AND fence = f AND client = '-';
+    RETURN CASE g.seq WHEN 1 THEN '1' WHEN 2 THEN 'checked' ELSE '0' END;
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock.request(n bytea, me text, late bigint) RETURNS text
@@ -864,7 +934,10 @@ BEGIN
         RETURN '0';
     END IF;
     IF NOT g.shared THEN
-        PERFORM FROM aiolock.grants WHERE name = n AND fence = f FOR UPDATE NOWAIT; -- as in release
+        PERFORM FROM aiolock.grants WHERE name = n AND fence = f FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN -- an open transaction has checked it: others enter when that has ended
+            RETURN 'checked';
+        END IF;
         UPDATE aiolock.grants SET shared = true WHERE name = n AND fence = f;
         PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
     END IF;
@@ -946,6 +1019,14 @@ BEGIN
     RETURN concat_ws(' ', coalesce(m.count, 0), encode(coalesce(m.value, ''), 'hex'));
 END $$;
 
+-- Whether an open transaction has checked this grant.
+CREATE OR REPLACE FUNCTION aiolock._is_checked(n bytea, f bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM aiolock.grants WHERE name = n AND fence = f FOR UPDATE SKIP LOCKED;
+    RETURN NOT FOUND;
+END $$;
+
 -- The status of these names, in the given order; without `queue`, no waiters.
 CREATE OR REPLACE FUNCTION aiolock._statuses(ns bytea[], queue boolean) RETURNS text
 LANGUAGE plpgsql AS $$
@@ -966,9 +1047,11 @@ BEGIN
             (SELECT max(ends) FROM aiolock.grants
                 WHERE name = n AND client = '-' AND ends > us / 1000),
             (SELECT json_agg(json_build_array(g.client, g.seq, g.shared,
-                    CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, g.fence, g.ends)
+                    CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, g.fence,
+                    greatest(g.ends, us / 1000 + 1))
                     ORDER BY g.fence) FROM aiolock.grants g
-                WHERE g.name = n AND g.client <> '-' AND g.ends > us / 1000),
+                WHERE g.name = n AND g.client <> '-' AND (g.ends > us / 1000
+                    OR g.ends <= 0 AND aiolock._is_checked(n, g.fence))),
             (SELECT json_agg(json_build_array(w.client, w.seq, w.shares,
                     CASE WHEN w.rule = '*' THEN w.number ELSE 0 END,
                     w.ticket - w.priority * 100000000000000) ORDER BY w.ticket, w.client, w.seq)
@@ -1119,7 +1202,8 @@ BEGIN
             AND fence <= us - 600000000; -- it may have been used meanwhile
         CONTINUE WHEN NOT FOUND;
         CONTINUE WHEN EXISTS (
-            SELECT FROM aiolock.grants WHERE name = m.name AND ends > us / 1000 - 600000);
+            SELECT FROM aiolock.grants WHERE name = m.name AND us / 1000 - 600000
+                < CASE WHEN client = '-' AND seq = 2 THEN number ELSE ends END);
         CONTINUE WHEN EXISTS (
             SELECT FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = m.name) w
             WHERE aiolock._listens(w.client));
