@@ -1897,8 +1897,7 @@ async def test_sweeps_follow_each_other_while_names_are_forgotten(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are, none waits for a minute, and there is one timer for the next one."""
-    monkeypatch.setattr(_store, "_SWEPT", b"3")
-    monkeypatch.setattr(_store, "_SOON", 0.01)
+    monkeypatch.setattr(_store, "_SWEPT", 3)
     fill(own_postgres)
     async with aiolock.connect(own_postgres.url("app")) as client:
         store, loop = store_of(client), asyncio.get_running_loop()
@@ -1908,6 +1907,110 @@ async def test_sweeps_follow_each_other_while_names_are_forgotten(
         assert first.cancelled()
         await until(lambda: own_postgres.execute(_NAMES) == [(0,)])
         await until(lambda: store._sweeper and store._sweeper.when() > loop.time() + 30)
+
+
+_HELD = (
+    "INSERT INTO aiolock.grants SELECT name, fence, 'me', 1, %s, false, false, 3000, false, '', 0,"
+    " 0, false, false, false, 0, 0, 0, 0 FROM aiolock.names"
+)
+
+
+async def test_names_behind_names_in_use_are_forgotten_at_once(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as come, and those that are in use are not looked at again and again."""
+    monkeypatch.setattr(_store, "_SWEPT", 3)
+    fill(own_postgres)  # they are the first to be looked at
+    own_postgres.execute(_HELD, int(time.time() * 1000) + 3_600_000)
+    own_postgres.execute(
+        "INSERT INTO aiolock.names (name, fence)"
+        " SELECT convert_to('new ' || n, 'UTF8'), 1000 * n FROM generate_series(1, 300) n"
+    )
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        store, loop = store_of(client), asyncio.get_running_loop()
+        store._sweep_in(0.0)
+        await until(lambda: own_postgres.execute(_NAMES) == [(20,)])
+        await until(lambda: store._sweeper and store._sweeper.when() > loop.time() + 30)
+    later = "SELECT count(*) FROM aiolock.names WHERE later > 0"
+    assert own_postgres.execute(later) == [(20,)]
+    assert own_postgres.execute("SELECT aiolock.sweep(3)") == [(0,)]  # there is nothing to look at
+
+
+@pytest.mark.one_loop
+async def test_sweep_finds_by_age_what_to_forget(own_postgres: PostgresServer) -> None:
+    """It reads no younger name, however many there are; and using one writes to no index."""
+    own_postgres.execute(
+        "INSERT INTO aiolock.names (name, fence) SELECT convert_to('young ' || n, 'UTF8'),"
+        " (extract(epoch FROM now()) * 1000000)::bigint FROM generate_series(1, 2000) n"
+    )
+    fill(own_postgres)
+    own_postgres.execute("ANALYZE")
+    await counted(own_postgres)
+    own_postgres.execute("SELECT pg_stat_reset()")
+    with contextlib.closing(own_postgres.connect("app")) as app:
+        assert app.execute("SELECT aiolock.sweep(100)").fetchone() == (20,)
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        for _ in range(50):
+            async with client.lock("x"):
+                pass
+    await counted(own_postgres)
+    (read, updated, hot) = own_postgres.execute(
+        "SELECT seq_tup_read + idx_tup_fetch, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables"
+        " WHERE relname = 'names'"
+    )[0]
+    assert read < 500
+    assert updated - hot <= 1  # one for each minute
+
+
+@pytest.mark.one_loop
+async def test_sweep_does_not_look_again_at_what_it_has_removed(
+    own_postgres: PostgresServer,
+) -> None:
+    """They stay in the index while a transaction sees them: the next sweep begins behind."""
+    fill(own_postgres)
+    with contextlib.closing(psycopg.connect(own_postgres.url())) as other:
+        other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        assert other.execute("SELECT count(*) FROM aiolock.names").fetchone() == (20,)
+        at = "SELECT convert_from(last, 'UTF8') FROM aiolock.swept"
+        assert own_postgres.execute("SELECT aiolock.sweep(10)") == [(10,)]
+        assert own_postgres.execute(at) == [("old 18",)]
+        assert own_postgres.execute("SELECT aiolock.sweep(11)") == [(10,)]
+        assert own_postgres.execute(at) == [("",)]  # the next one begins with the oldest
+
+
+@pytest.mark.one_loop
+async def test_clients_that_listen_are_not_looked_at_for_an_hour(
+    own_postgres: PostgresServer,
+) -> None:
+    """However many there are: those behind them that are gone are forgotten all the same."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        own_postgres.execute("UPDATE aiolock.clients SET seen = now() - '3 h'::interval")
+        own_postgres.execute(_GONE, 1)
+        assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
+        seen = "SELECT id FROM aiolock.clients WHERE seen > now() - '1 min'::interval"
+        assert own_postgres.execute(seen) == [(client.id,)]
+
+
+@pytest.mark.one_loop
+async def test_schema_of_before_gets_what_sweeps_need(own_postgres: PostgresServer) -> None:
+    """Run once more, beside clients at work, `init-db` adds the columns, and the indexes."""
+    url = own_postgres.url("app")
+    own_postgres.execute("ALTER TABLE aiolock.names DROP COLUMN due, DROP COLUMN later")
+    own_postgres.execute("ALTER TABLE aiolock.swept DROP COLUMN due")
+    own_postgres.execute(
+        "CREATE FUNCTION aiolock.downgrade(bytea, text, bigint, bigint)"
+        " RETURNS text LANGUAGE sql AS $$ SELECT '0' $$"
+    )
+    fill(own_postgres)
+    async with aiolock.connect(url) as client:
+        async with client.lock("x"):
+            await asyncio.to_thread(postgres.create_schema, own_postgres.url(), "app")
+        async with client.lock("y"):
+            pass
+    assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(20,)]
+    overloads = "SELECT count(*) FROM pg_proc WHERE proname = 'downgrade'"
+    assert own_postgres.execute(overloads) == [(1,)]
 
 
 async def test_clients_that_are_open_for_a_moment_sweep_as_well(

@@ -46,11 +46,11 @@ HEARTBEAT_TIMEOUT: Final = 4.0
 """Seconds for the word that checks them to arrive."""
 _SWEEP: Final = 60.0
 """Seconds after which a client sweeps some of what nobody needs any more."""
-_SOON: Final = 1.0
-"""Seconds after which it does so again, while it finds anything to forget: there may be much."""
+_SOON: Final = 0.01
+"""Seconds after which it does so again if there may be more, at the earliest."""
 _PAGE: Final = 200
 """Names on one page of a snapshot."""
-_SWEPT: Final = b"100"
+_SWEPT: Final = 100
 """Names that are checked in one sweep, and clients that are forgotten, at most."""
 
 
@@ -204,16 +204,17 @@ class PostgresStore:
     def _sweep(self) -> None:
         """Have some of what nobody needs any more forgotten."""
         self._swept_at = self._loop.time()
-        self._call("sweep", "", [_SWEPT], _count).add_done_callback(self._has_swept)
+        self._call("sweep", "", [number(_SWEPT)], _count).add_done_callback(self._has_swept)
 
     def _has_swept(self, done: asyncio.Future[int]) -> None:
-        """Go on soon if anything was forgotten: there may be more."""
+        """Go on soon if there may be more, after as long as that took: others have work, too."""
         failure = None if done.cancelled() else done.exception()
-        forgot = not done.cancelled() and failure is None and done.result() > 0
+        more = not done.cancelled() and failure is None and done.result() >= _SWEPT
         if not self._closing:
             if failure is not None:
                 log.warning("aiolock: what nobody needs is not forgotten now: %s", failure)
-            self._sweep_in(_SOON if forgot else _SWEEP)
+            took = self._loop.time() - self._swept_at
+            self._sweep_in(max(_SOON, took) if more else _SWEEP)
 
     # The operations
 

@@ -61,7 +61,11 @@ CREATE TABLE IF NOT EXISTS aiolock.names (
     tokens text[] NOT NULL DEFAULT '{}',
     value bytea NOT NULL DEFAULT '',
     given_up jsonb, -- "client:seq" -> until when, in ms, copies of its question may come
-    resized jsonb -- token -> [permits before, until when that is remembered]
+    resized jsonb, -- token -> [permits before, until when that is remembered]
+    later bigint NOT NULL DEFAULT 0, -- when a sweep looks at it again, in ms: it was in use
+    -- The minute since 1970 after which a sweep may forget it. It has an index, and most updates do not
+    -- change it: so they need not write to an index.
+    due bigint GENERATED ALWAYS AS (greatest(keep_until, fence / 1000 + 600000, later) / 60000) STORED
 ) WITH (fillfactor = 50);
 
 -- The queue. The columns from `claim` on are the `Form` of the waiter.
@@ -124,8 +128,23 @@ CREATE TABLE IF NOT EXISTS aiolock.clients (
 -- Where the last sweep has stopped.
 CREATE TABLE IF NOT EXISTS aiolock.swept (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
-    last bytea NOT NULL DEFAULT ''
+    last bytea NOT NULL DEFAULT '',
+    due bigint NOT NULL DEFAULT 0
 );
+
+-- Columns that a schema made before does not have. (Without need, this would wait for all who read.)
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+        WHERE attrelid = 'aiolock.names'::regclass AND attname = 'due') THEN
+        ALTER TABLE aiolock.names ADD COLUMN later bigint NOT NULL DEFAULT 0;
+        ALTER TABLE aiolock.names ADD COLUMN due bigint GENERATED ALWAYS AS
+            (greatest(keep_until, fence / 1000 + 600000, later) / 60000) STORED;
+        ALTER TABLE aiolock.swept ADD COLUMN due bigint NOT NULL DEFAULT 0;
+    END IF;
+END $$;
+CREATE INDEX IF NOT EXISTS names_by_due ON aiolock.names (due, name);
+CREATE INDEX IF NOT EXISTS clients_by_seen ON aiolock.clients (seen);
 INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
@@ -1176,37 +1195,49 @@ BEGIN
 END $$;
 
 -- Forget clients that are gone, and names that nobody has used for ten minutes after all that was
--- known of them has ended: `most` of each, at most. Returns how many. One sweep at a time, from where
--- the last has stopped.
+-- known of them has ended: `most` of each, at most, so that others need not wait for long. Returns how
+-- many; `most` or more if there may be others. One sweep at a time.
 CREATE OR REPLACE FUNCTION aiolock.sweep(most integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     us bigint := aiolock._clock();
-    after_ bytea;
+    at_ aiolock.swept;
     m aiolock.names;
     c record;
+    used bigint;
     looked integer := 0;
     forgotten integer := 0;
+    looked_at integer := 0;
     gone integer := 0;
 BEGIN
-    SELECT last INTO after_ FROM aiolock.swept FOR UPDATE SKIP LOCKED;
+    SELECT * INTO at_ FROM aiolock.swept FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    FOR m IN SELECT * FROM aiolock.names WHERE name > after_ ORDER BY name LIMIT most LOOP
+    -- From where the last sweep has stopped: what that one has removed may still be in the index, for
+    -- as long as a transaction anywhere in the database sees it.
+    FOR m IN SELECT * FROM aiolock.names
+        WHERE (due, name) > (at_.due, at_.last) AND due < us / 60000000
+        ORDER BY due, name LIMIT most
+    LOOP
         looked := looked + 1;
-        after_ := m.name;
-        CONTINUE WHEN m.keep_until > us / 1000 OR m.fence > us - 600000000;
+        at_.due := m.due;
+        at_.last := m.name;
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended(encode(m.name, 'hex'), 20));
-        PERFORM FROM aiolock.names WHERE name = m.name AND keep_until <= us / 1000
-            AND fence <= us - 600000000; -- it may have been used meanwhile
+        PERFORM FROM aiolock.names WHERE name = m.name
+            AND greatest(keep_until, fence / 1000 + 600000, later) <= us / 1000; -- still
         CONTINUE WHEN NOT FOUND;
-        CONTINUE WHEN EXISTS (
-            SELECT FROM aiolock.grants WHERE name = m.name AND us / 1000 - 600000
-                < CASE WHEN client = '-' AND seq = 2 THEN number ELSE ends END);
-        CONTINUE WHEN EXISTS (
-            SELECT FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = m.name) w
-            WHERE aiolock._listens(w.client));
+        SELECT max(CASE WHEN client = '-' AND seq = 2 THEN number ELSE ends END) + 600000 INTO used
+            FROM aiolock.grants WHERE name = m.name;
+        IF used IS NULL OR used <= us / 1000 THEN
+            used := CASE WHEN EXISTS (
+                SELECT FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = m.name) w
+                WHERE aiolock._listens(w.client)) THEN us / 1000 + 600000 END;
+        END IF;
+        IF used IS NOT NULL THEN
+            UPDATE aiolock.names SET later = used WHERE name = m.name;
+            CONTINUE;
+        END IF;
         -- An open transaction may have checked a grant: it must not make the sweep wait, and fail.
         CONTINUE WHEN (SELECT count(*) FROM aiolock.grants WHERE name = m.name) > (
             SELECT count(*) FROM (
@@ -1216,19 +1247,32 @@ BEGIN
         DELETE FROM aiolock.names WHERE name = m.name;
         forgotten := forgotten + 1;
     END LOOP;
-    UPDATE aiolock.swept SET last = CASE WHEN looked < most THEN '' ELSE after_ END;
+    IF looked < most THEN
+        at_.due := 0;
+        at_.last := '';
+    END IF;
+    UPDATE aiolock.swept SET due = at_.due, last = at_.last
+        WHERE (due, last) IS DISTINCT FROM (at_.due, at_.last);
     BEGIN
-        FOR c IN SELECT id, key FROM aiolock.clients WHERE seen < now() - interval '1 hour' LOOP
-            EXIT WHEN gone >= most; -- many would take longer than a statement may
-            CONTINUE WHEN aiolock._listens(c.id);
-            DELETE FROM aiolock.clients WHERE id = c.id AND key = c.key; -- it may have come back
-            gone := gone + 1;
+        FOR c IN SELECT id, key FROM aiolock.clients WHERE seen < now() - interval '1 hour'
+            ORDER BY seen
+        LOOP
+            EXIT WHEN gone >= most OR looked_at >= 10 * most; -- many would take long
+            looked_at := looked_at + 1;
+            IF aiolock._listens(c.id) THEN
+                UPDATE aiolock.clients SET seen = now() WHERE id = c.id AND key = c.key;
+            ELSE
+                DELETE FROM aiolock.clients WHERE id = c.id AND key = c.key; -- unless it came back
+                gone := gone + 1;
+            END IF;
         END LOOP;
     EXCEPTION WHEN OTHERS THEN -- the names are forgotten all the same
         RAISE WARNING 'aiolock cannot forget clients that are gone: %', SQLERRM;
         gone := 0;
+        looked_at := 0;
     END;
-    RETURN forgotten + gone;
+    RETURN greatest(forgotten + gone,
+        CASE WHEN looked = most OR looked_at >= 10 * most THEN most ELSE 0 END);
 END $$;
 
 -- For users of a lock, within a transaction of theirs: check that the lock `name` is still held
