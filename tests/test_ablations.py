@@ -2225,6 +2225,67 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "… who releases waits for no transaction, either",
+        f"{POSTGRES}/schema.sql",
+        "AND seq = s FOR UPDATE SKIP LOCKED;\n    IF NOT FOUND THEN -- or",
+        "AND seq = s FOR UPDATE NOWAIT;\n    IF NOT FOUND THEN -- or",
+        "test_postgres.py"
+        "::test_release_beside_a_transaction_that_has_checked_is_deferred_until_its_end",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and is called again when that has ended",
+        f"{POSTGRES}/_pipe.py",
+        "            self._follow(command)\n",
+        "            pass\n",
+        "test_postgres.py"
+        "::test_downgrade_beside_a_transaction_that_has_checked_lets_readers_in_at_its_end",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and so is the first waiter, whose client may be the only one left",
+        f"{POSTGRES}/schema.sql",
+        "            PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));\n"
+        "            EXIT;\n",
+        "            EXIT;\n",
+        "test_postgres.py::test_transaction_that_has_checked_outlives_the_client[True]",
+        seconds=20,
+    ),
+    Safeguard(
+        "… sweeps put off what is in use",
+        f"{POSTGRES}/schema.sql",
+        "            UPDATE aiolock.names SET later = used WHERE name = m.name;\n",
+        "",
+        "test_postgres.py::test_names_behind_names_in_use_are_forgotten_at_once",
+        seconds=20,
+    ),
+    Safeguard(
+        "… a look-alike of PostgreSQL is refused",
+        f"{POSTGRES}/_server.py",
+        "    check_version(version)\n",
+        "",
+        "test_postgres_server.py::test_look_alike_is_refused_at_the_opening_and_by_init_db",
+        seconds=20,
+    ),
+    Safeguard(
+        "… nothing is set in a session that others use",
+        f"{POSTGRES}/_pipe.py",
+        "        self._ours = certain and not self._settings.pooled\n",
+        "        self._ours = not self._settings.pooled\n",
+        "test_postgres_poolers.py"
+        "::test_pooler_of_sessions_that_clears_none_gets_them_back_as_they_were",
+        seconds=20,
+    ),
+    Safeguard(
+        "… nor does anything listen there",
+        f"{POSTGRES}/_server.py",
+        "        if now_pid != pid or gaps >= _GAPS:\n",
+        "        if False:\n",
+        "test_postgres_poolers.py"
+        "::test_bare_url_of_a_shared_session_is_refused_and_leaves_nothing[last]",
+        seconds=20,
+    ),
+    Safeguard(
         "… who is told is told behind the transaction",
         f"{POSTGRES}/_notices.py",
         '        wire.send([("flush", ())], partial(self._answered, number))\n',
@@ -2471,7 +2532,7 @@ SAFEGUARDS = (
     Safeguard(
         "… who listens may be idle",
         f"{POSTGRES}/_ear.py",
-        '"SET statement_timeout = 3000; {STAYS}"',
+        '"SET statement_timeout = 3000; {OWN}"',
         '"SET statement_timeout = 3000"',
         "test_postgres.py::test_an_idle_session_is_not_ended[True]",
         seconds=5,
@@ -2479,7 +2540,7 @@ SAFEGUARDS = (
     Safeguard(
         "… and so may who commands",
         f"{POSTGRES}/_settings.py",
-        "for name, value in chosen.items()), STAYS])",
+        "for name, value in chosen.items()), OWN])",
         "for name, value in chosen.items())])",
         "test_postgres.py::test_an_idle_session_is_not_ended[False]",
         seconds=5,
@@ -2495,7 +2556,7 @@ SAFEGUARDS = (
     Safeguard(
         "… or for the one that listens",
         f"{POSTGRES}/_ear.py",
-        "            why.role = connection.info.user\n",
+        "        self._settings.listens_at.connected(connection.info)\n",
         "",
         "test_postgres.py::test_who_listens_as_another_lacks_a_right",
         seconds=5,
