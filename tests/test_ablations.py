@@ -1261,8 +1261,8 @@ SAFEGUARDS = (
     Safeguard(
         "a file is written by one process at a time",
         "stores/sqlite/_connection.py",
-        '        self.execute("BEGIN IMMEDIATE")\n',
-        '        self.execute("BEGIN")\n',
+        '                database.execute("BEGIN IMMEDIATE")\n',
+        '                database.execute("BEGIN")\n',
         "test_sqlite.py::test_it_waits_for_the_transactions_of_others",
     ),
     Safeguard(
@@ -1926,6 +1926,27 @@ SAFEGUARDS = (
         "        if fence < self._last_fence:\n",
         "        if False:\n",
         "test_sqlite_files.py::test_file_that_was_set_back_is_an_error_once",
+    ),
+    Safeguard(
+        "whoever opens a file while others do waits for them",
+        "stores/sqlite/_files.py",
+        "            if (now := self._trace(guard)) != seen:\n",
+        "            if (now := seen) != seen:\n",
+        "test_sqlite.py::test_opening_while_others_open_waits_for_them",
+    ),
+    Safeguard(
+        "… and for those who lock it in turn",
+        "stores/sqlite/_connection.py",
+        "                if version not in (None, seen):\n",
+        "                if False:\n",
+        "test_sqlite.py::test_file_that_others_lock_in_turn_is_waited_for",
+    ),
+    Safeguard(
+        "… and says that a process is stopped only if it is",
+        "stores/sqlite/_lockers.py",
+        'if _is_stopped(pid) else ""',
+        'if pid else ""',
+        "test_sqlite.py::test_opening_that_one_process_holds_up_names_it[False]",
     ),
     Safeguard(
         "in PostgreSQL the dead are passed over",

@@ -471,6 +471,7 @@ async def test_a_batch_of_which_one_fails_where_the_file_is_locked_then(
 
         monkeypatch.setattr(Step, "request", fails)
         monkeypatch.setattr(database._connection, "begin", begins)
+        monkeypatch.setattr(database, "sweep", list)
         asked: list[asyncio.Future[Any]] = [store.request("x")]
         asked += [store.read("x") for _ in range(9)]
         await asyncio.gather(*asked, return_exceptions=True)
@@ -1438,12 +1439,91 @@ async def test_locked_by_somebody_else(
         lock = client.lock("x")
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
-            with pytest.raises(aiolock.StoreError, match="locked by another process") as caught:
+            with pytest.raises(aiolock.StoreError, match=_LOCKED) as caught:
                 await lock.acquire()
             assert caught.value.refused
+            assert f"process {os.getpid()} has kept" in str(caught.value) or not _TELLS
         async with lock:
             pass
         assert not (await lock.status()).holders
+
+
+_TELLS = Path("/proc/locks").exists()
+_LOCKED = r"(process \d+|another process) has kept the SQLite file .* locked for 0.2 s, in one"
+
+
+async def test_file_that_others_lock_in_turn_is_waited_for(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They make progress: none of them keeps the file for long."""
+    monkeypatch.setattr("aiolock.stores.sqlite._connection.BUSY", 0.4)
+    monkeypatch.setattr("aiolock.stores.sqlite._connection._SLICE", 0.1)
+    async with aiolock.connect(url) as client:
+        store = client._engine.store
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            asked = store.read("x")
+            for _ in range(6):
+                time.sleep(0.1)
+                database.execute("UPDATE fence SET last = last + 1")
+                database.execute("COMMIT")
+                database.execute("BEGIN IMMEDIATE")  # sooner than who waits
+            database.execute("ROLLBACK")
+        await asked
+
+
+async def test_opening_while_others_open_waits_for_them(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are, and however long all of them take."""
+    monkeypatch.setattr("aiolock.stores.sqlite._connection.BUSY", 0.3)
+    is_opened = Connection._is_opened
+
+    def is_slow(connection: Connection, guard: int) -> bool:
+        time.sleep(0.1)
+        return is_opened(connection, guard)
+
+    monkeypatch.setattr(Connection, "_is_opened", is_slow)
+    clients = [aiolock.connect(url) for _ in range(12)]
+    await asyncio.gather(*(client.open() for client in clients))
+    await asyncio.gather(*(client.aclose() for client in clients))
+
+
+@pytest.mark.one_loop
+@pytest.mark.skipif(not _TELLS, reason="only Linux says who has locked a file")
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_opening_that_one_process_holds_up_names_it(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, *, stopped: bool
+) -> None:
+    """And says that it is stopped only if it is."""
+    monkeypatch.setattr("aiolock.stores.sqlite._connection.BUSY", 0.2)
+    async with aiolock.connect(url):
+        pass
+    program = (
+        "import fcntl, os, sys\n"
+        "file = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, path.with_name("locks.db.clients") / "opening"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        assert await asyncio.to_thread(process.stdout.readline) == b"locked\n"
+        if stopped:
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+        with pytest.raises(aiolock.StoreError, match="one at a time can do that") as caught:
+            await aiolock.connect(url).open()
+        which = f"process {process.pid}, which is stopped," if stopped else f"process {process.pid}"
+        assert str(caught.value).startswith(f"{which} has been opening")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def test_it_waits_for_the_transactions_of_others(path: Path, url: str) -> None:

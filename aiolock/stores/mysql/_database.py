@@ -376,11 +376,12 @@ class Database:
         if _errors.is_lost(error):
             self.link.close()
             return
-        log.warning(
-            "aiolock: another client of MySQL cannot be rung (%s): let all that share locks connect"
-            " as one user, or put doorbell=poll into the URL",
-            error,
-        )
+        advice = ""
+        if code(error) in _errors.MAY_NOT_KILL:
+            advice = (
+                ": let all that share locks connect as one user, or put doorbell=poll into the URL"
+            )
+        log.warning("aiolock: another client of MySQL cannot be rung (%s)%s", error, advice)
 
     # Sweeping
 

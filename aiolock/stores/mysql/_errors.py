@@ -23,6 +23,8 @@ _LOST: Final = (
 """Codes after which another connection may help: to this server, or to its successor."""
 _IN_THE_WAY: Final = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.QUERY_INTERRUPTED)
 """Codes of a conflict with others that passes; an ended statement is also how an ear is rung."""
+MAY_NOT_KILL: Final = (ER.KILL_DENIED_ERROR, ER.SPECIFIC_ACCESS_DENIED_ERROR)
+"""Codes for a KILL of another user's connection."""
 NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
 DENIED: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
 """Codes for a right that is missing to a table."""

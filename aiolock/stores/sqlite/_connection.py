@@ -18,7 +18,7 @@ from aiolock.stores.machine import PushLost
 from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._failures import name
 from aiolock.stores.sqlite._filelock import hide_open, show_open
-from aiolock.stores.sqlite._files import Files, Identity
+from aiolock.stores.sqlite._files import Files, Identity, touch
 from aiolock.stores.sqlite._marks import Marks
 from aiolock.stores.sqlite._places import check_file, check_place
 from aiolock.stores.sqlite._presence import Presence
@@ -31,6 +31,8 @@ BUSY: Final = 4.0
 _LOG: Final = 4 << 20
 """Bytes of the log, at most, that are kept when it is no longer needed."""
 _OPENINGS: Final = 5
+_SLICE: Final = 1.0
+"""Seconds of waiting between looks for whether the others make progress."""
 _LOOK: Final = 0.005
 _PAGE: Final = 100
 LOST: Final = "the SQLite file was removed or replaced, or its path leads to another one now"
@@ -69,6 +71,8 @@ class Connection:
         self._marks = Marks(path)
         self._database: sqlite3.Connection | None = None
         self._kept_open: int | None = None
+        self._guard: int | None = None
+        """What those who want to open the files wait for, while we are opening them."""
         self._identity: Identity | None = None
         """The identity of the open files; None if they must be opened again."""
         self._patience = BUSY
@@ -86,9 +90,13 @@ class Connection:
         check_place(self._path)
         check_file(self._path)
         with self._files.opened_by_one(BUSY) as guard:
-            for _ in range(_OPENINGS):
-                if self._is_opened(guard):
-                    return
+            self._guard = guard
+            try:
+                for _ in range(_OPENINGS):
+                    if self._is_opened(guard):
+                        return
+            finally:
+                self._guard = None
         raise StoreError(f"{self._name} is removed again and again: see who does that")
 
     def _is_opened(self, guard: int) -> bool:
@@ -104,7 +112,7 @@ class Connection:
         database = self._database = sqlite3.connect(
             self._path,
             isolation_level=None,
-            timeout=BUSY,
+            timeout=min(BUSY, _SLICE),
             check_same_thread=False,  # a fork closes it, in whatever thread the fork is made
         )
         try:
@@ -199,7 +207,7 @@ class Connection:
         # A power cut also ends all processes that lock here, and so all that they hold.
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA journal_size_limit = {_LOG}")
-        database.execute("BEGIN IMMEDIATE")
+        self._keep_out(database, BUSY)
         try:
             found = self._check(database)
             if found == 0:
@@ -305,7 +313,7 @@ class Connection:
     def wait_for(self, patience: float) -> None:
         """From now on, wait this many seconds for the transactions of others."""
         if patience != self._patience:
-            self.execute(f"PRAGMA busy_timeout = {int(1000 * patience)}")
+            self.execute(f"PRAGMA busy_timeout = {int(1000 * min(patience, _SLICE))}")
             self._patience = patience
 
     def execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> sqlite3.Cursor:
@@ -321,7 +329,7 @@ class Connection:
     def begin(self) -> Transaction:
         """Keep out all other processes, until `commit` or `roll_back`."""
         assert self._database is not None
-        self.execute("BEGIN IMMEDIATE")
+        self._keep_out(self._database, self._patience)
         try:
             if self.execute("PRAGMA user_version").fetchone() != (self.protocol,):
                 self.protocol = self._check(self._database)  # a later version has come
@@ -334,6 +342,38 @@ class Connection:
         except BaseException:
             self.roll_back()
             raise
+
+    def _keep_out(self, database: sqlite3.Connection, patience: float) -> None:
+        """Begin a transaction: wait for those of others, and for one of them ``patience`` seconds.
+
+        SQLite does not wait in a queue: on a busy machine others may be quicker several times.
+        """
+        began = progressed = time.monotonic()
+        version: tuple[int] | None = None
+        while True:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                now, seen = time.monotonic(), database.execute("PRAGMA data_version").fetchone()
+                if version not in (None, seen):
+                    progressed = now
+                    if self._guard is not None:
+                        touch(self._guard)
+                version = seen
+                if now - progressed >= patience:
+                    who = self._files.who_writes()
+                    text = (
+                        f"{who} has kept {self._name} locked for {patience:g} s, in one transaction"
+                    )
+                elif now - began >= 2 * patience and self._guard is None:
+                    text = f"others have kept {self._name} locked for {2 * patience:g} s, in turn"
+                else:
+                    continue
+                raise StoreError(text) from error
+            else:
+                return
 
     def _check_fence(self, fence: int) -> None:
         if fence < self._last_fence:

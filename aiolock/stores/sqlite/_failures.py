@@ -10,15 +10,14 @@ from aiolock.errors import StoreError
 from aiolock.stores._outcomes import refusal
 
 _ADVICE: Final = {
-    sqlite3.SQLITE_BUSY: "has been locked by another process for too long: see whether one is"
-    " stopped in the middle of a transaction, or has the file open for something else",
+    sqlite3.SQLITE_BUSY: "is locked by another process",
     sqlite3.SQLITE_READONLY: "cannot be written to: give this user the right to write to the file"
     " and to its directory",
     sqlite3.SQLITE_CANTOPEN: "cannot be opened: its directory must be there, and writable for this"
     " user",
     sqlite3.SQLITE_NOTADB: "is no database: give the locks a file of their own",
     sqlite3.SQLITE_CORRUPT: "is damaged: remove it, and its -wal and -shm, when nobody uses it",
-    sqlite3.SQLITE_FULL: "has no room: its disk is full",
+    sqlite3.SQLITE_FULL: "has no room: its disk is full, or this user may use no more of it",
     sqlite3.SQLITE_IOERR: "cannot be read or written",
 }
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from aiolock.errors import StoreError
 from aiolock.stores.sqlite._filelock import show_open, take
+from aiolock.stores.sqlite._lockers import who_has_locked
 
 Identity = tuple[tuple[int, int] | None, ...]
 """Device and inode number of the file, its log and its index; None for one that is not there."""
@@ -31,6 +32,10 @@ class Files:
         self._paths = (path, *(path.with_name(f"{path.name}{suffix}") for suffix in _BESIDE))
         self._given = given
         self._guard = directory / "opening"
+
+    def who_writes(self) -> str:
+        """The process whose transaction keeps out the others, for a sentence."""
+        return who_has_locked(self._paths[2], _WRITING)
 
     def identity(self) -> Identity:
         """The identity of the present files, and of the one to which the URL leads."""
@@ -80,6 +85,7 @@ class Files:
             while guard is None:
                 made |= self._make_directory()
                 guard = self._taken(within, until)
+            touch(guard)
             yield guard
         except BaseException:
             if made and guard is not None:  # while it is ours nobody else is at work there
@@ -101,7 +107,7 @@ class Files:
                 raise
             return None
         try:
-            self._wait_for(guard, within, until)
+            self._wait_for(guard, within)
             if is_at(self._guard, guard):
                 return guard
         except BaseException:
@@ -110,14 +116,25 @@ class Files:
         os.close(guard)
         return None
 
-    def _wait_for(self, guard: int, within: float, until: float) -> None:
+    def _wait_for(self, guard: int, within: float) -> None:
+        """Wait for its lock, however many have it before us, if none has it for as long."""
+        seen, until = self._trace(guard), time.monotonic() + within
         while not take(guard):  # there is no waiting for it with a limit but to look again
-            if time.monotonic() > until:
+            if (now := self._trace(guard)) != seen:
+                seen, until = now, time.monotonic() + within
+            elif time.monotonic() > until:
                 raise StoreError(
-                    f"another process has been opening {self._paths[0]} for {within:g} s: see"
-                    " whether it is stopped"
+                    f"{who_has_locked(self._guard)} has been opening {self._paths[0]} for"
+                    f" {within:g} s, and one at a time can do that"
                 )
             time.sleep(_LOOK)
+
+    def _trace(self, guard: int) -> tuple[int, ...]:
+        """What changes whenever another process has the lock: its own time, or the directory's."""
+        times = [os.fstat(guard).st_mtime_ns]
+        with contextlib.suppress(FileNotFoundError):
+            times.append(self._guard.parent.stat().st_mtime_ns)
+        return tuple(times)
 
     def _make_directory(self) -> bool:
         """Whether it was not there."""
@@ -128,7 +145,15 @@ class Files:
         return True
 
 
+_WRITING: Final = 120
+"""The byte of the index that SQLite locks while it writes."""
 _BESIDE: Final = ("-wal", "-shm")
+
+
+def touch(guard: int) -> None:
+    """Show those who wait for the lock on this file that there is progress."""
+    with contextlib.suppress(OSError):  # it is another user's: the directory's time shows it, later
+        os.utime(guard)
 
 
 def is_at(path: Path, file: int) -> bool:
