@@ -21,8 +21,10 @@ _LONGEST_PAUSE: Final = 1.0
 """Seconds until a question that failed or was refused is asked again."""
 
 _PATIENCE: Final = 10.0
-"""Questions that fail for this many seconds or more are an error: as long as a store tries the
-first question."""
+"""Seconds for which questions may fail unheard of: as long as a store tries the first question."""
+
+_WARNED_EVERY: Final = 60.0
+"""Seconds between warnings of waiters whose questions fail."""
 
 _STILL: Final = 3.0
 """Seconds after which it is logged why a broken link could not be made again."""
@@ -51,6 +53,7 @@ class Waiters:
         self._displaced: dict[str, float] = {}
         self.broken: Exception | None = None
         """Why the link to the store is broken, while it is."""
+        self._warned = -math.inf
         self._broken_at = math.inf
         """Since when, until that was logged again."""
 
@@ -134,18 +137,28 @@ class Waiters:
             _wake(attempt)
 
     def _ask_later(self, attempt: Attempt, failure: Exception) -> None:
-        """Ask again later. The waiter is in the queue, so one failed question is no error yet.
+        """Ask again later: the waiter is in the queue, and waits for as long as its timeout says.
 
-        It becomes one once questions have failed for as long as a holder would trust its lease
-        without an answer, or a newcomer would wait for its first answer.
+        An outage passes. Only what stays until somebody changes the configuration ends the waiting,
+        once it has failed for as long as a holder would trust its lease without an answer.
         """
         now = self._time()
         if attempt.failing_since is None:
             attempt.failing_since = now
         failing = now - attempt.failing_since
         if failing >= max(_PATIENCE, attempt.policy.lease / 1000):
-            attempt.stop(failure)
-        elif attempt.retry is None:
+            if getattr(failure, "misconfigured", False):
+                attempt.stop(failure)
+                return
+            if now - self._warned >= _WARNED_EVERY:
+                self._warned = now
+                _log.warning(
+                    "aiolock: %s is still waited for: the store has not answered for %.0f s: %s",
+                    attempt.policy.called,
+                    failing,
+                    failure,
+                )
+        if attempt.retry is None:
             pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing))
             attempt.retry = self._loop.call_later(pause, self._ask_again, attempt)
 
