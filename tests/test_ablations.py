@@ -512,8 +512,8 @@ SAFEGUARDS = (
     Safeguard(
         "a body that has ended is not cancelled",
         "_engine/scope.py",
-        "        hold.bodies = without(hold.bodies, self)\n        lease._watchdog.check(hold)\n",
-        "        lease._watchdog.check(hold)\n        hold.bodies = without(hold.bodies, self)\n",
+        "        hold.bodies = without(hold.bodies, self._own)\n        lease._watchdog.check(hold)\n",
+        "        lease._watchdog.check(hold)\n        hold.bodies = without(hold.bodies, self._own)\n",
         "test_lease.py::test_cancelled_body_that_blocks_past_its_deadline",
     ),
     Safeguard(

@@ -23,6 +23,7 @@ import pytest
 import aiolock
 import aiolock.sync
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, NotHeld, QueueFull, WouldDeadlock
+from aiolock._engine import entered as lookups
 from aiolock.observer import LockRequest
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.sync import _jobs, _portal, _thread
@@ -707,14 +708,13 @@ def test_an_observer_of_an_election_left_by_the_garbage_collector(
 def test_left_by_the_garbage_collector_at_any_moment(
     client: aiolock.sync.LockClient, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while the same thread is just noting that it has entered another, or looks for one."""
+    """Also while the same thread looks up an entrance, or notes that it has entered or left one."""
 
     def visits(name: str) -> Iterator[int]:
         with client.lock(name) as lease:
             yield lease.fence
 
-    entered = client.entered._entered
-    add, take = entered.add, entered.take
+    add, take, lookup = client.entered.add, client.entered.take, lookups._Lookup
     generators = list[Iterator[int]]()
 
     def collects(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -725,15 +725,26 @@ def test_left_by_the_garbage_collector_at_any_moment(
 
         return call
 
-    def work() -> None:
-        generators[:] = [visits("a"), visits("b")]
+    @contextlib.contextmanager
+    def collecting(count: int) -> Iterator[None]:
+        generators[:] = [visits(f"{number}") for number in range(count)]
         for generator in list(generators):
             next(generator)
-        monkeypatch.setattr(entered, "add", collects(add))
-        monkeypatch.setattr(entered, "take", collects(take))
         del generator
-        with client.lock("c"):
-            pass
+        with monkeypatch.context() as patch:
+            patch.setattr(client.entered, "add", collects(add))
+            patch.setattr(client.entered, "take", collects(take))
+            patch.setattr(lookups, "_Lookup", collects(lookup))
+            yield
+
+    def work() -> None:
+        with collecting(2), client.lock("a"):
+            assert not generators, "one for each lookup"
+        by_hand = client.lock("a")
+        with collecting(3):
+            by_hand.__enter__()
+            by_hand.__exit__(None, None, None)
+            assert not generators, "one for the lookup, two for the notes"
 
     worker = threading.Thread(target=work, daemon=True)  # it hangs where this fails
     worker.start()

@@ -20,8 +20,8 @@ from tests.test_sync import PATIENCE
 
 PACKAGE = str(Path(aiolock.sync.__file__).parent)
 GIVES_BACK = {
-    *("Entrance.__exit__", "Lease.__exit__", "LockClient.__exit__", "LockClient.close"),
-    *("Lease.__enter__", "Lease.release", "MultiLease.release"),
+    *("Visit.close", "LockClient.__exit__", "LockClient.close"),
+    *("Lease._enter", "Lease.release", "MultiLease.release"),
 }
 PROPERTIES = {"is_this_thread", "name", "running", "value"}
 """Python looks for Ctrl-C where a call begins and where it has ended, and in these at the begin."""
@@ -54,7 +54,7 @@ class Interrupter:
             return frame.f_code.co_qualname in GIVES_BACK
         if event == "return":
             # `with` does not look where these return. What was returned to its caller is his.
-            own = name in ("__enter__", "__exit__", "__del__", *PROPERTIES)
+            own = name in ("__enter__", "__exit__", "_enter", "__del__", *PROPERTIES)
             return own or from_outside or name == "_take"
         return event != "c_return"
 

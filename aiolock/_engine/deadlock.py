@@ -117,7 +117,7 @@ def _circle(
 
 def _is_inside(task: Task, hold: Hold) -> bool:
     """Whether the task itself is in a body of this hold, so that no other task releases it."""
-    return any(body.task is task for body in hold.bodies)
+    return any(body.task is task for body in hold.inside)
 
 
 def _blocked(attempts: Iterable[Attempt], hold: Hold) -> Iterable[Task]:

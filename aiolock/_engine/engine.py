@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final
 
 from aiolock._engine.acquirer import Acquirer
-from aiolock._engine.entered import Entered
+from aiolock._engine.entered import Entered, current_task
 from aiolock._engine.events import Events
 from aiolock._engine.labels import labelled
 from aiolock._engine.library import check_not_trio
@@ -67,7 +67,7 @@ class Engine:
         self.state = State.NEW
         self.client = _new_client()
         self._pid = os.getpid()
-        self.entered = Entered()
+        self.entered = Entered(current_task)
 
     def begin(self) -> None:
         """Bind to the running event loop; `open` comes next.

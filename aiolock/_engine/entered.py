@@ -1,91 +1,334 @@
-"""Which task is in which body of ``async with``: a `Lock` has no state, so this is kept here.
+"""Which exit ends which body: a description has no state, and any number of tasks enter it.
 
-Any number of tasks may be in the bodies of one `Lock`, so an exit does not tell which one ends. A
-body belongs to the *frame* in which its ``async with`` stands, not to the task that leaves it:
-another task may close a generator that was abandoned half-way, and may itself be in a body of the
-same lock.
+``async with`` looks up ``__aenter__`` and ``__aexit__`` directly after one another before it calls
+the first, and keeps the exit until the body ends. So do exit stacks and `unittest`. Here each
+lookup gives an object of its own, and two that follow one another belong together: the exit owns
+what its entry enters, and ends just that, in whichever task it is called.
+
+Only an exit that was looked up alone, as by ``await lock.__aexit__(None, None, None)``, must choose
+one of the bodies that were entered in the same way (see `Entered.take`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from types import FrameType
-from typing import Any
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from aiolock.errors import NotHeld
 
-Task = asyncio.Task[Any] | None
+log = logging.getLogger("aiolock")
+
+Value_co = TypeVar("Value_co", covariant=True)
+
+_DEEPEST: Final = 8
+"""Lookups that a thread remembers while others, which a finalizer makes, come between the two."""
 
 
-class _Entry:
-    """A body that was entered in a frame, and the one that this frame had entered before it."""
+class Entrance(Protocol):
+    """A description that can be entered."""
 
-    __slots__ = ("before", "body", "of", "task")
+    @property
+    def _entered(self) -> Entered:
+        """The bodies that were entered by hand at its client."""
+        ...
 
-    def __init__(self, of: object, task: Task, body: Any, before: _Entry | None) -> None:
-        self.of = of
-        self.task = task
-        self.body = body
-        self.before = before
+    def _enter(self, entry: Entry) -> Any:
+        """Enter it, and tell the entry the body."""
+        ...
+
+    def _by_hand(self) -> Inside:
+        """The body that an exit by hand is to end; `NotHeld` if there is none."""
+        ...
+
+
+class Inside(Protocol):
+    """A body that was entered."""
+
+    @property
+    def task(self) -> asyncio.Task[Any] | None:
+        """The task that entered it."""
+        ...
+
+    def close(self, error: BaseException | None) -> Any:
+        """Leave it; it ended with this error."""
+        ...
+
+
+class _Lookup(ref[Any]):
+    """A weak reference to an `Entry` or an `Exit` of which the other half may follow."""
+
+    before: _Lookup | None = None
+    """The lookup before, which counts again once this one has got its other half."""
+    entry: _Lookup | None = None
+    """Of an exit: the lookup of the entry that it was taken for."""
+    fresh = True
+    """Nothing was looked up and used since."""
+    depth = 0
+
+
+class _Last(threading.local):
+    lookup: _Lookup | None = None
+
+
+_last = _Last()
+"""The last lookup of each thread. A finalizer that runs between the two lookups of a statement may
+enter something itself, so the lookups before are kept."""
+
+
+def _pending(note: _Lookup | None) -> _Lookup | None:
+    """The last lookup whose object is there and was not used yet."""
+    while note is not None:
+        half = note()
+        if half is not None and not half.used:
+            return note
+        if note.entry is not None:  # that exit was called or dropped: its entry may have another
+            half = note.entry()
+            if half is not None and not half.used:
+                return note.entry
+        note = note.before
+    return None
+
+
+def _entry_of(note: _Lookup | None, key: object) -> tuple[_Lookup, Entry] | None:
+    """The last lookup of an entry of this key that was not used yet."""
+    while (note := _pending(note)) is not None:
+        half = note()
+        if type(half) is Entry and half.key is key:
+            return note, half
+        note = note.before
+    return None
+
+
+def _after(before: _Lookup | None, half: Entry | Exit) -> _Lookup:
+    """The lookup of this, after others that have no other half yet."""
+    note = _Lookup(half)
+    if before is not None and before.depth < _DEEPEST:
+        note.before, note.depth = before, before.depth + 1
+    return note
+
+
+class Entry:
+    """The object that a lookup of ``__aenter__`` gives: call it to enter."""
+
+    # Defaults on the class: two of these are made for each body.
+    used = False
+    exit: _Lookup | None = None
+    """The exit that was looked up with it."""
+    note: _Lookup
+    """The lookup of this, or of both."""
+    key: Any
+    """The description, or its class."""
+    of: Any
+    """The description; None if it is passed in the call."""
+
+    def __call__(self, *of: Any) -> Any:
+        """Enter it."""
+        paired = None if self.exit is None else self.exit()
+        if self.used and paired is not None:
+            # Kept, and called again: which body its exit is to end is not known any more.
+            self.exit = None
+            if paired.body is not None:
+                (entrance, body), paired.body = paired.body, None
+                entrance._entered.add(entrance, body)
+        elif paired is not None:
+            paired.used = True
+        self.used = True
+        if _last.lookup is self.note:
+            before = _last.lookup = self.note.before
+            if before is not None:
+                before.fresh = False
+        entrance = self.of
+        if entrance is None:
+            (entrance,) = of
+        return entrance._enter(self)
+
+    def enters(self, entrance: Entrance, body: Inside) -> None:
+        """The body is entered: its exit owns it from now on."""
+        paired = None if self.exit is None else self.exit()
+        if paired is None:
+            entrance._entered.add(entrance, body)
+        else:
+            paired.body = (entrance, body)
+
+
+class Exit:
+    """The object that a lookup of ``__aexit__`` gives: call it to leave what its entry entered."""
+
+    used = False
+    body: tuple[Entrance, Inside] | None = None
+    """The body that it ends. If this is collected while it has one, nobody can leave that."""
+    entry: Entry | None = None
+    """The entry that was looked up with it."""
+    key: Any
+    of: Any
+
+    def __call__(self, *call: Any) -> Any:
+        """Leave it; `NotHeld` if nothing is there that was entered and not left."""
+        entrance = self.of
+        if entrance is None:
+            entrance, *call = call  # type: ignore[assignment]  # a list does as well
+        _, error, _ = call
+        self.used = True
+        own, self.body = self.body, None
+        if own is not None:
+            if own[0] is entrance:
+                return own[1].close(error)
+            own[0]._entered.add(*own)  # taken for another, by its class: that one can leave it
+        return entrance._by_hand().close(error)
+
+    async def leave(self, *call: Any) -> None:
+        """Call it and await that: a coroutine function, because `unittest` awaits no other."""
+        await self(*call)
+
+
+class _Entering:
+    """The descriptor of ``__aenter__``, or of ``__enter__``."""
+
+    def __get__(self, of: Any, kind: type) -> Entry:
+        entry = Entry()
+        entry.of, entry.key = of, kind if of is None else of
+        last = _last.lookup
+        if last is None:
+            entry.note = _Lookup(entry)
+        else:
+            other = last()
+            if last.fresh and type(other) is Exit and not other.used and other.key is entry.key:
+                # Some compilers, and Python from 3.14 on, look the exit up first.
+                if other.entry is not None:
+                    other.entry.exit = None
+                other.entry, entry.exit = entry, last
+                last = last.before
+            entry.note = _after(_pending(last), entry)
+        _last.lookup = entry.note
+        return entry
+
+
+class _Leaving:
+    """The descriptor of ``__aexit__``, or of ``__exit__``."""
+
+    def __init__(self, *, is_async: bool) -> None:
+        self._is_async = is_async
+
+    def __get__(self, of: Any, kind: type) -> Callable[..., Any]:
+        leave = Exit()
+        leave.of, leave.key = of, kind if of is None else of
+        last = _last.lookup
+        other = None if last is None else last()
+        if type(other) is not Entry or other.used or other.key is not leave.key:
+            found = _entry_of(last, leave.key)
+            last, other = (last, None) if found is None else found
+        if type(other) is Entry:
+            assert last is not None
+            note = _Lookup(leave)
+            # It takes the place of its entry, in case it belongs to one that is still to come.
+            note.before, note.depth, note.entry = last.before, last.depth, last
+            _last.lookup = other.exit = other.note = note
+            leave.entry = other
+        elif of is None or not of._entered.has(of):
+            _last.lookup = _after(_pending(last), leave)
+        # Otherwise it is to end what was entered by hand before, not what is entered next.
+        return leave.leave if self._is_async else leave
+
+
+entering: Final = _Entering()
+leaving: Final = _Leaving(is_async=False)
+leaving_async: Final = _Leaving(is_async=True)
+
+
+class Enterable(Generic[Value_co]):
+    """A description that any number of tasks enter with ``async with``."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        async def __aenter__(self) -> Value_co: ...
+
+        async def __aexit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None: ...
+
+    else:
+        __aenter__ = entering
+        __aexit__ = leaving_async
+
+    @property
+    @abstractmethod
+    def _entered(self) -> Entered:
+        """The bodies that were entered by hand at its client."""
+
+    @abstractmethod
+    def _enter(self, entry: Entry) -> Coroutine[Any, Any, Value_co]:
+        """Enter it, and tell the entry the body."""
+
+    def _by_hand(self) -> Inside:
+        return self._entered.take(self)
 
 
 class Entered:
-    """The bodies of ``async with`` in which the tasks of one client are."""
+    """The bodies of one client that were entered by hand: without an exit that owns them.
 
-    def __init__(self) -> None:
-        # For each frame, the body that it entered last.
-        self._bodies: dict[FrameType, _Entry] = {}
+    They end with their description, because nobody can leave them without it.
+    """
+
+    def __init__(self, current_task: Callable[[], asyncio.Task[Any] | None]) -> None:
+        self._current_task = current_task
+        self._bodies: WeakKeyDictionary[Any, list[Inside]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
-        return len(self._bodies)
+        return sum(map(len, self._bodies.values()))
 
-    def add(self, of: object, frame: FrameType, task: Task, body: Any) -> None:
-        """``task`` has entered ``of`` in an ``async with`` of ``frame``."""
-        self._bodies[frame] = _Entry(of, task, body, self._bodies.get(frame))
+    def has(self, of: object) -> bool:
+        """Whether there is any body of this description."""
+        return len(self._bodies) > 0 and bool(self._bodies.get(of))
 
-    def take(self, of: object, frame: FrameType, task: Task) -> Any:
-        """Remove and return the innermost body entered there; `NotHeld` if there is none."""
-        entry = self._bodies.get(frame)
-        if entry is None or entry.of is not of:
-            frame, entry = self._elsewhere(of, frame, task)
-        last = self._bodies[frame]
-        if last is not entry:
-            while last.before is not entry:
-                assert last.before is not None
-                last = last.before
-            last.before = entry.before
-        elif entry.before is not None:
-            self._bodies[frame] = entry.before
-        else:
-            del self._bodies[frame]
-        return entry.body
+    def add(self, of: object, body: Inside) -> None:
+        """The body of ``of`` has no exit that owns it."""
+        self._bodies.setdefault(of, []).append(body)
 
-    def _elsewhere(self, of: object, frame: FrameType, task: Task) -> tuple[FrameType, _Entry]:
-        """A body that is left by hand, by an exit stack or by a fixture; and its frame."""
-        entries = list[tuple[FrameType, _Entry]]()  # for each frame, the last body comes first
-        # Use a copy: the garbage collector may run here, and close a generator that is in a body.
-        for entered_in, entry in self._bodies.copy().items():
-            each: _Entry | None = entry
-            while each is not None:
-                if each.of is of:
-                    entries.append((entered_in, each))
-                each = each.before
-        running, up = set[FrameType](), frame.f_back
-        while up is not None:
-            running.add(up)
-            up = up.f_back
-        # First choice: the frame itself, if its bodies are not nested. A body that a running frame
-        # has entered is left by that frame, so any other body is preferred.
-        for found in entries:
-            if found[0] is frame:
-                return found
-        loose = [found for found in entries if found[0] not in running] or entries
-        ours = [found for found in loose if found[1].task is task]
+    def take(self, of: object) -> Inside:
+        """Remove and return the body that an exit by hand is to end; `NotHeld` if there is none."""
+        while bodies := self._bodies.get(of):
+            body = self.choose(of, tuple(bodies))
+            try:
+                bodies.remove(body)
+            except ValueError:
+                continue  # a finalizer has left it meanwhile
+            return body
+        raise NotHeld(f"the caller has not entered {of!r}, or has left it already")
+
+    def choose(self, of: object, bodies: Sequence[Inside]) -> Inside:
+        """The last body of this task; else the oldest of a task that has ended; else the oldest."""
+        task = self._current_task()
+        ours = [body for body in bodies if body.task is task and task is not None]
         if ours:
-            last = ours[-1][0]
-            return next(found for found in ours if found[0] is last)
-        ended = [found for found in loose if found[1].task is None or found[1].task.done()]
-        left = ended if len(loose) > 1 else loose
-        if len(left) != 1:
-            raise NotHeld(f"this task has not entered `async with` of {of!r}")
-        return left[0]
+            return ours[-1]
+        ended = [body for body in bodies if body.task is None or body.task.done()]
+        chosen = (ended or bodies)[0]
+        if len(bodies) > 1:
+            log.warning(
+                "aiolock: %r was entered %d times by hand, and is left by a task that has not"
+                " entered it: the oldest %s is ended. Use `async with` or an exit stack, whose"
+                " exit ends what it entered",
+                of,
+                len(bodies),
+                "of a task that has ended" if ended else "one",
+            )
+        return chosen
+
+
+def current_task() -> asyncio.Task[Any] | None:
+    """The running task; None outside of an event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

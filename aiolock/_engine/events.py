@@ -112,7 +112,7 @@ class Events:
         request = self.of_hold(hold)
         held = now - hold.since
         body: LostBody = "none"
-        if hold.bodies:
+        if hold.inside:
             body = "cancelled" if hold.policy.on_lost == "cancel" else "goes on"
         self._tell(wants, request, fence=hold.fence, held=held, reason=word, why=why, body=body)
 

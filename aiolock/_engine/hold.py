@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, Protocol, TypeVar
+from weakref import ref
 
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.policy import Policy
@@ -63,6 +64,8 @@ class Handle(Protocol):
     """A lease that refers to a hold; each acquisition of a re-entrant lock gives one more."""
 
     _shares: bool
+    _left_behind: bool
+    """It was entered, and nobody can leave its body."""
 
     async def release(self) -> bool:
         """Release it."""
@@ -96,7 +99,8 @@ class Hold:
     """Another client has asked for its release."""
     requested: asyncio.Event | None = None
     """Set when `wanted` is; made when it is first looked at."""
-    bodies: tuple[Body, ...] = ()
+    bodies: tuple[ref[Body], ...] = ()
+    """The bodies that rely on it. Each belongs to its exit, so it ends if nobody can leave it."""
     leases: tuple[Handle, ...] = ()
     """The leases that the owner can still reach by name, with `Lock.release`."""
     speaking = 0
@@ -145,6 +149,11 @@ class Hold:
             self.began = self.deadline - lasts(lease)
         self.crossed = crossed
         """See `Attempt`."""
+
+    @property
+    def inside(self) -> list[Body]:
+        """The bodies that somebody can leave."""
+        return [body for each in self.bodies if (body := each()) is not None]
 
     def sends(self, ttl: int, now: float, *, extends: bool = False) -> None:
         """A renewal is sent, for ``ttl`` ms.

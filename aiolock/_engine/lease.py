@@ -36,7 +36,7 @@ class Lease:
     never comes back; acquiring again gives another lease with a higher fence.
     """
 
-    __slots__ = ("__weakref__", "_ended", "_hold", "_shares", "_watchdog")
+    __slots__ = ("__weakref__", "_ended", "_hold", "_left_behind", "_shares", "_watchdog")
 
     def __init__(self, watchdog: Watchdog, hold: Hold, *, shares: bool) -> None:
         self._watchdog = watchdog
@@ -45,7 +45,7 @@ class Lease:
         """Whether it was acquired to share the lock: a reader, also if its task may write."""
         hold.leases += (self,)
         hold.speaking += 1
-        self._ended = False
+        self._left_behind = self._ended = False
 
     def __del__(self) -> None:
         if getattr(self, "_ended", True) or self._hold.state not in ALIVE:

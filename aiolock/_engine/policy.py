@@ -210,6 +210,11 @@ class Policy:
     form: Form = field(init=False)
     """The part of a policy that the store needs with each waiter."""
 
+    @property
+    def released_by_name(self) -> bool:
+        """Whether its owner can release it without the lease, by `Lock.release`."""
+        return self.kind == "lock"
+
     def __post_init__(self) -> None:
         checked_name(self.name)
         checked_ttl(self.ttl)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
+from weakref import ref
 
-from aiolock._engine.hold import LeaseState, without
+from aiolock._engine.hold import Body, LeaseState, without
 from aiolock._engine.lease import Lease
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
 from aiolock.store import WAS_ABSENT
@@ -22,7 +23,7 @@ class Scope:
     same moment, stays a cancellation.
     """
 
-    __slots__ = ("_before", "_cancelled", "_cancels", "lease", "task")
+    __slots__ = ("__weakref__", "_before", "_cancelled", "_cancels", "_own", "lease", "task")
 
     def __init__(self, lease: Lease, task: asyncio.Task[Any] | None, *, cancels: bool) -> None:
         """``cancels``: whether a loss cancels the body."""
@@ -31,14 +32,23 @@ class Scope:
         self._before = task.cancelling() if task else 0
         self._cancelled = False
         self._cancels = cancels
-        lease._hold.bodies += (self,)
+        self._own: ref[Body] = ref(self)
+        lease._hold.bodies += (self._own,)
+
+    def __del__(self) -> None:
+        try:
+            lease = self.lease
+        except AttributeError:  # __init__ has failed
+            return
+        if not lease._ended:
+            lease._watchdog.left_behind(lease._hold, lease)
 
     def _is_nested(self) -> bool:
         """Whether the same task entered another body before, and a loss cancels that.
 
         If bodies of a re-entrant lock are nested in one task, cancelling the outermost is enough.
         """
-        for body in self.lease._hold.bodies:
+        for body in self.lease._hold.inside:
             if isinstance(body, Scope) and body.task is self.task and body._cancels:
                 return body is not self
         return False
@@ -64,7 +74,7 @@ class Scope:
         """
         lease, hold = self.lease, self.lease._hold
         # Before a loss is noticed: it cancels only those that are still in their bodies.
-        hold.bodies = without(hold.bodies, self)
+        hold.bodies = without(hold.bodies, self._own)
         lease._watchdog.check(hold)
         try:
             if error is None and not self._cancelled and hold.policy.confirm:

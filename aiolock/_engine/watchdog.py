@@ -17,7 +17,7 @@ from aiolock._dropped import DroppedLease, on_dropped
 from aiolock._engine.events import Events
 from aiolock._engine.finishes import Finishes
 from aiolock._engine.grant import lasts
-from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, Owner
+from aiolock._engine.hold import ALIVE, Handle, Hold, LeaseState, LossReason, Owner, without
 from aiolock._engine.library import check_not_trio
 from aiolock._engine.limits import Limits
 from aiolock._engine.overdue import Overdue
@@ -176,6 +176,26 @@ class Watchdog:
         hold.owner = (None, key)
         hold.leases = ()  # this may be the last reference to a lease
 
+    def left_behind(self, hold: Hold, lease: Handle) -> None:
+        """Nobody can leave a body: its exit was collected. Its lease is kept as an acquired one is.
+
+        Called by the garbage collector, in any thread.
+        """
+        if self.is_here:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._left_behind, hold, lease)
+
+    def _left_behind(self, hold: Hold, lease: Handle) -> None:
+        hold.bodies = tuple([each for each in hold.bodies if each() is not None])
+        self.left()
+        if hold.state not in ALIVE or lease not in hold.leases:
+            return
+        if hold.policy.released_by_name:
+            lease._left_behind = True
+            self.watch(hold)
+        else:  # not even its task can release it, unless it has the lease
+            hold.leases = without(hold.leases, lease)
+
     def unreachable(self, hold: Hold) -> None:
         """Its last lease was garbage-collected without a release: warn, and release it.
 
@@ -277,8 +297,9 @@ class Watchdog:
         self._forget(hold)
         if hold.lost is not None:
             hold.lost.set()
-        for body in hold.bodies:
-            body.cancel()
+        if hold.bodies:
+            for body in hold.inside:
+                body.cancel()
         self.events.lost(hold, self.time())
         if reason is LossReason.MAX_HOLD:
             # Release it now, not when its body has ended, which may take long. If the lease ended
@@ -338,7 +359,7 @@ class Watchdog:
         self.finishes.aclose()
         bodies: list[Hold] = []
         for hold in list(self.holds.values()):
-            if any(body.task is not caller for body in hold.bodies):
+            if any(body.task is not caller for body in hold.inside):
                 bodies.append(hold)
                 self.lose(hold, LossReason.CLOSED)
             else:
@@ -346,7 +367,7 @@ class Watchdog:
         end = max((hold.deadline for hold in bodies), default=0.0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(end - self.time()):
-                while any(hold.bodies for hold in bodies):
+                while any(hold.inside for hold in bodies):
                     self._left.clear()
                     await self._left.wait()
         self._wheel.aclose()

@@ -6,11 +6,12 @@ import sys
 import warnings
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
-from types import CoroutineType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final, Literal, Never, TypeVar, cast, overload
 
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
+from aiolock._engine.entered import Enterable, Entered, Entrance, Entry, Inside
 from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, not_entered
 from aiolock._engine.policy import (
@@ -131,14 +132,16 @@ class Acquisition(Coroutine[Any, Any, Got_co], AsyncOnly):
         assert lease is not None
         return lease
 
-    def __aexit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> CoroutineType[Any, Any, None]:
-        assert self._scope is not None
-        return self._scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
+    ) -> None:
+        scope, self._scope = self._scope, None
+        if scope is None:
+            raise NotHeld(f"the caller has not entered {self!r}, or has left it already")
+        await scope.close(error)
 
     # It is a coroutine as well, because create_task() takes nothing less.
 
@@ -172,8 +175,8 @@ async def _never() -> None:
     """Stands for an acquisition that was closed before it began."""
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Lock(AsyncOnly):
+@dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
+class Lock(Enterable[Lease], AsyncOnly):
     """A description of one lock: its name and how it behaves. Holds nothing and does no I/O.
 
     Made by `LockClient.lock`. Any number of tasks may share one. ``async with lock as lease``
@@ -376,11 +379,12 @@ class Lock(AsyncOnly):
             )
         return fence is None or broken > 0
 
-    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
-        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
+    @property
+    def _entered(self) -> Entered:
+        return self._engine.entered
 
-    async def _enter(self, frame: FrameType) -> Lease:
-        """Acquire the lock for an ``async with`` that stands in ``frame``."""
+    async def _enter(self, entry: Entry, of: Entrance | None = None) -> Lease:
+        """Acquire the lock for an ``async with`` of ``of``, if that is not the lock itself."""
         engine, policy = self._engine, self._policy
         engine.check()
         task = engine.watchdog.current_task()
@@ -397,27 +401,21 @@ class Lock(AsyncOnly):
         try:
             lease = Lease(engine.watchdog, hold, shares=policy.shared)
             scope = Scope(lease, task, cancels=policy.on_lost == "cancel")
-            engine.entered.add(self, frame, task, scope)
+            entry.enters(self if of is None else of, scope)
         except BaseException:
             not_entered(engine.watchdog, hold, lease)
             raise
         return lease
 
-    def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> CoroutineType[Any, Any, None]:
-        return self._leave(error, sys._getframe(1))
-
-    def _leave(
-        self, error: BaseException | None, frame: FrameType
-    ) -> CoroutineType[Any, Any, None]:
-        """Leave the innermost body of this lock that ``frame`` has entered."""
-        engine = self._engine
-        scope: Scope = engine.entered.take(self, frame, engine.watchdog.current_task())
-        return scope.close(error)  # type: ignore[return-value]  # mypy: no CoroutineType
+    def _by_hand(self) -> Inside:
+        try:
+            return self._entered.take(self)
+        except NotHeld:
+            # Its exit was looked up and dropped again, as by code that only looks for a method.
+            lease = self._ours()
+            if isinstance(lease, Lease) and lease._left_behind:
+                return Scope(lease, None, cancels=False)
+            raise
 
 
 def caller(frame: FrameType) -> str:

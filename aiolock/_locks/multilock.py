@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from types import CoroutineType, FrameType, MappingProxyType, TracebackType
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Never, overload
 
+from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
 from aiolock._engine.policy import Seconds, checked_timeout, unexpected
@@ -82,7 +83,7 @@ class MultiLease:
         return all(await asyncio.gather(*(lease.verify() for lease in self._leases.values())))
 
 
-class MultiLock(AsyncOnly):
+class MultiLock(Enterable[MultiLease], AsyncOnly):
     """Several locks, all of them or none; made by `LockClient.multilock`.
 
     The locks are taken one after the other, sorted by name, whatever the order in which they were
@@ -91,7 +92,7 @@ class MultiLock(AsyncOnly):
     ``async with lock``, and after each of them no lock is held.
     """
 
-    __slots__ = ("_engine", "_locks", "_timeout")
+    __slots__ = ("__weakref__", "_engine", "_locks", "_timeout")
 
     def __init__(self, locks: Iterable[Lock], timeout: float | None) -> None:
         self._locks = sorted(locks, key=lambda lock: lock.name)
@@ -173,10 +174,11 @@ class MultiLock(AsyncOnly):
             give_back(lease)
         return None
 
-    def __aenter__(self) -> CoroutineType[Any, Any, MultiLease]:
-        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
+    @property
+    def _entered(self) -> Entered:
+        return self._engine.entered
 
-    async def _enter(self, frame: FrameType) -> MultiLease:
+    async def _enter(self, entry: Entry) -> MultiLease:
         left = _Countdown(self._timeout)
         async with AsyncExitStack() as stack:
             leases = [
@@ -186,21 +188,24 @@ class MultiLock(AsyncOnly):
             lease = MultiLease(leases)
             entered = stack.pop_all()
         try:
-            self._engine.entered.add(self, frame, self._engine.watchdog.current_task(), entered)
+            entry.enters(self, _Bodies(self._engine.watchdog.current_task(), entered))
         except BaseException:
             await entered.aclose()
             raise
         return lease
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        task = self._engine.watchdog.current_task()
-        stack: AsyncExitStack = self._engine.entered.take(self, sys._getframe(1), task)
-        await stack.__aexit__(kind, error, traceback)
+
+@dataclass(slots=True)
+class _Bodies:
+    """The bodies of all locks, entered by one task."""
+
+    task: asyncio.Task[Any] | None
+    _stack: AsyncExitStack
+
+    async def close(self, error: BaseException | None) -> None:
+        """Leave them all."""
+        kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
+        await self._stack.__aexit__(kind, error, traceback)
 
 
 class _Countdown:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from types import CoroutineType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from aiolock._engine.acquirer import AlreadyDone
+from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import ALIVE
 from aiolock._engine.lease import Lease, give_back
 from aiolock._engine.policy import Policy, to_ms
@@ -58,7 +57,42 @@ class Doing:
     result: object = None
 
 
-class Once(AsyncOnly):
+@dataclass(slots=True)
+class _Body:
+    """A body of ``async with``: it does the work, or finds it done."""
+
+    task: asyncio.Task[Any] | None
+    _acquisition: Acquisition[Any]
+    _lease: Lease | None
+    _remember: int
+
+    async def close(self, error: BaseException | None) -> None:
+        """Leave it."""
+        if self._lease is not None:
+            await _close(self._acquisition, self._lease, error, self._remember)
+
+
+async def _close(
+    acquisition: Acquisition[Any], lease: Lease, error: BaseException | None, remember: int
+) -> None:
+    """End the body: remember that it is done, unless it raised; `StoreError` if unknown."""
+    if error is None:
+        lease._watchdog.release(lease._hold, finished=remember)
+    kind = None if error is None else type(error)
+    await acquisition.__aexit__(kind, error, None)
+    released = lease._hold.released
+    if error is None and released is not None and released.done() and not released.cancelled():
+        failure = released.exception()
+        if failure is not None or released.result() == WAS_UNKNOWN:
+            why = failure or "its confirmation was lost"
+            raise lease._hold.policy.about(
+                StoreError(
+                    f"{lease.name!r} was done, but nobody knows whether that is remembered: {why}"
+                )
+            ) from failure
+
+
+class Once(Enterable[Lease | None], AsyncOnly):
     """A piece of work to be done once; made by `LockClient.once`. Any number of tasks may share it.
 
     ::
@@ -81,7 +115,7 @@ class Once(AsyncOnly):
     gives the function's result, or None if the work is done already.
     """
 
-    __slots__ = ("_lock", "_named", "_remember", "_wait")
+    __slots__ = ("__weakref__", "_lock", "_named", "_remember", "_wait")
 
     def __init__(
         self, lock: Lock, *, remember: float, wait: bool, named: Callable[[str], Once]
@@ -107,12 +141,12 @@ class Once(AsyncOnly):
         """Take the work from the client that does it, for the next one: as `Lock.break_`."""
         return await self._lock.break_(fence)
 
-    def __aenter__(self) -> CoroutineType[Any, Any, Lease | None]:
-        return self._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no CoroutineType
+    @property
+    def _entered(self) -> Entered:
+        return self._lock._engine.entered
 
-    async def _enter(self, frame: FrameType) -> Lease | None:
+    async def _enter(self, entry: Entry) -> Lease | None:
         acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)
-        entered: tuple[Acquisition[Any], Lease] | None = None
         try:
             lease = await acquisition.__aenter__()
         except AlreadyDone:
@@ -121,49 +155,14 @@ class Once(AsyncOnly):
             if self._wait:
                 raise
             lease = None
-        if lease is not None:
-            entered = (acquisition, lease)
-        engine = self._lock._engine
         try:
-            engine.entered.add(self, frame, engine.watchdog.current_task(), entered)
+            task = self._lock._engine.watchdog.current_task()
+            entry.enters(self, _Body(task, acquisition, lease, self._remember))
         except BaseException:
             if lease is not None:
                 give_back(lease)
             raise
         return lease
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        engine = self._lock._engine
-        entered: tuple[Acquisition[Any], Lease] | None = engine.entered.take(
-            self, sys._getframe(1), engine.watchdog.current_task()
-        )
-        if entered is not None:
-            await self._close(*entered, error)
-
-    async def _close(
-        self, acquisition: Acquisition[Any], lease: Lease, error: BaseException | None
-    ) -> None:
-        """End the body: remember that it is done, unless it raised; `StoreError` if unknown."""
-        if error is None:
-            lease._watchdog.release(lease._hold, finished=self._remember)
-        kind = None if error is None else type(error)
-        await acquisition.__aexit__(kind, error, None)
-        released = lease._hold.released
-        if error is None and released is not None and released.done() and not released.cancelled():
-            failure = released.exception()
-            if failure is not None or released.result() == WAS_UNKNOWN:
-                why = failure or "its confirmation was lost"
-                raise self._lock._policy.about(
-                    StoreError(
-                        f"{self.name!r} was done, but nobody knows whether that is remembered:"
-                        f" {why}"
-                    )
-                ) from failure
 
     async def outcome(self, work: Callable[[Lease], Awaitable[str]]) -> Outcome:
         """Do the work and keep its result; or return the result kept when it was done before.
@@ -209,7 +208,7 @@ class Once(AsyncOnly):
             error = raised
             raise
         finally:
-            await self._close(acquisition, lease, error)
+            await _close(acquisition, lease, error, self._remember)
 
     async def _keep(self, lease: Lease, result: object) -> None:
         if not isinstance(result, str):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections.abc import Awaitable, Callable
-from types import CoroutineType, TracebackType
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NoReturn
 
+from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import Lock
@@ -28,7 +27,7 @@ _LONGEST_PAUSE: Final = 30.0
 """The longest pause between tries, in seconds, while the store cannot be reached."""
 
 
-class Periodic(AsyncOnly):
+class Periodic(Enterable[Lease], AsyncOnly):
     """A job of which one run begins in each period; made by `LockClient.periodic`.
 
     ``await periodic.run(job)`` runs it for ever. Or enter it, once for each run::
@@ -44,7 +43,7 @@ class Periodic(AsyncOnly):
     Cancellation, loss and errors are those of ``async with lock``.
     """
 
-    __slots__ = ("_every", "_lock")
+    __slots__ = ("__weakref__", "_every", "_lock")
 
     def __init__(self, lock: Lock, every: float) -> None:
         self._lock = lock
@@ -71,16 +70,12 @@ class Periodic(AsyncOnly):
         """Take the job from the instance that runs it, and cancel that run: as `Lock.break_`."""
         return await self._lock.break_(fence)
 
-    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
-        return self._lock._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no such type
+    @property
+    def _entered(self) -> Entered:
+        return self._lock._engine.entered
 
-    def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> CoroutineType[Any, Any, None]:
-        return self._lock._leave(error, sys._getframe(1))
+    def _enter(self, entry: Entry) -> Coroutine[Any, Any, Lease]:
+        return self._lock._enter(entry, self)
 
     async def run(self, job: Job) -> NoReturn:
         """Take part until cancelled: wait for our turn, run ``job``, queue again behind the others.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from types import CoroutineType, TracebackType
 from typing import Any, Final, Literal, Never, overload
 
+from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
 from aiolock._engine.policy import Seconds, checked_number, unexpected
 from aiolock._locks.async_only import AsyncOnly
@@ -18,8 +19,8 @@ _REMEMBERED: Final = 30 * 24 * 3_600_000
 """Milliseconds for which a `Semaphore.resize` is remembered, in use or not."""
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Semaphore(AsyncOnly):
+@dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
+class Semaphore(Enterable[Lease], AsyncOnly):
     """A description of one semaphore; made by `LockClient.semaphore`. Holds nothing.
 
     ::
@@ -137,13 +138,9 @@ class Semaphore(AsyncOnly):
         """
         return await self._one.status()
 
-    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
-        return self._one._enter(sys._getframe(1))  # type: ignore[return-value]  # mypy: no such type
+    @property
+    def _entered(self) -> Entered:
+        return self._one._engine.entered
 
-    def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> CoroutineType[Any, Any, None]:
-        return self._one._leave(error, sys._getframe(1))
+    def _enter(self, entry: Entry) -> Coroutine[Any, Any, Lease]:
+        return self._one._enter(entry, self)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 import threading
+import warnings
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import FrameType, TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import ref
 
 import aiolock
-from aiolock._engine.entered import Entered
+from aiolock._engine.entered import Entered, Entry, Inside, entering, leaving
 from aiolock._engine.scope import Scope
 from aiolock._locks.once import Doing
-from aiolock.errors import ClientClosed, NotHeld
+from aiolock.errors import ClientClosed
 from aiolock.sync._portal import Portal, process
 from aiolock.sync._thread import abandon, caller, current_task, leave
 from aiolock.sync._transactions import check_released, refuse_in_transaction
@@ -47,9 +49,10 @@ class Body(Generic[T]):
         self._mine = caller(portal)
         self.agent = self._mine.agent
         self._portal = portal
-        self._describe = describe
+        self._describe: Callable[[], AbstractAsyncContextManager[T]] | None = describe
+        self._visit: ref[Visit] | None = None
         # The attributes below are used in the loop only.
-        self._entered: AbstractAsyncContextManager[T] | None = None
+        self._exit: Callable[..., Awaitable[object]] | None = None
         self._left = False
 
     def enter(self) -> None:
@@ -58,13 +61,38 @@ class Body(Generic[T]):
         self._mine.call(self._enter, waits=True)
 
     async def _enter(self) -> None:
+        assert self._describe is not None
         context = self._describe()
-        self.value = await context.__aenter__()
-        self._entered = context
+        self._describe = None  # it may refer to what this body must not keep alive
+        kind = type(context)
+        enter, leave = kind.__aenter__, kind.__aexit__  # together: see `aiolock._engine.entered`
+        self.value = await enter(context)
+        self._exit = partial(leave, context)
         self.agent.inside[self] = _relied_on(self.value)
+
+    def visit(self) -> Visit:
+        """The visit of this body, which is entered: the body is left when that is collected."""
+        visit = Visit(self)
+        self._visit = ref(visit, self._collected)
+        return visit
+
+    def _collected(self, _: object) -> None:
+        """Nobody can leave it any more. Called by the garbage collector, in any thread."""
+        self.close()
+        if leases := _relied_on(self.value):
+            called = ", ".join(lease._hold.policy.called for lease in leases)
+            # The warning comes last, because with -W error it raises.
+            warnings.warn(
+                f"{called}: a body was entered that nobody can leave any more, so it is left: use"
+                " `with`, or close the exit stack",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def leave(self, error: BaseException | None) -> None:
         """Leave it, as ``async with`` does."""
+        self._visit = None
         try:
             leave(self._portal, self.agent, lambda: self._leave(error))
         except ClientClosed as failure:
@@ -78,6 +106,7 @@ class Body(Generic[T]):
 
     def close(self) -> None:
         """Leave it without waiting, if it was not left; it then counts as cancelled."""
+        self._visit = None
         if not self._left:
             with contextlib.suppress(ClientClosed):
                 given_up = asyncio.CancelledError()
@@ -86,12 +115,12 @@ class Body(Generic[T]):
 
     async def _leave(self, error: BaseException | None) -> None:
         self._left = True
-        context, self._entered = self._entered, None
-        if context is None:
+        leave, self._exit = self._exit, None
+        if leave is None:
             return
         try:
             kind = None if error is None else type(error)
-            await context.__aexit__(kind, error, None if error is None else error.__traceback__)
+            await leave(kind, error, None if error is None else error.__traceback__)
         finally:
             self.agent.inside.pop(self, None)
 
@@ -105,43 +134,97 @@ def _relied_on(value: object) -> tuple[aiolock.Lease, ...]:
     return (value.lease,) if isinstance(value, aiolock.Term | Doing) else ()
 
 
-@asynccontextmanager
-async def framed(context: AbstractAsyncContextManager[T]) -> AsyncGenerator[T, None]:
-    """The context manager in a frame of its own: aiolock tells bodies apart by their frames."""
-    async with context as value:
-        yield value
-
-
-@asynccontextmanager
-async def held(lease: aiolock.Lease) -> AsyncGenerator[aiolock.Lease, None]:
+class Held:
     """A body under a lease that was acquired before."""
-    cancels = lease._hold.policy.on_lost == "cancel"
-    scope = Scope(lease, asyncio.current_task(), cancels=cancels)
-    try:
-        yield lease
-    except BaseException as error:
-        await scope.close(error)
-        raise
-    await scope.close(None)
+
+    def __init__(self, lease: aiolock.Lease) -> None:
+        self._lease = lease
+
+    async def __aenter__(self) -> aiolock.Lease:
+        cancels = self._lease._hold.policy.on_lost == "cancel"
+        self._scope = Scope(self._lease, asyncio.current_task(), cancels=cancels)
+        return self._lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._scope.close(error)
 
 
-class Bodies:
-    """Which thread is in which body: as for tasks, descriptions have no state."""
+class Visit:
+    """A body that a thread is in. It belongs to its exit, and is left if that is collected."""
+
+    def __init__(self, body: Body[Any]) -> None:
+        self._body = body
+
+    @property
+    def task(self) -> asyncio.Task[Any] | None:
+        """The task of the thread that entered it."""
+        return self._body.agent.task
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave it, as ``async with`` does."""
+        try:
+            self._body.leave(error)
+        finally:
+            self._body.close()
+
+
+class Bodies(Entered):
+    """The bodies of one client that threads have entered by hand."""
 
     def __init__(self) -> None:
+        super().__init__(current_task)
         # Reentrant: the garbage collector may run here and close a generator, which enters again.
         self._guard = threading.RLock()
-        self._entered = Entered()
 
-    def add(self, of: object, frame: FrameType, body: Body[Any]) -> None:
-        """A thread has entered ``of`` in a ``with`` of ``frame``."""
+    def has(self, of: object) -> bool:
         with self._guard:
-            self._entered.add(of, frame, body.agent.task, body)
+            return super().has(of)
 
-    def take(self, of: object, frame: FrameType, taken: list[Body[Any]]) -> None:
-        """Add the innermost body that was entered there; `NotHeld` if there is none."""
+    def add(self, of: object, body: Inside) -> None:
         with self._guard:
-            taken.append(self._entered.take(of, frame, current_task()))
+            super().add(of, body)
+
+    def take(self, of: object) -> Inside:
+        with self._guard:
+            return super().take(of)
+
+
+class Enterable(Generic[Given_co]):
+    """Something that any number of threads enter with ``with``."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Given_co: ...
+
+        def __exit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None: ...
+
+    else:
+        __enter__ = entering
+        __exit__ = leaving
+
+    @property
+    @abstractmethod
+    def _entered(self) -> Bodies:
+        """The bodies that were entered by hand."""
+
+    @abstractmethod
+    def _enter(self, entry: Entry) -> Given_co:
+        """Enter it, and tell the entry the body."""
+
+    def _by_hand(self) -> Inside:
+        return self._entered.take(self)
 
 
 class Opened(Protocol):
@@ -172,7 +255,7 @@ class Opened(Protocol):
         ...
 
 
-class Entrance(Generic[Given, Given_co]):
+class Entrance(Enterable[Given_co], Generic[Given, Given_co]):
     """A description that any number of threads enter with ``with``."""
 
     __slots__ = ()
@@ -186,32 +269,19 @@ class Entrance(Generic[Given, Given_co]):
     def _given(self, portal: Portal, value: Given) -> Given_co:
         """The value that the thread gets for that of the context manager."""
 
-    def __enter__(self) -> Given_co:
+    @property
+    def _entered(self) -> Bodies:
+        return self._client.entered
+
+    def _enter(self, entry: Entry) -> Given_co:
         refuse_in_transaction(self)
         portal = self._client.portal()
-        body = Body(portal, lambda: framed(self._context()))
+        body = Body(portal, self._context)
         try:
             body.enter()
             given = self._given(portal, body.value)
-            self._client.entered.add(self, sys._getframe(1), body)
+            entry.enters(self, body.visit())
             return given
         except BaseException:
             body.close()
             raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        taken = list[Body[Given]]()
-        try:
-            self._client.entered.take(self, sys._getframe(1), taken)
-            taken[0].leave(error)
-        finally:
-            if not taken:  # `take` was interrupted
-                with contextlib.suppress(NotHeld):
-                    self._client.entered.take(self, sys._getframe(1), taken)
-            for body in taken:
-                body.close()

@@ -37,7 +37,7 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
     already.
     """
 
-    __slots__ = ("_client", "_named", "_once")
+    __slots__ = ("__weakref__", "_client", "_named", "_once")
 
     def __init__(self, client: Opened, once: aiolock.Once, named: Callable[[str], Once]) -> None:
         self._client = client
@@ -106,7 +106,7 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
 class Periodic(Entrance[aiolock.Lease, Lease]):
     """A job of which one run begins in each period: as `aiolock.Periodic`, for threads."""
 
-    __slots__ = ("_client", "_periodic")
+    __slots__ = ("__weakref__", "_client", "_periodic")
 
     def __init__(self, client: Opened, periodic: aiolock.Periodic) -> None:
         self._client = client

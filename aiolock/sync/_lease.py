@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType, TracebackType
-from typing import Self, TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 import aiolock
+from aiolock._engine.entered import Entry
 from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import give_back
 from aiolock._engine.policy import Seconds, checked_timeout
 from aiolock.errors import ClientClosed
-from aiolock.sync._body import Body, held
+from aiolock.sync._body import Bodies, Body, Enterable, Held
 from aiolock.sync._portal import Portal
 from aiolock.sync._thread import caller
 from aiolock.sync._transactions import check_released, refuse_in_transaction
 
 T = TypeVar("T")
+
+_BY_HAND: Final = Bodies()
+"""The bodies of leases that were entered by hand."""
 
 
 class Flag:
@@ -55,7 +59,7 @@ class Flag:
         return self._event.is_set() or caller(self._portal).call(wait, waits=self._waits)
 
 
-class Lease:
+class Lease(Enterable["Lease"]):
     """One hold of a lock by a thread: its fence, its deadline, and the way to release it.
 
     As `aiolock.Lease`, for threads; any thread may use it. It is renewed by another thread while
@@ -69,12 +73,11 @@ class Lease:
                 ...
     """
 
-    __slots__ = ("_bodies", "_lease", "_portal")
+    __slots__ = ("__weakref__", "_lease", "_portal")
 
     def __init__(self, portal: Portal, lease: aiolock.Lease) -> None:
         self._portal = portal
         self._lease = lease
-        self._bodies: list[Body[aiolock.Lease]] = []
 
     def __repr__(self) -> str:
         return self._portal.read(lambda: repr(self._lease))
@@ -154,17 +157,22 @@ class Lease:
     def _call(self, function: Callable[[], Awaitable[T]]) -> T:
         return caller(self._portal).call(function)
 
-    def __enter__(self) -> Self:
+    @property
+    def _entered(self) -> Bodies:
+        return _BY_HAND
+
+    def _enter(self, entry: Entry) -> Lease:
         try:
             refuse_in_transaction(self)
         except BaseException:  # nothing else will release it
             self._give_back()
             raise
         body: Body[aiolock.Lease] | None = None
+        lease = self._lease
         try:
-            body = Body(self._portal, lambda: held(self._lease))
+            body = Body(self._portal, lambda: Held(lease))
             body.enter()
-            self._bodies.append(body)
+            entry.enters(self, body.visit())
             return self
         except BaseException as error:
             if body is not None:
@@ -172,19 +180,6 @@ class Lease:
             if not isinstance(error, Exception):  # interrupted: nothing else will release it
                 self._give_back()
             raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        body = self._bodies[-1]
-        try:
-            body.leave(error)
-        finally:
-            body.close()
-            self._bodies.remove(body)
 
     def _give_back(self) -> None:
         with contextlib.suppress(ClientClosed):

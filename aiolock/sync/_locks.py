@@ -134,7 +134,7 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
       ``on_lost="signal"`` only `Lease.lost` is set.
     """
 
-    __slots__ = ("_client", "_lock")
+    __slots__ = ("__weakref__", "_client", "_lock")
 
     def __init__(self, client: Opened, lock: aiolock.Lock) -> None:
         self._client = client
@@ -238,7 +238,7 @@ class Semaphore(Entrance[aiolock.Lease, Lease]):
     ``with`` takes one permit; several are taken with ``with api.acquire(permits=2):``.
     """
 
-    __slots__ = ("_client", "_semaphore")
+    __slots__ = ("__weakref__", "_client", "_semaphore")
 
     def __init__(self, client: Opened, semaphore: aiolock.Semaphore) -> None:
         self._client = client
@@ -349,7 +349,7 @@ class _Permits(_Acquirable[aiolock.Lease, Lease]):
 class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
     """Several locks, all of them or none: as `aiolock.MultiLock`, for threads."""
 
-    __slots__ = ("_client", "_multi")
+    __slots__ = ("__weakref__", "_client", "_multi")
 
     def __init__(self, client: Opened, multi: aiolock.MultiLock) -> None:
         self._client = client
