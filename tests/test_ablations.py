@@ -510,6 +510,42 @@ SAFEGUARDS = (
         "test_lease.py::test_cancelled_exit_whose_release_fails",
     ),
     Safeguard(
+        "an exit ends what its own entry has entered",
+        "_engine/entered.py",
+        "            paired.body = (entrance, body)\n",
+        "            entrance._entered.add(entrance, body)\n",
+        "test_entered.py::test_two_stacks_of_one_task[False-semaphore]",
+    ),
+    Safeguard(
+        "… also if others were looked up between the two",
+        "_engine/entered.py",
+        "            found = _entry_of(last, leave.key)\n",
+        "            found = None\n",
+        "test_entered.py::test_finalizer_between_the_lookups[looks for both-semaphore]",
+    ),
+    Safeguard(
+        "… or if the exit was looked up first",
+        "_engine/entered.py",
+        "                other.entry, entry.exit = entry, last\n",
+        "                pass\n",
+        "test_entered.py::test_looked_up_in_any_order[semaphore]",
+    ),
+    Safeguard(
+        "what nobody can leave is not held for ever",
+        "_engine/scope.py",
+        "            lease._watchdog.left_behind(lease._hold, lease)\n",
+        "            pass\n",
+        "test_entered.py::test_stack_that_is_dropped[semaphore]",
+    ),
+    Safeguard(
+        "… nor by a thread",
+        "sync/_body.py",
+        "        self._visit = ref(visit, self._collected)\n",
+        "        pass\n",
+        "test_entered.py::test_threads_leave_what_others_have_entered[lock]",
+        seconds=20,
+    ),
+    Safeguard(
         "a body that has ended is not cancelled",
         "_engine/scope.py",
         "        hold.bodies = without(hold.bodies, self._own)\n        lease._watchdog.check(hold)\n",
@@ -3621,8 +3657,8 @@ SAFEGUARDS = (
     Safeguard(
         "… and where it is just being left",
         "sync/_body.py",
-        "            for body in taken:\n                body.close()\n",
-        "            pass\n",
+        "        finally:\n            self._body.close()\n",
+        "        finally:\n            pass\n",
         "test_sync_interrupted.py::test_interrupted_anywhere[entered]",
     ),
     Safeguard(
