@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 
 import anyio
 
+from aiolock._copying import Uncopyable
 from aiolock._engine.engine import Engine, State
 from aiolock._engine.labels import labelled
 from aiolock._engine.library import check_asyncio
@@ -160,7 +161,7 @@ def connect(
     )
 
 
-class LockClient(AsyncOnly):
+class LockClient(Uncopyable, AsyncOnly):
     """One process's link to a lock store; made by `connect`.
 
     Open it once per process and event loop and share it between all tasks: it uses two
@@ -169,6 +170,8 @@ class LockClient(AsyncOnly):
     hooks. A closed client can be opened again, also in another event loop; the locks and decorated
     functions that it made then work again.
     """
+
+    _instead = "it has connections; share it in its process, and connect() in each other one"
 
     KINDS: Final = (
         *("lock", "semaphore", "election", "once", "periodic", "latch", "event", "barrier"),

@@ -16,6 +16,7 @@ ROOT = Path(aiolock.__file__).parent
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
     "aiolock._clock",
+    "aiolock._copying",
     "aiolock._prompt",
     "aiolock._dropped",
     "aiolock._urls",
@@ -76,7 +77,8 @@ CORE = [
     "aiolock",
 ]
 STORE = {
-    *("aiolock._clock", "aiolock._prompt", "aiolock._urls", "aiolock.store", "aiolock.errors"),
+    *("aiolock._clock", "aiolock._copying", "aiolock._prompt", "aiolock._urls"),
+    *("aiolock.store", "aiolock.errors"),
 }
 MACHINE = "aiolock.stores.machine"
 # What several stores have in common; the lower knows nothing of the higher.

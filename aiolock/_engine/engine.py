@@ -10,6 +10,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
+from aiolock._copying import Uncopyable
 from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.entered import Entered, current_task
 from aiolock._engine.events import Events
@@ -39,7 +40,7 @@ class State(Enum):
     CLOSED = "was closed: open it again, with `async with` or its open()"
 
 
-class Engine:
+class Engine(Uncopyable):
     """The inside of one client, over all its openings and closings."""
 
     watchdog: Watchdog

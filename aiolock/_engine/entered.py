@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+from aiolock._copying import CopiedAsItself
 from aiolock.errors import NotHeld
 
 log = logging.getLogger("aiolock")
@@ -241,7 +242,7 @@ leaving: Final = _Leaving(is_async=False)
 leaving_async: Final = _Leaving(is_async=True)
 
 
-class Enterable(Generic[Value_co]):
+class Enterable(CopiedAsItself, Generic[Value_co]):
     """A description that any number of tasks enter with ``async with``."""
 
     __slots__ = ()

@@ -9,6 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
+from aiolock._copying import Uncopyable
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
 from aiolock._engine.policy import Seconds, checked_ttl, to_ms
 from aiolock._engine.watchdog import Watchdog
@@ -29,12 +30,17 @@ class LostEvent(asyncio.Event):
         return self.wait().__await__()
 
 
-class Lease:
+class Lease(Uncopyable):
     """One hold of a lock: its fence, its deadline, and the way to release it.
 
     Made by `Lock.acquire`. All times are seconds. A lease ends once, by release or by loss, and
     never comes back; acquiring again gives another lease with a higher fence.
     """
+
+    _instead = (
+        "it is one hold; pass the lease itself on, or the name to another process, which acquires"
+        " the lock itself"
+    )
 
     __slots__ = ("__weakref__", "_ended", "_hold", "_left_behind", "_shares", "_watchdog")
 

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 from weakref import ref
 
+from aiolock._copying import Uncopyable
 from aiolock._engine.hold import Body, LeaseState, without
 from aiolock._engine.lease import Lease
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
@@ -15,7 +16,7 @@ from aiolock.store import WAS_ABSENT
 log = logging.getLogger("aiolock")
 
 
-class Scope:
+class Scope(Uncopyable):
     """The body of an ``async with``: a lease, and the task to cancel when it is lost.
 
     It works like `asyncio.timeout`: it cancels the task that entered, and at the exit takes back

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from aiolock._copying import CopiedAsItself
 from aiolock._engine.lease import give_back
 from aiolock._engine.policy import Seconds
 from aiolock._locks.lock import DEFAULT, Default, Lock
 from aiolock.store import Status
 
 
-class Barrier:
+class Barrier(CopiedAsItself):
     """Lets a number of parties go on together, again and again; made by `LockClient.barrier`.
 
     ::

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from aiolock._copying import CopiedAsItself, Uncopyable
 from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
 from aiolock._engine.policy import Policy, Seconds, to_ms
@@ -51,8 +52,10 @@ class Leader:
     """The id of its process; 0 if the store has forgotten it."""
 
 
-class Term:
+class Term(Uncopyable):
     """One term of a leader, as that leader has it; made by `Election.campaign`."""
+
+    _instead = Lease._instead
 
     __slots__ = ("_lease", "_value")
 
@@ -98,7 +101,7 @@ class Term:
         return await self._lease.release()
 
 
-class Election:
+class Election(CopiedAsItself):
     """A description of one election; made by `LockClient.election`. Holds nothing.
 
     ::

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from aiolock._copying import CopiedAsItself
 from aiolock._engine.lease import give_back
 from aiolock._engine.policy import Seconds, to_ms
 from aiolock._locks.lock import DEFAULT, Default, Lock
 from aiolock.store import Status
 
 
-class Event:
+class Event(CopiedAsItself):
     """Something that happens once; made by `LockClient.event`. Holds nothing.
 
     ::

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from aiolock._copying import CopiedAsItself
 from aiolock._engine.lease import give_back
 from aiolock._engine.policy import Seconds, checked_name, to_ms
 from aiolock._locks.lock import DEFAULT, Default, Lock
@@ -13,7 +14,7 @@ from aiolock.store import Status
 _numbers = itertools.count(1)
 
 
-class Latch:
+class Latch(CopiedAsItself):
     """Opens once it was counted down ``count`` times; made by `LockClient.latch`. Holds nothing.
 
     ::

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Final, Literal, Never, TypeVar, cast, overload
 
+from aiolock._copying import Uncopyable
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
 from aiolock._engine.entered import Enterable, Entered, Entrance, Entry, Inside
@@ -42,7 +43,7 @@ DEFAULT: Final = Default()
 ACQUIRE_OPTIONS: Final = ("timeout", "blocking", "label")
 
 
-class Acquisition(Coroutine[Any, Any, Got_co], AsyncOnly):
+class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
     """One acquisition that has not begun yet: await it, or enter it with ``async with``.
 
     Awaited, it gives a `Lease`. If `acquire` was given a ``timeout`` or ``blocking=False``, it
@@ -51,6 +52,8 @@ class Acquisition(Coroutine[Any, Any, Got_co], AsyncOnly):
     of the two ways. The task that called `Lock.acquire` owns the lease, whichever task awaits it,
     so ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
     """
+
+    _instead = "it is one attempt; call acquire() again"
 
     __name__ = "Lock.acquire"  # shown by the repr of a task that runs it
     __slots__ = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Never, overload
 
+from aiolock._copying import Uncopyable
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
@@ -30,8 +31,10 @@ class _Relay(LostEvent):
         self._every.set()
 
 
-class MultiLease:
+class MultiLease(Uncopyable):
     """One hold of several locks; made by `MultiLock`. It is lost when any of them is."""
+
+    _instead = Lease._instead
 
     __slots__ = ("_leases", "_lost")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiolock._copying import CopiedAsItself
 from aiolock._locks.lock import Lock
 from aiolock.store import Status
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class RWLock:
+class RWLock(CopiedAsItself):
     """A description of one readers-writer lock; made by `LockClient.rwlock`. Holds nothing.
 
     ::

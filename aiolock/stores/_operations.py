@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from aiolock._copying import Uncopyable
 from aiolock.store import (
     BREAK_UNKNOWN,
     WAS_ABSENT,
@@ -60,7 +61,7 @@ class Operation(NamedTuple):
     """Whether it renews a lease, which must not wait behind everything else."""
 
 
-class Operations(ABC):
+class Operations(Uncopyable, ABC):
     """All the operations of a `Store`, once it is open."""
 
     @abstractmethod

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from aiolock._clock import clock as clock_of
+from aiolock._copying import Uncopyable
 from aiolock._urls import parse
 from aiolock.errors import StoreError
 from aiolock.store import (
@@ -233,7 +234,7 @@ def _says(_: str) -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-class MemoryStore:
+class MemoryStore(Uncopyable):
     """One client's link to a `MemoryServer`; answers come in the next loop iteration."""
 
     def __init__(self, server: MemoryServer) -> None:

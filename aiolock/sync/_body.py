@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 import aiolock
+from aiolock._copying import CopiedAsItself, Uncopyable
 from aiolock._engine.entered import Entered, Entry, Inside, entering, leaving
 from aiolock._engine.scope import Scope
 from aiolock._locks.once import Doing
@@ -31,7 +32,7 @@ Given = TypeVar("Given")
 Given_co = TypeVar("Given_co", covariant=True)
 
 
-class Body(Generic[T]):
+class Body(Uncopyable, Generic[T]):
     """One body: a thread enters it, in its task; as a rule, the same thread leaves it.
 
     Ctrl-C may come between any two calls, even between a return and the next statement. So the loop
@@ -255,7 +256,7 @@ class Opened(Protocol):
         ...
 
 
-class Entrance(Enterable[Given_co], Generic[Given, Given_co]):
+class Entrance(CopiedAsItself, Enterable[Given_co], Generic[Given, Given_co]):
     """A description that any number of threads enter with ``with``."""
 
     __slots__ = ()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 import aiolock
+from aiolock._copying import Uncopyable
 from aiolock._engine.policy import LONGEST_LABEL, Seconds, checked_name
 from aiolock._locks.naming import fields, naming, whole
 from aiolock._locks.options import (
@@ -85,7 +86,7 @@ def connect(
     )
 
 
-class LockClient:
+class LockClient(Uncopyable):
     """One process's link to a lock store, for threads; made by `aiolock.sync.connect`.
 
     Share it between all threads of the process. It opens when it is first used. When the
@@ -97,6 +98,8 @@ class LockClient:
     waits raises `RuntimeError`, because that loop would stand still (except in a cell of a
     notebook). After a fork, a client that was opened before raises `ClientClosed`.
     """
+
+    _instead = aiolock.LockClient._instead
 
     KINDS: Final = aiolock.LockClient.KINDS
     """The kinds of primitives: see `aiolock.LockClient.KINDS`."""

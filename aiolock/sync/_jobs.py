@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
 import aiolock
+from aiolock._copying import CopiedAsItself
 from aiolock._engine.policy import Seconds
 from aiolock._locks.lock import DEFAULT, Default
 from aiolock._locks.naming import naming, whole
@@ -168,7 +169,7 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
             log.exception("aiolock: a run of %r failed", self.name)
 
 
-class Election:
+class Election(CopiedAsItself):
     """A description of one election: as `aiolock.Election`, for threads. Holds nothing."""
 
     __slots__ = ("_client", "_election")

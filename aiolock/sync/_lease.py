@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 import aiolock
+from aiolock._copying import Uncopyable
 from aiolock._engine.entered import Entry
 from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import give_back
@@ -25,7 +26,7 @@ _BY_HAND: Final = Bodies()
 """The bodies of leases that were entered by hand."""
 
 
-class Flag:
+class Flag(Uncopyable):
     """Something that happens once, with the methods of `threading.Event`; for any thread."""
 
     __slots__ = ("_event", "_portal", "_waits")
@@ -59,7 +60,7 @@ class Flag:
         return self._event.is_set() or caller(self._portal).call(wait, waits=self._waits)
 
 
-class Lease(Enterable["Lease"]):
+class Lease(Uncopyable, Enterable["Lease"]):
     """One hold of a lock by a thread: its fence, its deadline, and the way to release it.
 
     As `aiolock.Lease`, for threads; any thread may use it. It is renewed by another thread while
@@ -72,6 +73,8 @@ class Lease(Enterable["Lease"]):
             with lease:
                 ...
     """
+
+    _instead = aiolock.Lease._instead
 
     __slots__ = ("__weakref__", "_lease", "_portal")
 
@@ -186,8 +189,10 @@ class Lease(Enterable["Lease"]):
             self._portal.soon(give_back, self._lease)
 
 
-class MultiLease:
+class MultiLease(Uncopyable):
     """One hold of several locks by a thread; made by `MultiLock`. Lost when any lease is lost."""
+
+    _instead = aiolock.Lease._instead
 
     __slots__ = ("_leases", "_multi", "_portal")
 
@@ -246,8 +251,10 @@ class MultiLease:
         return caller(self._portal).call(self._multi.verify)
 
 
-class Term:
+class Term(Uncopyable):
     """One term of a leader, as its thread has it; made by `Election.campaign`."""
+
+    _instead = aiolock.Lease._instead
 
     __slots__ = ("_lease", "_term")
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Generic, Literal, Never, TypeVar, overload
 
 import aiolock
+from aiolock._copying import CopiedAsItself
 from aiolock._engine.policy import Seconds, unexpected
 from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Acquisition, Default
 from aiolock._locks.lock import caller as line
@@ -196,7 +197,7 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
         return self._client.call(lambda: self._lock.break_(fence))
 
 
-class RWLock:
+class RWLock(CopiedAsItself):
     """A description of one readers-writer lock: as `aiolock.RWLock`, for threads."""
 
     __slots__ = ("_client", "_lock", "_reading", "_writing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import aiolock
+from aiolock._copying import CopiedAsItself
 from aiolock._engine.policy import Seconds
 from aiolock._locks.lock import DEFAULT, Default
 from aiolock.store import Status
@@ -10,7 +11,7 @@ from aiolock.sync._body import Opened
 from aiolock.sync._transactions import refuse_in_transaction
 
 
-class Event:
+class Event(CopiedAsItself):
     """Something that happens once, in any process: as `aiolock.Event`, for threads."""
 
     __slots__ = ("_client", "_event")
@@ -48,7 +49,7 @@ class Event:
         return self._client.call(self._event.status)
 
 
-class Latch:
+class Latch(CopiedAsItself):
     """Opens once it was counted down often enough: as `aiolock.Latch`, for threads."""
 
     __slots__ = ("_client", "_latch")
@@ -91,7 +92,7 @@ class Latch:
         return self._client.call(self._latch.status)
 
 
-class Barrier:
+class Barrier(CopiedAsItself):
     """Lets a number of parties go on together, again and again: as `aiolock.Barrier`."""
 
     __slots__ = ("_barrier", "_client")

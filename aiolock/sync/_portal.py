@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
+from aiolock._copying import Uncopyable
 from aiolock.errors import ClientClosed
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class Resident(Protocol):
         ...
 
 
-class Portal:
+class Portal(Uncopyable):
     """A loop that runs in a thread until it is ended; other threads submit work to it."""
 
     def __init__(self) -> None:

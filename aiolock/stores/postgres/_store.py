@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psycopg
 
+from aiolock._copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import (
     BREAK_UNKNOWN,
@@ -54,7 +55,7 @@ _SWEPT: Final = 100
 """Names that are checked in one sweep, and clients that are forgotten, at most."""
 
 
-class PostgresStore:
+class PostgresStore(Uncopyable):
     """Locks in one PostgreSQL database, through two connections: commands, and pushes."""
 
     def __init__(self, settings: Settings, prefix: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from aiolock._copying import Uncopyable
 from aiolock.errors import StoreError, Unsupported
 from aiolock.store import (
     BREAK_UNKNOWN,
@@ -54,7 +55,7 @@ _A_MOMENT: Final = 1_000
 """Milliseconds: a value that ends sooner than this is not written back."""
 
 
-class QuorumStore:
+class QuorumStore(Uncopyable):
     """Locks on several servers: a waiter with the votes of a majority holds the lock."""
 
     def __init__(self, members: Sequence[Member], longest_ttl: float, *, durable: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 import anyio
 
+from aiolock._copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import Inbox
 from aiolock.stores._links import Links
@@ -47,7 +48,7 @@ _ASKED: Final = 30.0
 """Seconds for which a node without slots is kept that is about to get one."""
 
 
-class Masters(Routing):
+class Masters(Uncopyable, Routing):
     """All masters that one client knows, and their events (see `Neighbours`)."""
 
     def __init__(self, seeds: Seeds, prefix: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
+from aiolock._copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import Form, Inbox, Waiter
 from aiolock.stores._links import Links
@@ -60,7 +61,7 @@ _MOST_STEMS: Final = 1024
 """Forms that are kept encoded."""
 
 
-class Session:
+class Session(Uncopyable):
     """A client's link to one Redis (or Valkey)."""
 
     _probe_script = scripts.PRESENCE
