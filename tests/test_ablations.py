@@ -510,6 +510,13 @@ SAFEGUARDS = (
         "test_lease.py::test_cancelled_exit_whose_release_fails",
     ),
     Safeguard(
+        "a scope that cancels as well has time to say so",
+        "_engine/scope.py",
+        "_TURNS: Final = 2\n",
+        "_TURNS: Final = 0\n",
+        "test_lease.py::test_loss_and_anyio_scope_at_every_step[one_lock-in_a_task_group-loss]",
+    ),
+    Safeguard(
         "an exit ends what its own entry has entered",
         "_engine/entered.py",
         "            paired.body = (entrance, body)\n",
@@ -548,8 +555,10 @@ SAFEGUARDS = (
     Safeguard(
         "a body that has ended is not cancelled",
         "_engine/scope.py",
-        "        hold.bodies = without(hold.bodies, self._own)\n        lease._watchdog.check(hold)\n",
-        "        lease._watchdog.check(hold)\n        hold.bodies = without(hold.bodies, self._own)\n",
+        "        hold.bodies = without(hold.bodies, self._own)\n"
+        "        lease._watchdog.check(hold)\n",
+        "        lease._watchdog.check(hold)\n"
+        "        hold.bodies = without(hold.bodies, self._own)\n",
         "test_lease.py::test_cancelled_body_that_blocks_past_its_deadline",
     ),
     Safeguard(

@@ -23,6 +23,7 @@ import pytest
 import aiolock
 import aiolock.sync
 from aiolock import Lease, LeaseState, LockClient, NotHeld
+from aiolock._dropped import dropped_leases
 from aiolock._engine import entered
 from aiolock.stores.memory import MemoryServer
 from tests.test_sync import passes
@@ -821,9 +822,11 @@ def test_threads_leave_what_others_have_entered(kind: str) -> None:
             return [each.name for each in client.snapshot() if each.holders]
 
         manager = makes[kind]("dropped")
-        elsewhere(lambda: contextlib.ExitStack().enter_context(manager) and None)
-        gc.collect()
-        passes(lambda: not held())
+        with dropped_leases() as dropped:
+            elsewhere(lambda: contextlib.ExitStack().enter_context(manager) and None)
+            gc.collect()
+            passes(lambda: not held())
+        assert {each.name for each in dropped} >= {"dropped"}
         elsewhere(lambda: makes[kind]("dropped by hand").__enter__() and None)
         gc.collect()
         passes(lambda: not held())

@@ -1301,6 +1301,120 @@ async def test_anyio_scope_round_it_comes_too_late() -> None:
         await settled()
 
 
+async def in_an_anyio_task_group() -> None:
+    """A body that waits for its own tasks."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.sleep, 100)
+
+
+async def in_a_task_group() -> None:
+    """The same with asyncio's."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(asyncio.sleep(100))
+
+
+async def in_both_task_groups() -> None:
+    """One in the other."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(asyncio.sleep(100))
+        await in_an_anyio_task_group()
+
+
+async def asleep() -> None:
+    """A body that waits."""
+    await asyncio.sleep(100)
+
+
+@asynccontextmanager
+async def one_lock(on: Scene) -> AsyncIterator[list[aiolock.Lease]]:
+    """One lock."""
+    async with on.ours.lock("a") as lease:
+        yield [lease]
+
+
+@asynccontextmanager
+async def two_locks(on: Scene) -> AsyncIterator[list[aiolock.Lease]]:
+    """Two, of which the inner one is lost first."""
+    async with on.ours.lock("a") as outer, on.ours.lock("b") as inner:
+        yield [inner, outer]
+
+
+@asynccontextmanager
+async def two_locks_and_a_scope(on: Scene) -> AsyncIterator[list[aiolock.Lease]]:
+    """Two, with an anyio scope between them."""
+    async with on.ours.lock("a") as outer:
+        with anyio.CancelScope():
+            async with on.ours.lock("b") as inner:
+                yield [outer, inner]
+
+
+@asynccontextmanager
+async def several_locks(on: Scene) -> AsyncIterator[list[aiolock.Lease]]:
+    """Several as one, all of which are lost."""
+    async with on.ours.multilock("a", "b") as lease:
+        yield list(lease.leases.values())
+
+
+@pytest.mark.parametrize("first", ["loss", "scope"])
+@pytest.mark.parametrize(
+    "body", [in_an_anyio_task_group, in_a_task_group, in_both_task_groups, asleep]
+)
+@pytest.mark.parametrize("locks", [one_lock, two_locks, two_locks_and_a_scope, several_locks])
+@virtual
+async def test_loss_and_anyio_scope_at_every_step(
+    locks: Callable[[Scene], contextlib.AbstractAsyncContextManager[list[aiolock.Lease]]],
+    body: Callable[[], Awaitable[None]],
+    first: str,
+) -> None:
+    """Whichever turns they fall in, it is the loss or the end of the scope, and no other end."""
+    seen = set[str]()
+    for turns in range(5):
+        for between in range(3):
+            async with scene() as on:
+                scope, leases = anyio.CancelScope(), list[aiolock.Lease]()
+
+                async def victim(
+                    on: Scene = on,
+                    scope: anyio.CancelScope = scope,
+                    leases: list[aiolock.Lease] = leases,
+                ) -> str:
+                    try:
+                        with scope:
+                            async with locks(on) as held:
+                                leases.extend(held)
+                                await body()
+                    except LeaseLost:
+                        return "lost"
+                    finally:
+                        await asyncio.sleep(1)  # nothing else is to come
+                        unhurt()
+                    return "ended"
+
+                task = asyncio.create_task(victim())
+                await settled()
+
+                async def lose(
+                    on: Scene = on,
+                    leases: list[aiolock.Lease] = leases,
+                    between: int = between,
+                ) -> None:
+                    for lease in leases:
+                        on.ours._engine.watchdog.lose(lease._hold, "broken")
+                        await settled(between)
+
+                if first == "loss":
+                    await lose()
+                    await settled(turns)
+                    scope.cancel()
+                else:
+                    scope.cancel()
+                    await settled(turns)
+                    await lose()
+                seen.add(await task)
+    assert seen <= {"lost", "ended"}
+    assert seen
+
+
 @virtual
 async def test_loss_and_group_at_every_step() -> None:
     """However a loss and the end of a TaskGroup round it fall together, errors are all there is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 from aiolock._copying import Uncopyable
@@ -14,6 +14,9 @@ from aiolock.errors import ClientClosed, LeaseLost, StoreError
 from aiolock.store import WAS_ABSENT
 
 log = logging.getLogger("aiolock")
+
+_TURNS: Final = 2
+"""Turns of the loop within which whoever cancels again and again does so."""
 
 
 class Scope(Uncopyable):
@@ -110,6 +113,12 @@ class Scope(Uncopyable):
                 if self.task.cancelling() > self._before:
                     raise
             return False
+        if not alone:
+            # Another cancels the task as well, and the body may have kept only our cancellation:
+            # task groups keep one. A cancelled anyio scope passes on what is not its own, but it
+            # cancels in every turn of the loop, so its cancellation comes again, here.
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
         return alone
 
     def _log_unconfirmed(self, released: asyncio.Future[int]) -> None:

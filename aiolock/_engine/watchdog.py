@@ -210,9 +210,7 @@ class Watchdog:
             self._loop.call_soon_threadsafe(self.abandon, hold)
         except RuntimeError:  # the loop is closed, so the release cannot be sent
             what = "is held until its lease ends"
-        policy = hold.policy
-        for told in list(on_dropped):
-            told(DroppedLease(hold.waiter.client, policy.kind, policy.name, hold.fence))
+        self.was_dropped(hold)
         # The warning comes last, because with -W error it raises.
         warnings.warn(
             f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"
@@ -221,6 +219,12 @@ class Watchdog:
             stacklevel=3,
             source=self,
         )
+
+    def was_dropped(self, hold: Hold) -> None:
+        """Tell those who collect them of a hold whose release was forgotten. In any thread."""
+        policy = hold.policy
+        for told in list(on_dropped):
+            told(DroppedLease(hold.waiter.client, policy.kind, policy.name, hold.fence))
 
     def abandon(self, hold: Hold) -> None:
         """Release without waiting; a release that is not answered is sent again (`Releases`)."""

@@ -81,6 +81,8 @@ class Body(Uncopyable, Generic[T]):
         """Nobody can leave it any more. Called by the garbage collector, in any thread."""
         self.close()
         if leases := _relied_on(self.value):
+            for lease in leases:
+                lease._watchdog.was_dropped(lease._hold)
             called = ", ".join(lease._hold.policy.called for lease in leases)
             # The warning comes last, because with -W error it raises.
             warnings.warn(
