@@ -228,7 +228,9 @@ class _Leaving:
             assert last is not None
             note = _Lookup(leave)
             # It takes the place of its entry, in case it belongs to one that is still to come.
-            note.before, note.depth, note.entry = last.before, last.depth, last
+            note.entry = last
+            if last.before is not None:
+                note.before, note.depth = last.before, last.depth
             _last.lookup = other.exit = other.note = note
             leave.entry = other
         elif of is None or not of._entered.has(of):
