@@ -80,7 +80,8 @@ class Body(Uncopyable, Generic[T]):
     def _collected(self, _: object) -> None:
         """Nobody can leave it any more. Called by the garbage collector, in any thread."""
         self.close()
-        if leases := _relied_on(self.value):
+        leases = _relied_on(self.value)
+        if leases and leases[0]._watchdog.is_here:  # in a fork, the parent is still inside
             for lease in leases:
                 lease._watchdog.was_dropped(lease._hold)
             called = ", ".join(lease._hold.policy.called for lease in leases)
