@@ -204,6 +204,40 @@ async def test_child_of_the_holder() -> None:
 
 
 @virtual
+async def test_many_children_of_the_holder_one_warning_with_their_number() -> None:
+    """A line for each would say the same; a child that comes later has no line of its own."""
+    with logged() as records:
+        async with aiolock.connect(MemoryServer()) as client:
+            lock = client.lock("a")
+
+            async def enter(timeout: float | None = None) -> None:
+                async with client.lock("a", timeout=timeout):
+                    pass
+
+            async with lock:
+                gone = asyncio.create_task(enter(0.5))
+                await asyncio.sleep(0.4)
+                children = [asyncio.create_task(enter(), name=f"child {n}") for n in range(10)]
+                await asyncio.sleep(0.9)
+                assert not records
+                await asyncio.sleep(0.2)
+                assert len(records) == 1
+                children.append(asyncio.create_task(enter()))
+                await asyncio.sleep(5)
+            with pytest.raises(aiolock.AcquireTimeout):
+                await gone
+            await asyncio.gather(*children)
+            assert client._engine.acquirer._children == {}
+            async with lock:
+                children = [asyncio.create_task(enter()) for _ in range(2)]
+                await asyncio.sleep(5)
+            await asyncio.gather(*children)
+    first, again = (record.getMessage() for record in records)
+    assert "'child 0' and 9 more tasks wait for the lock 'a'" in first
+    assert "and 1 more task wait for" in again
+
+
+@virtual
 async def test_stranger_is_no_child() -> None:
     """A task that waits for one that is not its parent has nothing to be told."""
     async with aiolock.connect(MemoryServer()) as client:

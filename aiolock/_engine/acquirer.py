@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -97,6 +98,8 @@ class Acquirer:
         self._loop = asyncio.get_running_loop()
         self._time = watchdog.time
         self._numbers = itertools.count(1)
+        self._children = dict[tuple[asyncio.Task[Any], str], deadlock.Children]()
+        """Tasks that wait for their parents, by parent and key."""
 
     async def acquire(
         self,
@@ -198,13 +201,13 @@ class Acquirer:
         attempt.stands_still = attempt.owner is self._watchdog.current_task()
         # A deadlock is possible only if a task of this process holds something.
         owned = self._watchdog.owned
-        warning = self._look_for_deadlock(attempt, owned) if attempt.blocked and owned else None
+        looked = self._look_for_deadlock(attempt, owned) if attempt.blocked and owned else None
         attempt.waits_for = Prompt(loop=self._loop)
         try:
             await attempt.waits_for
         finally:
-            if warning is not None:
-                warning.cancel()
+            if looked is not None:
+                looked()
 
     def _declined(self, attempt: Attempt) -> bool:
         """False if the lock is not free; other ways to say no raise an error."""
@@ -329,20 +332,29 @@ class Acquirer:
 
     # While it stands in the queue
 
-    def _look_for_deadlock(self, attempt: Attempt, owned: Owned) -> asyncio.TimerHandle | None:
-        """`WouldDeadlock` if a deadlock is certain; the timer of a warning if it is possible."""
+    def _look_for_deadlock(self, attempt: Attempt, owned: Owned) -> Callable[[], None] | None:
+        """`WouldDeadlock` if a deadlock is certain; what ends a warning if it is possible."""
         assert attempt.blocked is not None
         if len(owned) > 1 and attempt.blocked in owned:  # another task also holds something
             circle = (attempt, attempt.blocked, owned, self._waiters.attempts)
             if deadlock.check(*circle):
-                return self._loop.call_later(
+                timer = self._loop.call_later(
                     deadlock.SUSPICIOUS, partial(deadlock.warn_of_circle, *circle)
                 )
+                return timer.cancel
         parent = deadlock.parent()
         if parent is None or attempt.policy.key not in owned.get(parent, {}):
             return None
-        warn = partial(deadlock.warn_of_parent, attempt, attempt.blocked, parent)
-        return self._loop.call_later(deadlock.SUSPICIOUS, warn)
+        key = parent, attempt.policy.key
+        children = self._children.get(key)
+        if children is None:
+            children = self._children[key] = deadlock.Children(self._time)
+        children.add(attempt, attempt.blocked, parent)
+        return partial(self._waits_no_more, attempt, key)
+
+    def _waits_no_more(self, attempt: Attempt, key: tuple[asyncio.Task[Any], str]) -> None:
+        if self._children[key].remove(attempt):
+            del self._children[key]
 
     # The end
 

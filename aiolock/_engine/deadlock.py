@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 from weakref import ref
@@ -166,14 +166,53 @@ def warn_of_circle(
         )
 
 
-def warn_of_parent(attempt: Attempt, task: Task, holder: Task) -> None:
-    """Log that a child waits for its parent, if it still does."""
-    if attempt.phase is Phase.QUEUED:
-        log.warning(
-            "aiolock: task %r waits for %s, which its parent task %r holds. If that one waits for"
-            " its child, neither can go on: a child task is another owner, also of a re-entrant"
-            " lock. Let the parent pass its lease on, or release it first",
-            task.get_name(),
-            attempt.policy.called,
-            holder.get_name(),
-        )
+class Children:
+    """Tasks that wait for one lock of their parent: one warning is for all of them."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._time = time
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = False
+        self._waiting = dict[Attempt, Task]()
+
+    def add(self, attempt: Attempt, task: Task, holder: Task) -> None:
+        """One more of them waits."""
+        self._waiting[attempt] = task
+        if self._timer is None and not self._told:
+            self._timer = self._loop.call_later(SUSPICIOUS, self._look, holder)
+
+    def remove(self, attempt: Attempt) -> bool:
+        """One of them does not wait any more; whether it was the last one."""
+        self._waiting.pop(attempt, None)
+        if self._waiting:
+            return False
+        if self._timer is not None:
+            self._timer.cancel()
+        return True
+
+    def _look(self, holder: Task) -> None:
+        self._timer = None
+        # The first one has waited longest; the one that set the timer may have gone.
+        first = next(iter(self._waiting))
+        rest = first.began + SUSPICIOUS - self._time()
+        if rest > 0:
+            self._timer = self._loop.call_later(rest, self._look, holder)
+            return
+        self._told = True
+        warn_of_parent(first, self._waiting[first], holder, len(self._waiting) - 1)
+
+
+def warn_of_parent(attempt: Attempt, task: Task, holder: Task, others: int) -> None:
+    """Log that a child waits for its parent, and that so many others do."""
+    more = f" and {others} more task{'s' * (others > 1)}" if others else ""
+    log.warning(
+        "aiolock: task %r%s wait%s for %s, which the parent task %r holds. If that one waits for a"
+        " child, neither can go on: a child task is another owner, also of a re-entrant lock. Let"
+        " the parent pass its lease on, or release it first",
+        task.get_name(),
+        more,
+        "" if others else "s",
+        attempt.policy.called,
+        holder.get_name(),
+    )
