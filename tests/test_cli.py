@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
-import fcntl
 import json
 import os
 import pty
@@ -13,93 +12,32 @@ import re
 import signal
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import aiolock
 from aiolock.cli import take_away
-from aiolock.cli.child import Child
 from aiolock.cli.main import main
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests.commands import (
+    WITHIN,
+    Cli,
+    at_a_terminal,
+    end_of,
+    gone,
+    line_of,
+    sh,
+    shown,
+    state,
+    waited_for,
+)
 from tests.servers import RedisServer, hold_port
 from tests.worlds import asking
-
-WITHIN = 30.0
-"""Seconds for a program to start, or to end, on a busy machine."""
-
-
-class Cli:
-    """The command line, against one store."""
-
-    def __init__(self, url: str, prefix: str) -> None:
-        self.env = {"AIOLOCK_URL": url, "AIOLOCK_PREFIX": prefix}
-
-    @asynccontextmanager
-    async def started(
-        self,
-        *args: str,
-        by: Sequence[str] = (),
-        before: Callable[[], object] = int,
-        **options: Any,
-    ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A command that is under way; killed in the end.
-
-        It is started by another program, if one is given, and in its process that is done before.
-        """
-
-        def prepare() -> None:
-            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-                # Whoever runs the tests in the background may have them ignored.
-                signal.signal(number, signal.SIG_DFL)
-            before()
-
-        options.setdefault("stdin", asyncio.subprocess.DEVNULL)
-        options.setdefault("stdout", asyncio.subprocess.PIPE)
-        process = await asyncio.create_subprocess_exec(
-            *(*by, sys.executable, "-P", "-W", "error", "-m", "aiolock", *args),
-            stderr=asyncio.subprocess.PIPE,
-            env=os.environ | self.env,
-            preexec_fn=prepare,
-            **options,
-        )
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-            # Not until its output ends: what it has left behind may have that open.
-            process._transport.close()  # type: ignore[attr-defined]
-
-    async def run_with(self, before: Callable[[], None], *args: str) -> tuple[int, str, str]:
-        """The same, where that is done in its process first."""
-        async with self.started(*args, before=before) as process:
-            return await end_of(process)
-
-    async def __call__(self, *args: str) -> tuple[int, str, str]:
-        """Its exit code, and what it printed."""
-        async with self.started(*args) as process:
-            return await end_of(process)
-
-
-async def end_of(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
-    """The exit code of a command, and what it has printed since."""
-    output, errors = await asyncio.wait_for(process.communicate(), WITHIN)
-    assert process.returncode is not None
-    return process.returncode, (output or b"").decode(), errors.decode()
-
-
-async def line_of(process: asyncio.subprocess.Process) -> str:
-    """The next line that it prints."""
-    assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode().rstrip("\n")
 
 
 @pytest.fixture
@@ -113,41 +51,6 @@ async def client(redis_server: RedisServer, prefix: str) -> AsyncIterator[aioloc
     """A program that uses the same locks."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         yield client
-
-
-def sh(script: str) -> tuple[str, ...]:
-    """A command of the shell's."""
-    return ("--", "sh", "-c", script)
-
-
-async def gone(pid: int) -> None:
-    """Wait for the end of a process."""
-    async with asyncio.timeout(WITHIN):
-        while True:
-            if not _runs(pid):
-                return
-            await asyncio.sleep(0.02)
-
-
-async def waited_for(client: aiolock.LockClient, name: str) -> None:
-    """Wait until somebody waits for it."""
-    async with asyncio.timeout(WITHIN):
-        while True:
-            if (await client.status(name)).waiters:
-                return
-            await asyncio.sleep(0.01)
-
-
-def _state(pid: int) -> str:
-    """Of its main thread: "S" waits, "R" works, "Z" has ended."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return _state(pid) != "Z"
-    except OSError:
-        return False
 
 
 # --- ls, show
@@ -289,15 +192,6 @@ async def test_top(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClie
     os.close(terminal)
 
 
-async def shown(terminal: int, text: str) -> str:
-    """All that is written to a terminal until that is."""
-    seen = b""
-    async with asyncio.timeout(WITHIN):
-        while text not in seen.decode("utf-8", "replace"):
-            seen += await asyncio.to_thread(os.read, terminal, 65536)
-    return seen.decode("utf-8", "replace")
-
-
 async def test_top_needs_a_terminal(cli: Cli) -> None:
     """It says so where there is none."""
     code, _, errors = await cli("top")
@@ -418,7 +312,7 @@ def test_ctrl_c_just_before_a_line_is_waited_for() -> None:
             assert program.stdout is not None
             assert program.stdout.readline() == b"ready\n"
             give_up = time.monotonic() + WITHIN
-            while _state(program.pid) != "S":  # from here on it does wait
+            while state(program.pid) != "S":  # from here on it does wait
                 assert time.monotonic() < give_up, "it does not wait"
                 time.sleep(0.001)
             program.send_signal(signal.SIGINT)
@@ -552,25 +446,6 @@ async def test_run_every(cli: Cli) -> None:
             assert (await end_of(each))[0] == 128 + signal.SIGTERM
 
 
-@asynccontextmanager
-async def at_a_terminal(
-    cli: Cli, *args: str
-) -> AsyncGenerator[tuple[asyncio.subprocess.Process, int]]:
-    """A command in the foreground of a terminal of its own; and our end of that."""
-    ours, its_end = pty.openpty()
-
-    def take() -> None:
-        os.setsid()
-        fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)
-
-    try:
-        async with cli.started(*args, before=take, stdin=its_end, stdout=its_end) as it:
-            os.close(its_end)
-            yield it, ours
-    finally:
-        os.close(ours)
-
-
 async def test_run_every_at_a_terminal(cli: Cli) -> None:
     """Ctrl-C ends the run, and whoever would begin the next one; the command gets it.
 
@@ -641,23 +516,6 @@ async def test_run_under_nohup(cli: Cli) -> None:
         assert (await end_of(it))[:2] == (0, "in\nout\n")
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_signal_that_comes_early(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes while the program is being started is passed on as soon as it runs."""
-    monkeypatch.setattr("aiolock.cli.child._has_terminal", lambda: terminal)
-    number = signal.SIGINT if terminal else signal.SIGTERM
-
-    async def end_it() -> int:
-        child = Child(("sleep", "60"), os.environ, grace=1)
-        running = asyncio.create_task(child.run())
-        await asyncio.sleep(0)
-        child._pass_on(number)
-        return await asyncio.wait_for(running, WITHIN)
-
-    # On asyncio's own loop, as the command line is.
-    assert asyncio.run(end_it()) == 128 + number
-
-
 async def test_run_is_ended_while_it_waits(cli: Cli, client: aiolock.LockClient) -> None:
     """By a signal: it leaves the queue."""
     async with client.lock("job"):
@@ -671,15 +529,6 @@ async def test_run_is_ended_while_it_waits(cli: Cli, client: aiolock.LockClient)
 async def test_a_command_ended_by_a_signal(cli: Cli) -> None:
     """Its exit code is that of a shell."""
     assert (await cli("run", "job", *sh("kill -KILL $$")))[0] == 128 + signal.SIGKILL
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a child is told of its parent's end on Linux")
-async def test_run_that_is_killed(cli: Cli) -> None:
-    """Nobody renews any more: the command ends, too."""
-    async with cli.started("run", "job", *sh("echo $$; exec sleep 60")) as it:
-        pid = int(await line_of(it))
-        it.kill()
-        await gone(pid)
 
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -708,31 +557,15 @@ async def test_run_reaps_what_others_leave(cli: Cli) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
-async def test_run_reaps_what_was_left_early() -> None:
-    """Also who ended before the command was known to have been started: it is told of once."""
-    program = f"""
-import asyncio, ctypes
-from aiolock.cli.child import Child
-ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1)
-start = asyncio.create_subprocess_exec
-async def late(*argv, **options):
-    process = await start(*argv, **options)
-    await asyncio.sleep(1.5)
-    return process
-asyncio.create_subprocess_exec = late
-script = {LEAVE_ORPHAN + "; sleep 1.5; " + COUNT_ZOMBIES!r}
-asyncio.run(Child(["sh", "-c", script], None, grace=1.0).run())
-"""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, output, errors = await end_of(process)
-    assert errors == ""
-    orphan, zombies = output.split()
-    assert int(orphan) > 0
-    assert zombies == "0"
+async def test_run_reaps_what_was_left_early(cli: Cli) -> None:
+    """Also who ended before the command was started."""
+
+    def leave() -> None:
+        if not os.fork():
+            os._exit(0)
+
+    script = COUNT_ZOMBIES.replace("$PPID", "$(ps -o ppid= -p $PPID)")
+    assert await cli.run_with(leave, "run", "job", *sh(script)) == (0, "0\n", "")
 
 
 async def test_what_cannot_be_run(cli: Cli) -> None:
@@ -740,7 +573,7 @@ async def test_what_cannot_be_run(cli: Cli) -> None:
     code, _, errors = await cli("run", "job", "--", "/no/such/command")
     assert (code, errors) == (127, "aiolock run: /no/such/command: there is no such command\n")
     code, _, errors = await cli("run", "job", "--", "/")
-    assert (code, errors) == (126, "aiolock run: /: this cannot be run\n")
+    assert (code, errors) == (126, "aiolock run: /: permission to run it is denied\n")
     assert (await cli("show", "job"))[0] == 1
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
+import signal
 from collections.abc import Sequence
 from typing import NoReturn
 
 import aiolock
 from aiolock.cli.signals import Ended
-from aiolock.cli.store import BUSY, LOST, WRONG_USE, Commands, add_store_options, with_store
+from aiolock.cli.store import BUSY, LOST, WRONG_USE, Commands, add_store_options, say, with_store
 
 _LONGEST_PAUSE = 30.0
 """The longest pause between tries to take part while the store cannot be reached, in seconds."""
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     arguments.argv += arguments.behind
     if not arguments.argv:
-        print("aiolock run: which command? aiolock run NAME -- COMMAND", file=sys.stderr)
+        say("aiolock run: which command? aiolock run NAME -- COMMAND")
         return WRONG_USE
     return with_store(_run)(arguments)
 
@@ -83,6 +83,9 @@ async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
         raise ValueError("commands are run on POSIX systems only")
     if arguments.every is not None and (arguments.no_wait or arguments.timeout is not None):
         raise ValueError("--every waits for its turn, so it takes no -n and no -t")
+    # Imported only here: Windows lacks some of what it needs.
+    from aiolock.cli.child import CannotRun
+
     try:
         if arguments.every is not None:
             await _take_part(client, arguments)
@@ -90,11 +93,15 @@ async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
             return await _once(client, arguments)
         async with _acquisition(client, arguments) as lease:
             return await _under(lease, arguments)
-    except FileNotFoundError as error:
-        print(f"aiolock run: {error.filename}: there is no such command", file=sys.stderr)
-        return 127
-    except PermissionError as error:
-        print(f"aiolock run: {error.filename}: this cannot be run", file=sys.stderr)
+    except CannotRun as error:
+        command, why = arguments.argv[0], error.why
+        if isinstance(why, FileNotFoundError):
+            say(f"aiolock run: {command}: there is no such command")
+            return 127
+        if isinstance(why, PermissionError):
+            say(f"aiolock run: {command}: permission to run it is denied")
+        else:
+            say(f"aiolock run: {command}: it cannot be run: {why.strerror}")
         return 126
 
 
@@ -125,7 +132,7 @@ async def _once(client: aiolock.LockClient, arguments: argparse.Namespace) -> in
     try:
         async with once as lease:
             if lease is None:
-                print(f"aiolock run: {arguments.name!r} is done already", file=sys.stderr)
+                say(f"aiolock run: {arguments.name!r} is done already")
                 return 0
             await _do(lease, arguments)
             return 0
@@ -154,24 +161,33 @@ async def _take_part(client: aiolock.LockClient, arguments: argparse.Namespace) 
             async with periodic as lease:
                 pause = 1.0
                 if code := await _under(lease, arguments):
-                    print(f"aiolock run: the command ended with {code}", file=sys.stderr)
+                    say(f"aiolock run: the command ended with {code}")
         except aiolock.LeaseLost as error:
-            print(f"aiolock run: {error}; the command was ended", file=sys.stderr)
+            say(f"aiolock run: {error}; the command was ended")
         except aiolock.StoreError as error:
-            print(f"aiolock run: {error}; tried again in {pause:g} s", file=sys.stderr)
+            say(f"aiolock run: {error}; tried again in {pause:g} s")
             await asyncio.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
 
 async def _under(lease: aiolock.Lease, arguments: argparse.Namespace) -> int:
     """Run the command while the lease is ours; returns its exit code."""
-    # Imported only here: Windows lacks some of what it needs.
-    from aiolock.cli.child import Child
+    from aiolock.cli.child import Child, SupervisorLost
 
     argv: Sequence[str] = arguments.argv
     env = os.environ | {"AIOLOCK_NAME": arguments.name, "AIOLOCK_FENCE": str(lease.fence)}
-    child = Child(argv, env, grace=arguments.grace)
-    code = await child.run()
+    child = Child(argv, env, grace=arguments.grace, remaining=lease.remaining)
+    try:
+        code = await child.run()
+    except SupervisorLost:
+        say("aiolock run: the supervisor of the command was killed, so the command was ended")
+        code = 128 + signal.SIGKILL
+    if child.overdue:
+        say(
+            "aiolock run: the lease was not renewed in time (was this process stopped?), so the"
+            " command was ended"
+        )
+        code = LOST
     if arguments.every is not None and child.told_to_end is not None:
         raise Ended(child.told_to_end)
     return code

@@ -48,6 +48,12 @@ def add_name(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def say(text: str) -> None:
+    """Print a line to standard error, if there is one."""
+    if sys.stderr is not None:  # it is None where it is closed, and print() takes that for stdout
+        print(text, file=sys.stderr)
+
+
 def with_store(work: Work) -> Callable[[argparse.Namespace], int]:
     """A command that does this work with an open client."""
 
@@ -85,5 +91,5 @@ def ending(
         code, why = WRONG_USE, str(error)
     except Ended as ended:
         return 128 + ended.number
-    print(f"aiolock {arguments.command}: {why}", file=sys.stderr)
+    say(f"aiolock {arguments.command}: {why}")
     return code
