@@ -1,4 +1,4 @@
-"""Locks that stay closed for a while after a holder, and holders that are asked to let go."""
+"""Locks that stay closed for a while after a holder, and holders that are asked to release."""
 
 from __future__ import annotations
 

@@ -50,6 +50,21 @@ async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.Monke
         assert str(pickle.loads(pickle.dumps(error))) == text
 
 
+@pytest.mark.one_loop
+async def test_timeout_with_several_holders_names_one_and_a_number() -> None:
+    """In a sentence that is true of each: since when is said of one of them only."""
+    async with aiolock.connect(MemoryServer()) as client:
+        for limit, says in ((1, ""), (2, "; 1 more holds it, too"), (4, "; 3 more hold it, too")):
+            semaphore = client.semaphore(f"api {limit}", limit, timeout=0.01)
+            leases = [await semaphore.acquire() for _ in range(limit)]
+            with pytest.raises(AcquireTimeout) as caught:
+                async with semaphore:
+                    pass
+            assert str(caught.value).endswith(f"(fence {leases[0].fence}){says}")
+            for lease in leases:
+                assert await lease.release()
+
+
 async def test_not_free_says_who_holds_it(world: World) -> None:
     """Where nobody waits, the answer itself says who holds it: no further round trip."""
     async with world.client() as ours, world.client() as theirs:

@@ -128,7 +128,7 @@ def test_take_away(browser: Browser, server: Server) -> None:
     browser.until(lambda: browser.names() == ["report"])
     browser.open_row(0)
     browser.press("Ask to let go")
-    browser.until(lambda: browser.text("#details-said") == "Asked to let go.")
+    browser.until(lambda: browser.text("#details-said") == "Asked to release.")
     assert lease.requested.is_set()
     browser.press("Take away")
     browser.until(lambda: "Take report away from" in browser.text("#confirm-question"))

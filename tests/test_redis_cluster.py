@@ -477,7 +477,7 @@ async def move_under(cluster: Cluster, name: str, step: Callable[[], Any]) -> No
 
 @pytest.mark.parametrize("push", PUSHES)
 async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str, push: str) -> None:
-    """Who holds the lock goes on to hold it; who waits keeps the place, and gets it."""
+    """The holder goes on to hold it; the waiters keep their places, and get it."""
     async with (
         aiolock.connect(f"{own_cluster.url}?push={push}", prefix=prefix) as ann,
         aiolock.connect(f"{own_cluster.url}?push={push}", prefix=prefix) as bob,

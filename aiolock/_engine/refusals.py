@@ -47,10 +47,11 @@ def _held_by(holders: tuple[Party, ...]) -> str:
     first = holders[0]
     where = f"process {first.pid} of {plain(first.host)}" if first.pid else f"client {first.client}"
     where = f"{first.label!r} in {where}" if first.label else where
-    others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    more = len(holders) - 1
+    others = f"; {more} more hold{'s' * (more == 1)} it, too" if more else ""
     since = f"{datetime.fromtimestamp(first.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
     dead = "" if first.alive else ", which is gone: its lease ends by itself"
-    return f": {where}{others} has held it since {since} (fence {first.fence}){dead}"
+    return f": {where} has held it since {since} (fence {first.fence}){dead}{others}"
 
 
 def unanswered(

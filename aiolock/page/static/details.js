@@ -70,7 +70,7 @@ export class Details {
   }
 
   async ask() {
-    await this.send("ask", {}, "Asked to let go.", "Nobody holds it any more.");
+    await this.send("ask", {}, "Asked to release.", "Nobody holds it any more.");
   }
 
   /** Take the lock from these holders, not from later ones. Without `holders`: from all that hold it. */
