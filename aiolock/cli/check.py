@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import aiolock
 from aiolock.cli.signals import SIGNALS
-from aiolock.cli.store import Commands, add_store_options, check_url, ending
+from aiolock.cli.store import Commands, add_store_options, check_url, ending, number
 
 SLOW: Final = 1
 _LIMITED: Final = ("acquire and release", "hand over")
@@ -36,7 +36,7 @@ def add_command(commands: Commands) -> None:
     add_store_options(parser)
     parser.add_argument(
         "--max-ms",
-        type=float,
+        type=number,
         metavar="MS",
         help="the longest that a lock may take to be acquired and released, or handed over",
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from typing import Final
 
-from aiolock.cli.store import WRONG_USE, Commands
+from aiolock.cli.store import WRONG_USE, Commands, say
 
 SHELLS: Final = ("bash", "zsh", "tcsh")
 
@@ -29,9 +28,7 @@ def _print(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> in
     try:
         import shtab
     except ImportError:
-        print(
-            "aiolock completion: it needs shtab: pip install 'aiolock-redis[cli]'", file=sys.stderr
-        )
+        say("aiolock completion: it needs shtab: pip install 'aiolock-redis[cli]'")
         return WRONG_USE
     print(shtab.complete(parser, arguments.shell))
     return 0

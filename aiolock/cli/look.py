@@ -7,14 +7,9 @@ import json
 from dataclasses import asdict
 
 import aiolock
-from aiolock.cli.rows import COLUMNS, SORTS, aligned, cells
-from aiolock.cli.store import (
-    NOBODY,
-    Commands,
-    add_name,
-    add_store_options,
-    with_store,
-)
+from aiolock.cli.find import add_name, found, is_pattern, nothing, several
+from aiolock.cli.rows import COLUMNS, SORTS, aligned, cells, terminal_width
+from aiolock.cli.store import NOBODY, Commands, add_store_options, with_store
 
 
 def add_command(commands: Commands) -> None:
@@ -23,7 +18,8 @@ def add_command(commands: Commands) -> None:
         "ls",
         help="list all locks that are held or waited for",
         description="List all locks that are held or waited for, a line each. A holder or waiter"
-        " that is marked with ! does not answer: its process is gone, or cut off.",
+        " that is marked with ! does not answer: its process is gone, or cut off. On a terminal,"
+        " long names are cut in the middle, so that a line is not wider than the terminal.",
     )
     add_store_options(listing)
     listing.add_argument(
@@ -31,33 +27,49 @@ def add_command(commands: Commands) -> None:
     )
     listing.add_argument("--kind", choices=aiolock.LockClient.KINDS, help="only these")
     listing.add_argument("--sort", choices=tuple(SORTS), default="name", help="by what")
+    listing.add_argument("--wide", action="store_true", help="do not cut long names")
     listing.add_argument("--json", action="store_true", help="a list, as JSON")
     listing.set_defaults(run=with_store(_list), command="ls")
 
     showing = commands.add_parser(
         "show",
-        help="show the holders and the waiters of one lock",
-        description="Show the holders and the waiters of a lock, in order.",
+        help="show the holders and the waiters of a lock",
+        description="Show the holders and the waiters of a lock, in order: of all kinds of locks"
+        " with this name, or of all locks with a name like a pattern.",
         epilog="exit code: 0 if there is a holder or a waiter, 1 if there is none",
     )
     add_store_options(showing)
     add_name(showing)
-    showing.add_argument("--json", action="store_true", help="as JSON")
+    showing.add_argument(
+        "--json",
+        action="store_true",
+        help="as JSON: an object, or a list if NAME is a pattern",
+    )
     showing.set_defaults(run=with_store(_show), command="show")
 
 
 async def _list(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    found = await client.snapshot(arguments.pattern, kind=arguments.kind)
-    found.sort(key=SORTS[arguments.sort])
+    listed = await client.snapshot(arguments.pattern, kind=arguments.kind)
+    listed.sort(key=SORTS[arguments.sort])
     if arguments.json:
-        print(json.dumps([asdict(status) for status in found], indent=2))
+        print(json.dumps([asdict(status) for status in listed], indent=2))
     else:
-        for line in aligned([COLUMNS, *map(cells, found)]):
+        width = None if arguments.wide else terminal_width()
+        for line in aligned([COLUMNS, *map(cells, listed)], width):
             print(line)
     return 0
 
 
 async def _show(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    status = await client.status(arguments.name, kind=arguments.kind)
-    print(json.dumps(asdict(status), indent=2) if arguments.json else status)
-    return 0 if status.holders or status.waiters else NOBODY
+    statuses = await found(client, arguments)
+    if not arguments.json:
+        print("\n\n".join(map(str, statuses)) or nothing(arguments))
+    elif is_pattern(arguments.name):
+        print(json.dumps([asdict(status) for status in statuses], indent=2))
+    elif len(statuses) > 1:
+        raise several(statuses)
+    else:
+        kind = arguments.kind or "lock"
+        status = statuses[0] if statuses else await client.status(arguments.name, kind=kind)
+        print(json.dumps(asdict(status), indent=2))
+    return 0 if any(status.holders or status.waiters for status in statuses) else NOBODY

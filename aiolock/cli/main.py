@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,15 +23,39 @@ from aiolock.cli import (
     web,
 )
 from aiolock.cli.demo import command as demo
+from aiolock.cli.store import say
 
 COMMANDS: Final = (run, look, top, deadlocks, take_away, web, check, init_db, init_quorum, demo)
 """Modules with an `add_command`, whose parser sets ``run`` to the function of the command."""
 
 INTERRUPTED: Final = 130
+NOT_WRITTEN: Final = 74
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the terminal has not is escaped, and ends nothing.
+        if isinstance(stream, io.TextIOWrapper):  # it is None if it is closed
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has ended
+        _discard_output()
+        return 1
+    except OSError as error:  # as for a disk that is full
+        _discard_output()
+        say(f"aiolock: the output cannot be written: {error}")
+        return NOT_WRITTEN
+
+
+def _run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="aiolock",
         description="Run commands under a lock, and inspect or break the locks of a store.",
@@ -41,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add_command(commands)
     completion.add_command(commands, parser)
-    ours = list(sys.argv[1:] if argv is None else argv)
+    ours = list(argv)
     behind: list[str] = []
     if ours[:1] == ["run"] and "--" in ours:
         # The words after it are another program's command line: argparse must not read them.
@@ -50,11 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(ours)
     arguments.behind = behind
     carry_out: Callable[[argparse.Namespace], int] = arguments.run
-    try:
-        return carry_out(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has ended. Python would complain when it flushes the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return carry_out(arguments)
+
+
+def _discard_output() -> None:
+    """Python would complain when it flushes the rest."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

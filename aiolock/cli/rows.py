@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -17,6 +20,9 @@ SORTS: Final[dict[str, Callable[[Status], tuple[Any, ...]]]] = {
     "held": lambda status: tuple(sorted(party.since for party in status.holders)) or (math.inf,),
 }
 """The orders in which rows can be sorted."""
+_GAP: Final = "  "
+_NARROWEST: Final = 8
+"""Columns of text are not made narrower than this."""
 _DAY: Final = 86_400
 _UNITS: Final = (("s", 1, 100), ("min", 60, 6_000), ("h", 3_600, 2 * _DAY))
 """Units with their lengths, and the durations from which the next one is used, in seconds."""
@@ -62,12 +68,65 @@ def duration(seconds: float) -> str:
     return f"{seconds / _DAY:.0f} days"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """The lines of a table."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if number < TEXTS else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+def terminal_width() -> int | None:
+    """How wide the terminal is that we write to; None if it is none."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> Iterable[str]:
+    """The lines of a table; cut to so many columns of a terminal, unless that is None."""
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(columns, column)) for column in zip(*shown, strict=True)]
+    if width is not None:
+        _narrow(widths, width)
+    for row in shown:
+        yield _GAP.join(map(_fitted, row, widths, range(len(row)))).rstrip()
+
+
+def _fitted(cell: str, width: int, number: int) -> str:
+    """A cell, cut or filled to its width."""
+    cell = cut(cell, width) if columns(cell) > width else cell
+    fill = " " * (width - columns(cell))
+    return cell + fill if number < TEXTS else fill + cell
+
+
+def _narrow(widths: list[int], width: int) -> None:
+    """Make the widest columns of text narrower until all of them fit, if they can."""
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    for _ in range(excess):
+        widest = max(range(TEXTS), key=lambda number: widths[number])
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
+
+
+def printable(text: str) -> str:
+    """The text, in which each character that standard output has not is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF")
+        for each in text
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """The text without its middle: what tells names apart is mostly at one of their ends."""
+    mark = "…" if printable("…") == "…" else "~"
+    left, right, room = "", "", width - 1
+    for first, last in zip(text, reversed(text), strict=True):
+        if columns(left + first + right) > room:
+            break
+        left += first
+        if columns(left + last + right) > room:
+            break
+        right = last + right
+    return left + mark + right

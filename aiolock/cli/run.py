@@ -11,7 +11,17 @@ from typing import NoReturn
 
 import aiolock
 from aiolock.cli.signals import Ended
-from aiolock.cli.store import BUSY, LOST, WRONG_USE, Commands, add_store_options, say, with_store
+from aiolock.cli.store import (
+    BUSY,
+    LOST,
+    WRONG_USE,
+    Commands,
+    add_store_options,
+    say,
+    seconds,
+    with_store,
+)
+from aiolock.store import plain
 
 _LONGEST_PAUSE = 30.0
 """The longest pause between tries to take part while the store cannot be reached, in seconds."""
@@ -22,7 +32,7 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "run",
         help="run a command under a lock",
-        usage="aiolock run [OPTION…] NAME -- COMMAND [ARGUMENT…]",
+        usage="aiolock run [OPTION...] NAME -- COMMAND [ARGUMENT...]",
         description="Run a command while this holds the lock, and renews it. The command finds the"
         " name in AIOLOCK_NAME, and the fencing token in AIOLOCK_FENCE. When the lock is lost the"
         " command gets SIGTERM, and SIGKILL if that does not end it. Signals are passed on to"
@@ -34,18 +44,18 @@ def add_command(commands: Commands) -> None:
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument("-n", "--no-wait", action="store_true", help="do not wait for the lock")
     waiting.add_argument(
-        "-t", "--timeout", type=float, metavar="S", help="wait for S seconds at most"
+        "-t", "--timeout", type=seconds, metavar="S", help="wait for S seconds at most"
     )
     parser.add_argument(
         "--ttl",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="S",
         help="seconds for which the lock stays taken if this machine dies (default: 30)",
     )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=seconds,
         default=5.0,
         metavar="S",
         help="seconds from SIGTERM to SIGKILL when the lock was lost (default: 5)",
@@ -54,15 +64,18 @@ def add_command(commands: Commands) -> None:
     what.add_argument("--limit", type=int, metavar="N", help="how many commands may run at once")
     what.add_argument(
         "--every",
-        type=float,
+        type=seconds,
         metavar="S",
         help="for ever: one run in each period of S seconds, among all with this option",
     )
     what.add_argument(
         "--once",
-        type=float,
+        type=seconds,
         metavar="S",
         help="only if it was not done in the last S seconds (if it was, the exit code is 0)",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="with --once: say so if it was done already"
     )
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("argv", nargs="*", metavar="COMMAND")
@@ -75,14 +88,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.argv:
         say("aiolock run: which command? aiolock run NAME -- COMMAND")
         return WRONG_USE
+    if os.name != "posix":
+        say("aiolock run: commands are run on POSIX systems only")
+        return WRONG_USE
+    if arguments.every is not None and (arguments.no_wait or arguments.timeout is not None):
+        say("aiolock run: --every waits for its turn, so it takes no -n and no -t")
+        return WRONG_USE
     return with_store(_run)(arguments)
 
 
 async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    if os.name != "posix":
-        raise ValueError("commands are run on POSIX systems only")
-    if arguments.every is not None and (arguments.no_wait or arguments.timeout is not None):
-        raise ValueError("--every waits for its turn, so it takes no -n and no -t")
     # Imported only here: Windows lacks some of what it needs.
     from aiolock.cli.child import CannotRun
 
@@ -94,7 +109,7 @@ async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
         async with _acquisition(client, arguments) as lease:
             return await _under(lease, arguments)
     except CannotRun as error:
-        command, why = arguments.argv[0], error.why
+        command, why = plain(arguments.argv[0]), error.why
         if isinstance(why, FileNotFoundError):
             say(f"aiolock run: {command}: there is no such command")
             return 127
@@ -132,7 +147,8 @@ async def _once(client: aiolock.LockClient, arguments: argparse.Namespace) -> in
     try:
         async with once as lease:
             if lease is None:
-                say(f"aiolock run: {arguments.name!r} is done already")
+                if arguments.verbose:
+                    say(f"aiolock run: {arguments.name!r} is done already")
                 return 0
             await _do(lease, arguments)
             return 0

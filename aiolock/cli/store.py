@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -28,7 +29,8 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=os.environ.get("AIOLOCK_URL"),
-        help="the store: redis://…, postgresql://…, mysql://…, sqlite:////… (default: AIOLOCK_URL)",
+        help="the store: redis://..., postgresql://..., mysql://..., sqlite:////..."
+        " (default: AIOLOCK_URL)",
     )
     parser.add_argument(
         "--prefix",
@@ -37,21 +39,26 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a lock, a semaphore or another primitive."""
-    parser.add_argument("name", metavar="NAME", help="the name of the lock")
-    parser.add_argument(
-        "--kind",
-        choices=aiolock.LockClient.KINDS,
-        default="lock",
-        help="the kind of the lock (default: %(default)s)",
-    )
-
-
 def say(text: str) -> None:
     """Print a line to standard error, if there is one."""
     if sys.stderr is not None:  # it is None where it is closed, and print() takes that for stdout
         print(text, file=sys.stderr)
+
+
+def number(text: str, unit: str = "") -> float:
+    """An option that is a number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:  # nan fails every comparison
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number{unit} of at least 0")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An option that is a number of seconds of at least 0."""
+    return number(text, " of seconds")
 
 
 def with_store(work: Work) -> Callable[[argparse.Namespace], int]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 
 import aiolock
+from aiolock.cli.find import add_name, found, is_pattern, nothing, several
 from aiolock.cli.signals import typed_line
-from aiolock.cli.store import (
-    NOBODY,
-    WRONG_USE,
-    Commands,
-    add_name,
-    add_store_options,
-    with_store,
-)
+from aiolock.cli.store import NOBODY, WRONG_USE, Commands, add_store_options, say, with_store
+from aiolock.store import Status, plain
 
 
 def add_command(commands: Commands) -> None:
@@ -25,7 +21,7 @@ def add_command(commands: Commands) -> None:
         help="take a lock from its holder, and hand it to the next waiter",
         description="Take a lock from a holder that hangs and goes on renewing; a dead holder needs"
         " no help. The holder is told, and its body cancelled. Until the body has ended, it runs"
-        " beside the next one.",
+        " beside the next one. A pattern takes all locks with a name like it.",
         epilog="exit code: 0 if it was taken from a holder, 1 if there was none",
     )
     add_store_options(breaking)
@@ -48,11 +44,11 @@ def add_command(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Break the lock, unless the user says no; returns the exit code."""
-    arguments.fences = None
+    """Break the locks, unless the user says no; returns the exit code."""
+    arguments.grants = None
     if not arguments.yes:
-        if not sys.stdin.isatty():
-            print("aiolock break: nobody can be asked here: say --yes", file=sys.stderr)
+        if sys.stdin is None or not sys.stdin.isatty():
+            say("aiolock break: without a terminal, this cannot ask for a yes: say --yes")
             return WRONG_USE
         if code := with_store(_look)(arguments):
             return code
@@ -62,34 +58,67 @@ def run(arguments: argparse.Namespace) -> int:
     return with_store(_break)(arguments)
 
 
+Grant = tuple[str, str, int]
+"""A kind, a name, and the fence of one of its holders."""
+
+
+def _grants(statuses: Sequence[Status], arguments: argparse.Namespace) -> list[Grant]:
+    """What is to be taken away; `ValueError` if it is not clear which lock is meant."""
+    held = [status for status in statuses if status.holders]
+    if len(held) > 1 and not is_pattern(arguments.name):
+        raise several(held)
+    return [
+        (status.kind, status.name, holder.fence)
+        for status in held
+        for holder in status.holders
+        if arguments.fence in (None, holder.fence)
+    ]
+
+
 async def _look(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
     """Show the holders. Only those that are shown will be broken, and no later ones."""
-    status = await client.status(arguments.name, kind=arguments.kind)
-    print(status)
-    held = [party.fence for party in status.holders]
-    arguments.fences = [each for each in held if arguments.fence in (None, each)]
-    if held and not arguments.fences:
+    statuses = await found(client, arguments)
+    print("\n\n".join(map(str, statuses)) or nothing(arguments))
+    arguments.grants = _grants(statuses, arguments)
+    if not arguments.grants and any(status.holders for status in statuses):
         print(f"nobody holds it with the fence {arguments.fence}")
-    return 0 if arguments.fences else NOBODY
+    return 0 if arguments.grants else NOBODY
 
 
 async def _break(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    fences: list[int | None] = arguments.fences or [arguments.fence]
+    grants: list[Grant] | None = arguments.grants
+    if grants is None:
+        grants = _grants(await found(client, arguments), arguments)
     # All at once: where the store does not answer, that takes no longer than for one.
-    found = await asyncio.gather(
-        *(client.break_(arguments.name, kind=arguments.kind, fence=each) for each in fences),
+    results = await asyncio.gather(
+        *(client.break_(name, kind=kind, fence=fence) for kind, name, fence in grants),
         return_exceptions=True,
     )
-    taken = True in found
-    failure = next((one for one in found if isinstance(one, BaseException)), None)
-    if taken or failure is None:
-        print(f"{arguments.name!r} was taken away" if taken else "nobody held it")
+    taken = list(
+        dict.fromkeys(
+            name for (_, name, _), done in zip(grants, results, strict=True) if done is True
+        )
+    )
+    failure = next((one for one in results if isinstance(one, BaseException)), None)
+    for name in taken:
+        print(f"'{plain(name)}' was taken away")
     if failure is not None:
         raise failure
+    if not taken:
+        print("nobody held it")
     return 0 if taken else NOBODY
 
 
 async def _ask(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    told = await client.request_release(arguments.name, kind=arguments.kind)
-    print("whoever holds it was asked to let go" if told else "nobody holds it")
-    return 0 if told else NOBODY
+    held = [status for status in await found(client, arguments) if status.holders]
+    if len(held) > 1 and not is_pattern(arguments.name):
+        raise several(held)
+    told = await asyncio.gather(
+        *(client.request_release(status.name, kind=status.kind) for status in held)
+    )
+    asked = [status for status, was_told in zip(held, told, strict=True) if was_told]
+    for status in asked:
+        print(f"the holder of '{plain(status.name)}' was asked to release it")
+    if not asked:
+        print("nobody holds it")
+    return 0 if asked else NOBODY

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiolock
 from aiolock.cli.rows import COLUMNS, SORTS, TEXTS, cells
-from aiolock.cli.store import Commands, add_store_options, with_store
+from aiolock.cli.store import Commands, add_store_options, seconds, with_store
 from aiolock.store import Status, plain
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("--sort", choices=tuple(SORTS), default="waiting", help="by what")
     parser.add_argument(
         "--every",
-        type=_seconds,
+        type=_pause,
         default=1.0,
         metavar="S",
         help="seconds between two looks (default: 1)",
@@ -56,11 +56,13 @@ def add_command(commands: Commands) -> None:
     parser.set_defaults(run=with_store(_top), command="top")
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not _SHORTEST <= seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"from {_SHORTEST} to {_LONGEST} seconds")
-    return seconds
+def _pause(text: str) -> float:
+    pause = seconds(text)
+    if not _SHORTEST <= pause <= _LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"it must be from {_SHORTEST} to {_LONGEST} seconds, not {text}"
+        )
+    return pause
 
 
 class _Look:
@@ -104,7 +106,7 @@ async def _top(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
     look = _Look()
     if arguments.json:
         return await _lines(client, arguments, look)
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         raise ValueError("top shows a screen: its output must be a terminal (or say --json)")
     try:
         from rich.live import Live

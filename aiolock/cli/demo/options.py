@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the command's parser."""
     parser.add_argument(
         "--url",
-        help="the store: sqlite:////…, redis://, rediss://, unix://, or memory:// in one process"
+        help="the store: sqlite:////..., redis://, rediss://, unix://, or memory:// in one process"
         " (default: an SQLite file, which is removed afterwards)",
     )
     parser.add_argument(
