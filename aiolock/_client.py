@@ -75,6 +75,7 @@ _TTL: Final = 30.0
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
 
+@named
 def connect(
     target: str
     | Redis

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -127,6 +128,12 @@ class Url:
                 + (f": did you mean {name}={near[0]}?" if near else "")
             )
         return value
+
+    def check_files(self, *names: str) -> None:
+        """`ValueError` if the file of one of these options is not there, or its directory."""
+        for name in names:
+            if name in self.options and not Path(self.options[name]).exists():
+                raise self.wrong(f"the file or directory of {name}= in this URL is not there")
 
     def _not(self, value: str) -> str:
         return "" if self._has_secrets else f", not {value!r}"

@@ -1295,7 +1295,7 @@ def test_what_a_url_says() -> None:
         ("mysql://h/d?poll=0", "from 0.001 to 10"),
         ("mysql://h/d?poll", "each option of this URL is name=value"),
         ("mysql://h/d?ssl_cert=/c", "go with ssl=1"),
-        ("mysql://h/d?ssl_ca=/nowhere", "cannot be read"),
+        ("mysql://h/d?ssl_ca=/nowhere", "ssl_ca= in this URL is not there"),
     ],
 )
 def test_a_url_that_is_wrong(url: str, what: str) -> None:

@@ -365,9 +365,17 @@ async def test_option_of_another_library_names_ours(
         call: Any = describe
         with pytest.raises(TypeError, match=match):
             call("a", **options)
-    for call in (aiolock.sync.connect("memory://").lock,):
-        with pytest.raises(TypeError, match=match):
-            call("a", **options)
+    with pytest.raises(TypeError, match=match):
+        aiolock.sync.connect("memory://").lock("a", **options)
+
+
+@pytest.mark.one_loop
+def test_option_of_connect_that_is_not_ours_names_ours() -> None:
+    """A ttl is given there, too."""
+    wrong: dict[str, Any] = {"expire": 30}
+    for connect in (aiolock.connect, aiolock.sync.connect):
+        with pytest.raises(TypeError, match="did you mean ttl="):
+            connect("memory://", **wrong)
 
 
 @pytest.mark.one_loop

@@ -20,6 +20,7 @@ from aiolock._locks.options import (
     MultiLockOptions,
     RWLockOptions,
     SemaphoreOptions,
+    named,
     spelled_out,
 )
 from aiolock.errors import ClientClosed
@@ -43,6 +44,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+@named
 def connect(
     target: str
     | Redis

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from aiolock._urls import Shown, Url, parse
@@ -14,7 +13,6 @@ _OPTIONS: Final = (
     *("create", "doorbell", "poll"),
 )
 _EXAMPLE: Final = "mysql://user:password@host:3306/database"
-_FILES: Final = ("ssl_ca", "ssl_cert", "ssl_key")
 _PORT: Final = 3306
 _POLL: Final = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 0.001, 10.0
@@ -90,9 +88,7 @@ def _tls(url: Url) -> ssl.SSLContext | None:
         if "ssl_cert" in given or "ssl_key" in given:
             raise url.wrong("ssl_cert and ssl_key go with ssl=1, or with ssl_ca=")
         return None
-    for name in _FILES:
-        if name in given and not Path(given[name]).exists():
-            raise url.wrong(f"the certificates of this URL cannot be read: no file of {name}=")
+    url.check_files("ssl_ca", "ssl_cert", "ssl_key")
     try:
         context = ssl.create_default_context(cafile=given.get("ssl_ca"))
         if "ssl_cert" in given:

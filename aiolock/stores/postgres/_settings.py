@@ -16,6 +16,14 @@ from aiolock.stores.postgres._errors import Place
 _EXAMPLE: Final = "postgresql://user:password@host:5432/database"
 _SCHEMES: Final = ("postgresql", "postgres")
 _OURS: Final = ("durable", "pooled", "listen_url", "create")
+_CHOICES: Final = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "channel_binding": ("disable", "prefer", "require"),
+    "target_session_attrs": (
+        *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    ),
+}
+"""Options of libpq that are words: it only says that they are wrong when it connects."""
 _KEPT_ALIVE: Final = {
     "connect_timeout": "3",
     # Lets the kernels on both sides notice that the other end of a connection has vanished.
@@ -131,6 +139,11 @@ def _conninfo(url: Url) -> dict[str, Any]:
     if "ssl" in url.options:  # as JDBC has it, and libpq too
         url.choice("ssl", ["true"], "")
         given.setdefault("sslmode", "require")
+    for name, values in _CHOICES.items():
+        if name in given:
+            url.choice(name, values, "")
+    if given.get("sslrootcert") != "system":
+        url.check_files("sslrootcert", "sslcrl")
     hosts, ports = [each.host for each in url.addresses], [each.port for each in url.addresses]
     database = url.decoded(url.path[1:])
     if "/" in url.path[1:]:

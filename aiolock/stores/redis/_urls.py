@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 from typing import Any, Final
 
 from redis.asyncio.connection import (
@@ -158,6 +157,7 @@ def _checked(
     if "ssl_cert_reqs" not in known and any(name.startswith("ssl") for name in url.options):
         raise url.wrong("this URL has an option for TLS, which needs rediss:// or valkeys://")
     url.check_options(sorted(known))
+    url.check_files(*_FILES)
     options: dict[str, Any] = {}
     for name in url.options.keys() - set(besides):
         options[name] = _value(url, name)
@@ -185,8 +185,6 @@ def _value(url: Url, name: str) -> object:
         return url.number(name, parser)
     if getattr(parser, "__name__", "") == "to_bool":
         return _FLAGS[url.choice(name, _FLAGS, "")]
-    if name in _FILES and not Path(value).exists():
-        raise url.wrong(f"the file or directory of {name}= in this URL is not there")
     if parser is None:
         return value
     try:

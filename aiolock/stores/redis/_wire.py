@@ -120,7 +120,9 @@ async def dial(
 
 def _shown(options: Mapping[str, Any]) -> Shown:
     """What may be shown of the texts of redis-py and the server."""
-    password, user = options.get("password"), options.get("username")
+    known = options.get("credential_provider")  # it may have a fixed password
+    password = options.get("password") or getattr(known, "password", None)
+    user = options.get("username") or getattr(known, "username", None)
     # A user alone is a password as often as not, written without its colon.
     secrets = [password or user, options.get("ssl_password")]
     public = [options.get(name) or "" for name in ("host", "path", "client_name")]
