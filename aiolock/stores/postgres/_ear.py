@@ -79,7 +79,6 @@ class Ear:
         self._ours = await _server.is_ours(connection)
         if not self._ours:
             await self._check_kept(connection)
-        await _server.check_writes(connection)
         try:
             await self._listen(connection, who)
         except Exception:
@@ -103,6 +102,7 @@ class Ear:
 
     async def _listen(self, connection: Connection, who: Sequence[object]) -> None:
         await connection.execute(f"SET statement_timeout = 3000; {OWN}".encode())
+        await _server.check_writes(connection)
         await connection.execute("SELECT aiolock.hello(%s, %s, %s, %s)", who)
         await connection.execute(f'LISTEN "aiolock:{self._client}"'.encode())
 
