@@ -1582,9 +1582,11 @@ async def test_release_beside_a_transaction_that_has_checked_is_deferred_until_i
                 assert await theirs.lock("x").acquire(blocking=False) is None
                 holders = (await theirs.lock("x").status()).holders
                 assert [each.fence for each in holders] == [lease.fence]
-                with pytest.raises(psycopg.Error, match="is not held under the fence"):
-                    check(own := psycopg.connect(own_postgres.url("app")), lease)
-                own.close()
+                with (
+                    contextlib.closing(own_postgres.connect("app")) as another,
+                    pytest.raises(psycopg.Error, match="is not held under the fence"),
+                ):
+                    check(another, lease)
                 getattr(connection, end)()
                 second = await soon(waiting)
             assert second.fence > lease.fence
