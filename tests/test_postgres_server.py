@@ -127,6 +127,7 @@ async def test_read_only_by_default_says_where_and_what_to_do(
         with pytest.raises(aiolock.StoreError, match=text) as caught:
             await aiolock.connect(url + query).open()
         assert "standby" not in str(caught.value)
+        assert caught.value.misconfigured
     assert main(["init-db", url]) == 1
     assert f"{resetting} default_transaction_read_only" in capsys.readouterr().err
 

@@ -80,7 +80,7 @@ def check_row(row: Any) -> None:
         "client": ("of this connection", "options= in the URL, or the variable PGOPTIONS"),
         "session": ("of this session of a pooler", "whoever uses the same pool has set it there"),
     }.get(source, ("of this server", f"ALTER SYSTEM RESET {setting}; SELECT pg_reload_conf()"))
-    failure = Failed(f"transactions {whose} are read-only by default", "25006")
+    failure = Failed(f"transactions {whose} are read-only by default", "AL004")
     failure.advice = f"locks need {setting} = off: {where}"
     raise failure
 
