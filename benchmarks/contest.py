@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.catalogue import FLOOR, Contestant
 from benchmarks.crew import PeerFailed, Worker, workers
 from benchmarks.redis_server import RedisServer
-from benchmarks.rounds import in_turn
+from benchmarks.rounds import NothingMeasured, in_turn
 from benchmarks.scenarios import Outcome, Scenario, Size, floors
 
 LONGEST = 180.0
@@ -73,7 +73,7 @@ class Team:
         try:
             async with asyncio.timeout(LONGEST):
                 self.record.add(await self._round(server, scenario))
-        except (PeerFailed, TimeoutError, OSError) as error:
+        except (PeerFailed, NothingMeasured, TimeoutError, OSError) as error:
             why = str(error).partition("\n")[0] or f"took longer than {LONGEST:.0f} s"
             self.record.failures[scenario.name] = why
             await self.stop()

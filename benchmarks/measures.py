@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from benchmarks.crew import Settings, Worker, fresh_name
 from benchmarks.redis_server import RedisServer
-from benchmarks.rounds import Entry, in_turn, quantile
+from benchmarks.rounds import Entry, NothingMeasured, in_turn, quantile
 from benchmarks.workloads import Message
 
 Value = TypeVar("Value")
@@ -119,7 +119,7 @@ class Contended:
     @property
     def rate(self) -> float:
         """Entries per second."""
-        return len(self.entries) / self.elapsed
+        return len(self.entries) / self.elapsed if self.entries else 0.0
 
     def waited(self, share: float) -> float:
         """The quantile of the waiting times, in milliseconds."""
@@ -224,6 +224,8 @@ async def commands(
     with server.tap() as tap:
         done = await worker.go_on("done")
     await worker.finish()
+    if not done["entries"]:
+        raise NothingMeasured("nobody came through in time")
     return Watched(tap.total / len(done["entries"]), _entries([done]))
 
 

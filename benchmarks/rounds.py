@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -11,10 +12,14 @@ from typing import NamedTuple, TypeVar
 Subject = TypeVar("Subject")
 
 
+class NothingMeasured(ValueError):
+    """On a machine that stands still, nobody may have come through in time."""
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The value below which ``share`` of the values lie, interpolated if necessary."""
     if not values:
-        raise ValueError("nothing was measured")
+        raise NothingMeasured("nothing was measured")
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = int(place)
@@ -41,11 +46,13 @@ def spread(values: Sequence[float]) -> Spread:
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     """Our figures divided by theirs, round by round: a slow round is slow for both.
 
-    If one of the two has fewer rounds, the ratio of the medians.
+    If one of the two has fewer rounds, the ratio of the medians. A round in which theirs is 0 has
+    no ratio; if none has one, it is not a number.
     """
     if len(ours) != len(theirs):
         ours, theirs = [quantile(ours, 0.5)], [quantile(theirs, 0.5)]
-    return spread([one / other for one, other in zip(ours, theirs, strict=True)])
+    found = [one / other for one, other in zip(ours, theirs, strict=True) if other]
+    return spread(found or [math.nan])
 
 
 def in_turn(subjects: Sequence[Subject], rounds: int) -> Iterator[tuple[int, Subject]]:

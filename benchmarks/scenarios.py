@@ -168,7 +168,7 @@ async def processes(server: RedisServer, crew: Sequence[Worker], size: Size) -> 
 
 def _crowd(what: str, crowd: Contended, wanted: int) -> dict[str, float]:
     return _through(what, crowd, wanted) | {
-        f"{what}.handoffs": handovers(crowd.entries) / crowd.elapsed,
+        f"{what}.handoffs": handovers(crowd.entries) / crowd.elapsed if crowd.entries else 0.0,
         f"{what}.overlaps": float(overlaps(crowd.entries)),
     }
 

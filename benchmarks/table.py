@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ def number(value: float) -> str:
 
 def amount(measured: Spread, unit: str = "") -> str:
     """A median with its quartiles, ``4.56 (4.1–5.0) µs``; alone if all rounds agree."""
+    if math.isnan(measured.median):
+        return "–"
     text = number(measured.median)
     if measured.low != measured.high:
         text += f" ({number(measured.low)}–{number(measured.high)})"
@@ -72,7 +75,7 @@ class Bar:
     def cell(self, column: str) -> str:
         """The measured value in this column, and whether it missed the bar."""
         measured = self.cells.get(column)
-        if measured is None:
+        if measured is None or math.isnan(measured.spread.median):
             return "–"
         text = amount(measured.spread)
         return text if self.reached(measured) else f"**missed:** {text}"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -45,10 +46,10 @@ from benchmarks.catalogue import (
     Contestant,
     on_uvloop,
 )
-from benchmarks.contest import Record
+from benchmarks.contest import Record, Team
 from benchmarks.crew import PeerFailed, Worker, workers
 from benchmarks.labels import spread_out
-from benchmarks.measures import Cost, Holding, Waiting
+from benchmarks.measures import Contended, Cost, Holding, Waiting
 from benchmarks.ours import Ours
 from benchmarks.redis_server import RedisServer, Tap
 from benchmarks.rounds import (
@@ -64,9 +65,9 @@ from benchmarks.rounds import (
     ratios,
     spread,
 )
-from benchmarks.scenarios import Outcome, Scenario, Size
+from benchmarks.scenarios import QUICK, Outcome, Scenario, Size, _crowd
 from benchmarks.spinner import cores_awake
-from benchmarks.table import Bar, Measured
+from benchmarks.table import Bar, Measured, amount
 from tests import databases
 
 TINY = Size(
@@ -119,6 +120,37 @@ def test_ratios_by_round() -> None:
 def test_ratios_of_unequal_rounds() -> None:
     """Where one has fewer rounds, the medians are compared."""
     assert ratios([10, 20, 30], [5, 5]) == Spread(4, 4, 4, 1)
+
+
+def test_ratios_of_rounds_in_which_nothing_came_through() -> None:
+    """They are left out; without another one there is no ratio, and no verdict."""
+    assert ratios([10, 10, 30], [0, 5, 5]) == Spread(4, 3, 5, 2)
+    assert amount(ratios([10, 20], [0, 0]), "×") == "–"
+    assert amount(ratios([10, 20, 30], [0, 0]), "×") == "–"
+    bar = Bar("rate", "×", 2, at_least=True, cells={"a": Measured(ratios([1], [0]))})
+    assert bar.cell("a") == "–"
+
+
+def test_crowd_that_nobody_came_through_has_no_rate() -> None:
+    """As on a machine that stands still."""
+    crowd = Contended([], ended=False, elapsed=0.0, client=0.0, server=0.0, connections=0)
+    assert crowd.rate == 0.0
+    assert _crowd("crowd", crowd, 10)["crowd.handoffs"] == 0.0
+
+
+async def test_round_in_which_nothing_came_through_is_a_failure_of_that_scenario() -> None:
+    """The others go on."""
+
+    async def nothing(*_: object) -> Outcome:
+        return Outcome({"chain.us": quantile([], 0.5)})
+
+    team = Team(AIOLOCK, Path(sys.executable), QUICK)
+    await team.start()
+    try:
+        await team.play(cast("RedisServer", None), Scenario(nothing, fresh=False))
+    finally:
+        await team.stop()
+    assert team.record.failures == {"nothing": "nothing was measured"}
 
 
 def test_in_turn() -> None:
