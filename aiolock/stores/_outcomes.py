@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,25 @@ class Outcome(NamedTuple):
     failure: StoreError | None = None
 
 
+class Held:
+    """For how long a transaction has locked what others wait for, from its making on."""
+
+    def __init__(self) -> None:
+        self._wall = time.monotonic()
+        self._processor = time.thread_time()
+
+    def wall(self) -> float:
+        """Seconds."""
+        return time.monotonic() - self._wall
+
+    def seconds(self) -> float:
+        """Seconds of this thread's processor time, or a part of all, if that is more.
+
+        On a busy machine a short transaction may last, too: to do less in it would be no help.
+        """
+        return max(time.thread_time() - self._processor, self.wall() / 4)
+
+
 class CarriedOut(NamedTuple):
     """The outcomes of several operations."""
 
@@ -25,7 +45,7 @@ class CarriedOut(NamedTuple):
     served: bool = True
     """Whether the store could be used; if not, other operations need not try for now."""
     held: float = 0.0
-    """Seconds for which what they lock was locked, for work of this client."""
+    """Seconds for which what they lock was locked (`Held`)."""
 
 
 def failed(failure: StoreError, count: int) -> list[Outcome]:

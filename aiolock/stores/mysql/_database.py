@@ -19,7 +19,7 @@ import pymysql
 from aiolock.errors import StoreError
 from aiolock.stores._codec import UNREADABLE, decode
 from aiolock.stores._operations import Operation, Told
-from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
+from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, once_more
 from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.mysql import _errors, _owner, _schema
 from aiolock.stores.mysql._errors import code, store_error
@@ -99,8 +99,10 @@ class Database:
         self._owed = dict[str, None]()
         """Clients that may have pushes to read and may not have been rung."""
         self._says = dict[str, tuple[str, int]]()
-        self._held = 0.0
-        """For how many seconds the last transaction had its rows before it was to be committed."""
+        self._held = Held()
+        """The last transaction, since it has had its rows."""
+        self._silent = 0.0
+        """For how many seconds it had them before it was to be committed."""
 
     # The connection
 
@@ -224,12 +226,12 @@ class Database:
         since = max(since, time.monotonic() - _WAITED)
         pause = 0.0
         while True:
-            self._held = 0.0
+            self._silent = 0.0
             try:
                 if not self.link.is_up:
                     self._connect()
                 answers, told = self._together(operations, again=again)
-                held = self._held
+                held = self._held.seconds()
             except Failed as fault:
                 return self._apart(fault.why, operations, since, again=again)
             except Exception as error:  # noqa: BLE001  # no error may end the thread
@@ -242,7 +244,7 @@ class Database:
                 if not self._may_be_tried_again(cause, since):
                     failure = self._failure(cause, refused=not again)
                     return CarriedOut(failed(failure, len(operations)), (), served=False)
-                if self._held > IDLE / 2 and len(operations) > 1 and _errors.is_lost(cause):
+                if self._silent > IDLE / 2 and len(operations) > 1 and _errors.is_lost(cause):
                     # The server ends a transaction that says nothing for as long.
                     return self._apart(cause, operations, since, again=again)
                 time.sleep(pause)
@@ -309,7 +311,7 @@ class Database:
             again=again,
         )
         transaction.load([name for each in operations for name in each.names], self._guard)
-        loaded = time.monotonic()
+        self._held = Held()
         answers = [_carried_out(operation, transaction) for operation in operations]
         mine: list[Told] = []
         theirs: list[Told] = []
@@ -330,7 +332,7 @@ class Database:
             *self._guard.after,
         ]
         self._owed |= dict.fromkeys(bells)
-        self._held = time.monotonic() - loaded
+        self._silent = self._held.wall()
         self._commit(writing, [bell for bell in bells.values() if bell is not None])
         if self.link.is_up:
             for client in bells:

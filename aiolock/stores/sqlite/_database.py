@@ -11,14 +11,13 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from aiolock.stores._operations import Operation, Steps, Told
-from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more
+from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, once_more
 from aiolock.stores.sqlite import _connection
 from aiolock.stores.sqlite._connection import Connection
 from aiolock.stores.sqlite._failures import failure
@@ -187,7 +186,7 @@ class Database:
         Last, for how many seconds it has kept all others out.
         """
         transaction = self._connection.begin()
-        began = time.monotonic()
+        held = Held()
         try:
             told, last = self._connection.left_for(self._client, self._read)
             if last > self._removed:
@@ -209,7 +208,7 @@ class Database:
             self._connection.roll_back()
             raise
         self._read = self._removed = last
-        return answers, told, theirs, time.monotonic() - began
+        return answers, told, theirs, held.seconds()
 
     # Forks: SQLite tracks file locks per process, and a child would count on its parent's
 
