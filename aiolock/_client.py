@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
 import re
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -57,6 +58,7 @@ from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
 from aiolock._target import store_for
+from aiolock._turns import let_go, turns
 from aiolock.errors import ClientClosed
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
@@ -358,7 +360,9 @@ class LockClient(Uncopyable, AsyncOnly):
         :param kind: only this one of `KINDS`.
         """
         found = await self._snapshot(pattern, kind)
-        return await labelled(self._engine.runs, found)
+        known = await labelled(self._engine.runs, found)
+        await let_go(found)
+        return known
 
     async def deadlocks(self) -> list[Deadlock]:
         """Find tasks of any clients that wait for each other, over all locks under this prefix.
@@ -372,7 +376,18 @@ class LockClient(Uncopyable, AsyncOnly):
 
     async def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
         """The sorted names of everything that is held or waited for: see `snapshot`."""
-        return sorted({status.name for status in await self._snapshot(pattern, kind)})
+        found = await self._snapshot(pattern, kind)
+        names = dict[str, list[str]]()
+        for status in found:
+            names.setdefault(status.kind, []).append(status.name)
+            await turns().take()
+        await let_go(found)
+        merged = list[str]()
+        for name in heapq.merge(*names.values()):  # those of one kind are in order
+            if not merged or merged[-1] != name:
+                merged.append(name)
+            await turns().take()
+        return merged
 
     async def _snapshot(self, pattern: str, kind: str | None) -> list[Status]:
         if not isinstance(pattern, str):

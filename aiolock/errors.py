@@ -36,7 +36,10 @@ class AcquireTimeout(LockError, TimeoutError):
     waited: float = 0.0
     """How many seconds the caller waited; 0.0 if it only tried."""
     holders: tuple[Party, ...] = ()
-    """The holders when we gave up; empty if there were none, or if they are not known."""
+    """The holders when we gave up, 16 at most; empty if there were none, or if they are not known.
+    If it only tried, the one whose lease ends first."""
+    more_holders: int = 0
+    """How many holders there were besides; 0 if it only tried."""
 
 
 class LeaseLost(LockError):

@@ -34,6 +34,9 @@ Value = TypeVar("Value")
 CLAIM = 3_000
 """The longest first lease of a pushed grant, in ms: a stuck waiter blocks others for this long."""
 
+FEW: Final = 16
+"""The holders that a `Store.status` without the waiters has, at most."""
+
 PRIORITY = 100_000_000_000_000
 """How much higher a ticket is, in µs, for each step of `Form.priority`: three years, so that every
 waiter of one priority stands before all waiters of the next."""
@@ -305,6 +308,9 @@ class Status:
     have ended."""
     kind: str = ""
     """The kind: ``lock``, ``semaphore``, ``once``, …; empty if it comes from a store alone."""
+    more_holders: int = 0
+    """How many holders it has beside those in `holders`: see ``waiters`` of `Store.status`. Always
+    0 in what `Lock.status` gives."""
     now: float = field(default=0.0, compare=False)
     """When this was true: Unix time in seconds, by the store's clock, like `Party.since`."""
 
@@ -526,7 +532,14 @@ class Store(Protocol):
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         """The holders and the waiters of the lock; changes nothing.
 
-        Without ``waiters`` the queue, which may be long, is not read.
+        If there are many of them, they may be read in parts, each at a moment of its own: first the
+        waiters, and then the holders, as of `Status.now`. Then whoever waited or held from the
+        first part to the last is in it once. A waiter may be in it that has left meanwhile; and a
+        holder may be missing whose lease was made shorter meanwhile.
+
+        Without ``waiters`` neither the queue, which may be long, nor all holders are read: `FEW` of
+        them at most, and `Status.more_holders`, which may count some that have ended, or have no
+        owner.
         """
         ...
 

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
 
-from aiolock._engine.circles import circles, lasting, stuck_on
+from aiolock import Deadlock
+from aiolock._engine import circles as reduction
+from aiolock._turns import at_once
 from aiolock.store import Party, Status
 
 _numbers = itertools.count(1)
+
+
+def circles(statuses: Iterable[Status]) -> list[Deadlock]:
+    """The deadlocks, without a pause."""
+    return at_once(reduction.circles(statuses))
+
+
+def lasting(before: Iterable[Status], now: Iterable[Status]) -> list[Status]:
+    """What was also there before, without a pause."""
+    return at_once(reduction.lasting(before, now))
+
+
+def stuck_on(statuses: Iterable[Status]) -> set[tuple[str, str]]:
+    """What stuck tasks wait for, without a pause."""
+    return at_once(reduction.stuck_on(statuses))
 
 
 def party(task: str, *, place: int, shared: bool = False, permits: int = 0) -> Party:

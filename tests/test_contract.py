@@ -201,6 +201,11 @@ class TestFakeRedis(StoreContract, RunsContract):
             server=fakeredis.FakeServer(), decode_responses=self.decode_responses
         )
 
+    async def spoil(self, name: str) -> bool:
+        """A key of ours that has a text."""
+        await self._client.set(f"{self._prefix}:{{{name}}}:holders", "theirs", ex=60)
+        return True
+
     def store(self) -> Store:
         """Another store that connects as the same fake client does."""
         return from_client(self._client, self._prefix)
@@ -225,6 +230,11 @@ class TestRedis(StoreContract, RunsContract):
         keys = redis_server.call("KEYS", f"{prefix}:*")
         forever = [key for key in keys if redis_server.call("PTTL", key) == -1]
         assert not forever, f"these keys never expire: {forever}"
+
+    async def spoil(self, name: str) -> bool:
+        """A key of ours that has a text."""
+        self._redis.call("SET", f"{self._prefix}:{{{name}}}:holders", "theirs", "EX", "60")
+        return True
 
     def store(self) -> Store:
         """Another store on the shared server, under the test's own prefix."""
@@ -525,6 +535,13 @@ class TestDocuments(StoreContract, RunsContract):
     @pytest.fixture(autouse=True)
     def _database(self) -> None:
         self._documents = _Troubled()
+
+    async def spoil(self, name: str) -> bool:
+        """A document that is none."""
+        key = f"test/{name}"
+        _, version, keep = self._documents.kept[key]
+        self._documents.kept[key] = "theirs", version, keep
+        return True
 
     def store(self) -> Store:
         """Another link to the test's own database."""

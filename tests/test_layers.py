@@ -20,6 +20,7 @@ CORE = [
     "aiolock._prompt",
     "aiolock._dropped",
     "aiolock._urls",
+    "aiolock._turns",
     "aiolock.store",
     "aiolock.errors",
     "aiolock.observer",
@@ -77,7 +78,7 @@ CORE = [
     "aiolock",
 ]
 STORE = {
-    *("aiolock._clock", "aiolock._copying", "aiolock._prompt", "aiolock._urls"),
+    *("aiolock._clock", "aiolock._copying", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
     *("aiolock.store", "aiolock.errors"),
 }
 MACHINE = "aiolock.stores.machine"
@@ -235,7 +236,9 @@ def test_the_machine_is_pure() -> None:
     """The protocol's state machine has no clock, no event loop and no I/O."""
     assert ours(MACHINE) == {"aiolock.store"}
     beside = {name for name in imports(MACHINE) if not name.startswith("aiolock")}
-    assert beside == {"__future__", "bisect", "collections.abc", "dataclasses", "typing"}
+    assert beside == {
+        *("__future__", "bisect", "collections.abc", "dataclasses", "heapq", "typing")
+    }
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.testing")])

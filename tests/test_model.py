@@ -32,6 +32,7 @@ from hypothesis.stateful import (
 )
 
 from aiolock.store import (
+    FEW,
     WAS_HOLDER,
     Answer,
     Before,
@@ -438,7 +439,8 @@ class Scripts:
         return posted
 
     def status(self, *, waiters: bool = True) -> Status:
-        values = (self.names.channels, int(waiters))
+        most = 1_000_000 if waiters else FEW
+        values = (self.names.channels, most if waiters else 0, "-inf", most, "")
         return replies.status(NAME, self._call(scripts.STATUS, self.keys[:2], *values))
 
     # What stands there
@@ -817,6 +819,7 @@ class Differential(RuleBasedStateMachine):
         real, model = self.real.status(waiters=waiters), self.model.status(NAME, waiters=waiters)
         self.same_parties(real.holders, model.holders)
         self.same_parties(real.waiters, model.waiters)
+        assert real.more_holders == model.more_holders
         assert self.near(int(1000 * real.closed), int(1000 * model.closed))
         assert real.limit == model.limit
 

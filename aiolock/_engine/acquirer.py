@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,7 @@ from aiolock._engine.policy import Policy
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog, retrieve
 from aiolock._prompt import Prompt
+from aiolock._turns import turns
 from aiolock.errors import (
     AcquireTimeout,
     ClientClosed,
@@ -51,6 +53,9 @@ _WHO_HOLDS: Final = 0.25
 
 _WHAT_CALLED: Final = 0.02
 """Seconds to wait for what that one calls itself: nobody is to wait for much longer than wanted."""
+
+_CLOSING: Final = 8
+"""Units of work to stop one acquisition: see `Turns`."""
 
 _OVER: Final = (Phase.STOPPED, Phase.GIVEN_UP)
 
@@ -303,7 +308,7 @@ class Acquirer:
         The store is asked for the holders together with the release, so that costs no further round
         trip. Reading the holder's label costs one, so it is left out if the store is far away.
         """
-        policy, holders = attempt.policy, tuple[Party, ...]()
+        policy, holders, more = attempt.policy, tuple[Party, ...](), 0
         if timeout is None:
             declined = attempt.declined
             holder = declined.holder if isinstance(declined, Busy) and not policy.passes else None
@@ -312,10 +317,11 @@ class Acquirer:
             with contextlib.suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(_WHO_HOLDS):
                     status = await self._runs.status(policy.key, waiters=False)
-                    holders = status.holders
+                    holders, more = status.holders, status.more_holders
                     async with asyncio.timeout(_WHAT_CALLED):
                         holders = (await labelled(self._runs, [status]))[0].holders
-        return refusals.not_in_time(policy, timeout, self._time() - attempt.began, holders)
+        waited = self._time() - attempt.began
+        return refusals.not_in_time(policy, timeout, waited, holders, more)
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
         """The owner's hold of this lock, if it may have it once more."""
@@ -358,15 +364,25 @@ class Acquirer:
 
     # The end
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Stop all acquisitions, with `ClientClosed`, and give them up."""
-        self._runs.close()
-        for attempts in list(self._waiters.attempts.values()):
-            for attempt in list(attempts.values()):
-                attempt.stop(
-                    ClientClosed("this client was closed while a task waited for it", closed=True)
-                )
-                self._give_up(attempt)
+        attempts = self._waiters.attempts.values()
+        left = deque(attempt for each in attempts for attempt in each.values())
+        take = turns().take
+        try:
+            await self._runs.finish_passing()
+            while left:
+                await take(_CLOSING)
+                self._close(left.popleft())
+        finally:
+            for attempt in left:  # without a pause, for this was cancelled
+                self._close(attempt)
+
+    def _close(self, attempt: Attempt) -> None:
+        attempt.stop(
+            ClientClosed("this client was closed while a task waited for it", closed=True)
+        )
+        self._give_up(attempt)
 
 
 def _why(error: BaseException) -> GaveUp:

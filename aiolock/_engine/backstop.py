@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from aiolock._engine.acquisition import Attempt
@@ -16,6 +17,8 @@ KEEP_ALIVE: Final = 60.0
 SOON: Final = 0.05
 """Seconds after which to ask when a waiter of ours has entered a shared lock: others hold it too,
 and we do not know whose lease ends first."""
+_TOGETHER: Final = 64
+"""Waiters that ask for their keep-alive together, in one iteration of the event loop."""
 JUST_AFTER: Final = 0.003
 """Seconds past the end of a lease at which to ask: by then it has ended by the store's clock."""
 
@@ -29,6 +32,9 @@ class LocalQueue:
         self._time = time
         self._call_later = shared_timers()
         self._attempts: dict[Waiter, Attempt] = {}
+        """In the order in which they were queued."""
+        self._asked: dict[Waiter, Attempt] = {}
+        """The same, in the order in which they last had an answer."""
         self.ask_at = math.inf
         """When the first asks again by itself."""
         self._timer: asyncio.TimerHandle | None = None
@@ -41,11 +47,14 @@ class LocalQueue:
         waiter further back may not hear of hand-offs before it, so it asks often enough to learn of
         each claim before that claim ends.
         """
-        self._attempts[attempt.waiter] = attempt
+        waiter = attempt.waiter
+        self._attempts[waiter] = attempt
+        self._asked.pop(waiter, None)
+        self._asked[waiter] = attempt
         until = (
             answer.until if answer.place == 1 else min(answer.until, attempt.policy.lease, CLAIM)
         )
-        if next(iter(self._attempts)) == attempt.waiter:
+        if next(iter(self._attempts)) == waiter:
             # Only an answer to the first may put off its next question. Otherwise a stream of
             # newcomers could keep a waiter from asking whose place is lost.
             self.ask_at = math.inf
@@ -58,6 +67,7 @@ class LocalQueue:
 
     def leave(self, attempt: Attempt) -> bool:
         """The waiter waits no more; True if none is left."""
+        self._asked.pop(attempt.waiter, None)
         if self._attempts.pop(attempt.waiter, None) is not None and self._attempts:
             # It may have been granted the lock. If we never hear of that, its claim still ends.
             ends = min(attempt.policy.lease, CLAIM) / 1000
@@ -81,9 +91,15 @@ class LocalQueue:
         self._timer = None
         now = self._time()
         if now >= self.ask_at:
-            for place, attempt in enumerate(self._attempts.values()):
-                due = place == 0 or now - attempt.last_asked >= KEEP_ALIVE
-                if due and attempt.question is None:
+            if self.first.question is None:
+                self._ask_again(self.first)
+            some = list(islice(self._asked.values(), _TOGETHER))
+            due = [attempt for attempt in some if now - attempt.last_asked >= KEEP_ALIVE]
+            for attempt in due:
+                if attempt.question is None:
                     self._ask_again(attempt)
-            self.ask_at = now + CLAIM / 1000
+                # It comes to the end with its answer, or else here.
+                self._asked[attempt.waiter] = self._asked.pop(attempt.waiter)
+            more = len(due) == _TOGETHER
+            self.ask_at = now + (JUST_AFTER if more else CLAIM / 1000)
         self._ask_by(self.ask_at)

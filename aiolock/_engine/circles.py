@@ -7,14 +7,14 @@ graph (R. C. Holt, "Some Deadlock Properties of Computer Systems", 1972): it hol
 for locks. A party without a known task is assumed to go on.
 
 Each task that is left is blocked by another one, so following these leads to a circle. All of it
-takes time in proportion to the number of holders and waiters.
+takes time in proportion to the number of holders and waiters, so it is done in parts (see `Turns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from aiolock.observer import Blocked, Deadlock
 from aiolock.store import Party, Status
@@ -22,6 +22,11 @@ from aiolock.store import Party, Status
 KINDS: Final = ("lock", "semaphore", "once", "election")
 """The kinds whose waiters wait until a holder releases."""
 
+
+Value = TypeVar("Value")
+
+Parts: TypeAlias = Generator[int, None, Value]
+"""Work that is done in parts; it yields the units of each part, and returns the result."""
 
 _Task: TypeAlias = tuple[str, int]
 """The id of its client, and its number among the tasks of that client."""
@@ -51,18 +56,29 @@ class _Name:
     def __init__(self, status: Status) -> None:
         self._limit = status.limit
         self._holders = status.holders
-        self.queue = [_Wait(status, each) for each in status.waiters if each.task]
+        self.queue = list[_Wait]()
         """The waiters, in order."""
         self._first = 0
         """Before this index in the queue, no task is stuck."""
-        self._alone = sum(not each.shared for each in self._holders)
-        self._together = len(self._holders) - self._alone
-        self._permits = sum(each.permits for each in self._holders)
+        self._alone = self._together = self._permits = 0
 
-    def parties(self) -> Iterable[Party]:
-        """All holders and waiters."""
-        yield from self._holders
-        yield from (wait.waiter for wait in self.queue)
+    def fill(
+        self, status: Status, graph: _Graph, has: dict[_Task, list[tuple[_Name, Party]]]
+    ) -> Parts[None]:
+        """Note who holds it and who waits, here and in what each task ``has``."""
+        for holder in self._holders:
+            self._alone += not holder.shared
+            self._together += holder.shared
+            self._permits += holder.permits
+            has.setdefault(_task(holder), []).append((self, holder))
+            yield 1
+        for waiter in status.waiters:
+            if waiter.task:
+                wait = _Wait(status, waiter)
+                self.queue.append(wait)
+                graph.waits.setdefault(_task(waiter), []).append(wait)
+                has.setdefault(_task(waiter), []).append((self, waiter))
+            yield 1
 
     def let_go(self, party: Party) -> None:
         """The task of this holder or waiter goes on."""
@@ -89,12 +105,17 @@ class _Name:
     def _counts(self, waiter: Party) -> bool:
         return bool(waiter.permits) and self._limit is not None
 
-    def settle(self, stuck: Collection[_Task]) -> None:
+    def settle(self, stuck: Collection[_Task]) -> Parts[None]:
         """Note which parties block each waiter, now that it is known which tasks are stuck."""
-        holders = [each for each in self._holders if _task(each) in stuck]
-        alone = [each for each in holders if not each.shared]
-        first = list[Party]()
+        holders, alone, first = list[Party](), list[Party](), list[Party]()
+        for each in self._holders:
+            yield 1
+            if _task(each) in stuck:
+                holders.append(each)
+                if not each.shared:
+                    alone.append(each)
         for wait in self.queue:
+            yield 1
             if _task(wait.waiter) not in stuck:
                 continue
             if not wait.enters:
@@ -107,35 +128,44 @@ class _Name:
 class _Graph:
     """Which of some tasks are stuck, and what blocks each."""
 
-    def __init__(self, statuses: Iterable[Status]) -> None:
-        waited_for = (each for each in statuses if each.waiters and each.kind in KINDS)
-        names = [_Name(status) for status in waited_for]
+    def __init__(self) -> None:
         self.waits = dict[_Task, list[_Wait]]()
+        self.stuck = dict[_Task, None]()
+
+    def build(self, statuses: Iterable[Status]) -> Parts[None]:
+        """Take these statuses in, and find out who is stuck."""
+        names = list[_Name]()
         has = dict[_Task, list[tuple[_Name, Party]]]()
+        for status in statuses:
+            if status.waiters and status.kind in KINDS:
+                names.append(_Name(status))
+                yield from names[-1].fill(status, self, has)
+            yield 1
+        self.stuck = dict.fromkeys(has)
+        yield from self._reduce(names, has)
         for name in names:
-            for wait in name.queue:
-                self.waits.setdefault(_task(wait.waiter), []).append(wait)
-            for party in name.parties():
-                has.setdefault(_task(party), []).append((name, party))
-        self.stuck = set(has)
-        self._reduce(names, has)
-        for name in names:
-            name.settle(self.stuck)
+            yield from name.settle(self.stuck)
 
     def _reduce(
         self, names: Iterable[_Name], has: Mapping[_Task, Sequence[tuple[_Name, Party]]]
-    ) -> None:
+    ) -> Parts[None]:
         """Let all tasks go on that can; ``has`` is what each holds or waits for."""
-        left = {task: len(self.waits.get(task, ())) for task in has}
-        go_on = [task for task in has if not left[task]]
+        left, go_on = dict[_Task, int](), list[_Task]()
+        for task in has:
+            left[task] = len(self.waits.get(task, ()))
+            if not left[task]:
+                go_on.append(task)
+            yield 1
         look_at = list(names)
         while go_on or look_at:
+            yield 1
             if go_on:
                 task = go_on.pop()
-                self.stuck.discard(task)
+                self.stuck.pop(task, None)
                 for name, party in has[task]:
                     name.let_go(party)
                     look_at.append(name)
+                    yield 1
                 continue
             name = look_at.pop()
             first = name.first(self.stuck)
@@ -146,25 +176,34 @@ class _Graph:
                 if not left[task]:
                     go_on.append(task)
 
-    def circles(self) -> Iterable[set[_Task]]:
+    def circles(self) -> Parts[list[set[_Task]]]:
         """Follow from each task to the first that blocks it, until one was seen before."""
+        found = list[set[_Task]]()
         walks = dict[_Task, _Task]()
-        for start in sorted(self.stuck):
+        for start in self.stuck:
             task, path = start, list[_Task]()
             while task not in walks:
+                yield 1
                 walks[task] = start
                 path.append(task)
                 task = next(_task(wait.behind[0]) for wait in self.waits[task] if wait.behind)
             if walks[task] == start:
-                yield set(path[path.index(task) :])
+                found.append(set(path[path.index(task) :]))
+        return found
 
     def _in_the_way_of(self, task: _Task) -> int:
         return max(len(wait.behind) for wait in self.waits[task])
 
-    def shortest(self, among: Collection[_Task]) -> Deadlock:
+    def shortest(self, among: Collection[_Task]) -> Parts[Deadlock]:
         """The shortest circle from one of these tasks back to it, through others of them."""
         # The task with most parties in its way has most ways to choose from.
-        start = min(among, key=lambda task: (-self._in_the_way_of(task), task))
+        first: tuple[int, _Task] | None = None
+        for task in among:
+            yield 1
+            way = -self._in_the_way_of(task), task
+            first = way if first is None or way < first else first
+        assert first is not None, "a circle has tasks"
+        _, start = first
         came_by = dict[_Task, Blocked]()
         followed = set[int]()
         look_at = [start]
@@ -174,6 +213,7 @@ class _Graph:
                     continue
                 followed.add(id(wait.behind))
                 for behind in wait.behind:
+                    yield 1
                     other = _task(behind)
                     if other in among and other not in came_by:
                         status = wait.status
@@ -187,37 +227,48 @@ class _Graph:
         return Deadlock(tuple(reversed(circle)))
 
 
-def circles(statuses: Iterable[Status]) -> list[Deadlock]:
+def circles(statuses: Iterable[Status]) -> Parts[list[Deadlock]]:
     """The deadlocks: circles that have no task in common."""
-    graph = _Graph(statuses)
-    found = [graph.shortest(tasks) for tasks in graph.circles()]
+    graph, found = _Graph(), list[Deadlock]()
+    yield from graph.build(statuses)
+    for tasks in (yield from graph.circles()):
+        found.append((yield from graph.shortest(tasks)))
     return sorted(found, key=lambda deadlock: _task(deadlock.circle[0].waiter))
 
 
-def stuck_on(statuses: Iterable[Status]) -> set[tuple[str, str]]:
+def stuck_on(statuses: Iterable[Status]) -> Parts[set[tuple[str, str]]]:
     """The kinds and names that stuck tasks wait for."""
-    graph = _Graph(statuses)
-    waits = (wait for task in graph.stuck for wait in graph.waits[task])
-    return {(wait.status.kind, wait.status.name) for wait in waits}
+    graph, names = _Graph(), set[tuple[str, str]]()
+    yield from graph.build(statuses)
+    for task in graph.stuck:
+        for wait in graph.waits[task]:
+            names.add((wait.status.kind, wait.status.name))
+            yield 1
+    return names
 
 
-def lasting(before: Iterable[Status], now: Iterable[Status]) -> list[Status]:
+def lasting(before: Iterable[Status], now: Iterable[Status]) -> Parts[list[Status]]:
     """The part of ``now`` that was also there before: all of it was true at one moment in between.
 
     Each status of a snapshot is true of its own moment, so one snapshot alone proves nothing.
     """
-    known: Mapping[tuple[str, str], set[tuple[str, int, int]]] = {
-        (each.kind, each.name): {_grant(party) for party in (*each.holders, *each.waiters)}
-        for each in before
-    }
-
-    def lasts(parties: Iterable[Party], among: Collection[tuple[str, int, int]]) -> list[Party]:
-        return [each for each in parties if _grant(each) in among]
-
+    wanted = {(each.kind, each.name): set[tuple[str, int, int]]() for each in now}
+    for each in before:
+        yield 1
+        among = wanted.get((each.kind, each.name))
+        if among is not None:
+            for party in (*each.holders, *each.waiters):
+                among.add(_grant(party))
+                yield 1
     found = list[Status]()
     for each in now:
-        among = known.get((each.kind, each.name), set())
-        holders, waiters = lasts(each.holders, among), lasts(each.waiters, among)
+        among = wanted[each.kind, each.name]
+        holders, waiters = list[Party](), list[Party]()
+        for parties, lasts in ((each.holders, holders), (each.waiters, waiters)):
+            for party in parties:
+                yield 1
+                if _grant(party) in among:
+                    lasts.append(party)
         found.append(replace(each, holders=tuple(holders), waiters=tuple(waiters)))
     return found
 

@@ -90,7 +90,7 @@ class Engine(Uncopyable):
             self.runs,
             self.client,
             self.watchdog,
-            self.waiters.attempts,
+            self.waiters.by_age,
             deadlock_after=self._deadlock_after,
         )
         self.waiters.on_reconnect.add(self.lookout.forgotten)
@@ -135,7 +135,7 @@ class Engine(Uncopyable):
     async def status(self, policy: Policy, *, waiters: bool = True) -> Status:
         """The status of a lock at the store, under the name that its user gave it.
 
-        Without ``waiters`` it has the holders only, without their labels.
+        Without ``waiters`` it has a few holders only, without their labels: see `Store.status`.
         """
         self.check()
         with policy.errors_named():
@@ -148,7 +148,7 @@ class Engine(Uncopyable):
         """Give up all waiters, release all holds, wait for both, disconnect."""
         self.state = State.CLOSING
         try:
-            self.acquirer.close()
+            await self.acquirer.aclose()
             await self.lookout.aclose()
             await self.watchdog.aclose(caller)
         finally:

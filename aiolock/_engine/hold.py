@@ -113,7 +113,6 @@ class Hold:
     """The acquisition as observers know it; None before they were told of it."""
     where = ""
     """The line that acquired it, if that was looked up."""
-    alarm: asyncio.TimerHandle | None = None
     began = 0.0
     """Without renewal: the local time from which its lease counts, not later than the grant."""
     released: asyncio.Future[int] | None = None

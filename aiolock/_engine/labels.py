@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiolock._engine.policy import LONGEST_LABEL, as_label
+from aiolock._turns import turns
 from aiolock.store import Party, Posted, Status, Store
 
 _PAGE: Final = 8
@@ -30,6 +31,8 @@ _LONGEST: Final = 2 * LONGEST_LABEL + 2
 """The longest label that is shown: the client's and the acquisition's. Another may post more."""
 _TOGETHER: Final = 100
 """Pages that are read at a time."""
+_PART: Final = 200
+"""Parties whose pages are looked up in one go."""
 
 
 class Said(NamedTuple):
@@ -56,11 +59,17 @@ class _Page:
 class Labels:
     """The posts of one client about its acquisitions; `put_up` adds and refreshes them."""
 
-    def __init__(self, store: Store, client: str, failed: Callable[[], None]) -> None:
-        """``failed`` is called when the store did not take a page, so that it is due sooner."""
+    def __init__(
+        self, store: Store, client: str, failed: Callable[[], None], lasts: Callable[[int], bool]
+    ) -> None:
+        """``failed`` is called when the store did not take a page, so that it is due sooner.
+
+        ``lasts`` says whether the acquisition of a number waits or holds.
+        """
         self._store = store
         self._client = client
         self._failed = failed
+        self._lasts = lasts
         self._time = asyncio.get_running_loop().time
         self._pages = dict[int, _Page]()
 
@@ -74,25 +83,31 @@ class Labels:
         page = self._pages.get(seq >> _PAGE)
         return page is not None and seq in page.said
 
-    def put_up(self, said: Mapping[int, Said], lasting: Iterable[int]) -> None:
-        """Post ``said`` about its acquisitions; ``lasting`` has the numbers of all that last.
+    def say(self, seq: int, said: Said) -> None:
+        """Post this about an acquisition, at the next `put_up`."""
+        page = self._pages.get(seq >> _PAGE)
+        if page is None:
+            page = self._pages[seq >> _PAGE] = _Page()
+        page.said[seq] = said
+        page.due = self._time()
+
+    def put_up(self, highest: int) -> Generator[int, None, None]:
+        """Post the pages that are due, part by part; ``highest`` is the last number in use.
 
         An ended acquisition stays on its page until all acquisitions there have ended; its number
         is never used again.
         """
         now = self._time()
-        lasts = {seq >> _PAGE for seq in lasting}
-        for number in self._pages.keys() - lasts:
-            del self._pages[number]  # the store forgets it by itself
-        for seq, each in said.items():
-            page = self._pages.get(seq >> _PAGE)
-            if page is None:
-                page = self._pages[seq >> _PAGE] = _Page()
-            page.said[seq] = each
-            page.due = now
-        for number, page in self._pages.items():
-            if page.due <= now:
+        for number, page in list(self._pages.items()):
+            if page.due > now:
+                continue
+            yield 1 + len(page.said) // 2
+            if any(map(self._lasts, page.said)):
                 self._post(number, page, now)
+            elif number < highest >> _PAGE:
+                del self._pages[number]  # the store forgets it by itself
+            else:
+                page.due = now + REFRESHED  # later acquisitions may come to it
 
     def forgotten(self) -> None:
         """The store may have forgotten all pages."""
@@ -124,29 +139,38 @@ async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
 
     Those whose page cannot be read stay as they are: a status is useful without labels.
     """
-    pages: dict[str, dict[int, Said]] = {
-        _key(party.client, party.seq >> _PAGE): {}
-        for status in statuses
-        for party in (*status.holders, *status.waiters)
-    }
+    take = turns().take
+    pages = dict[str, dict[int, Said]]()
+    for status in statuses:
+        for parties in (status.holders, status.waiters):
+            for start in range(0, len(parties), _PART):
+                part = parties[start : start + _PART]
+                await take(1 + len(part) // 8)
+                for party in part:
+                    pages.setdefault(_key(party.client, party.seq >> _PAGE), {})
     keys = list(pages)
     for start in range(0, len(keys), _TOGETHER):
-        asked = {key: store.read(key) for key in keys[start : start + _TOGETHER]}
+        asked = dict[str, asyncio.Future[Posted]]()
         try:
+            for key in keys[start : start + _TOGETHER]:
+                await take(2)
+                asked[key] = store.read(key)
             await asyncio.wait(asked.values())
         finally:
             for future in asked.values():
                 future.cancel()  # has no effect if it is answered
         for key, answer in asked.items():
-            pages[key] = _read(answer)
-    return [_with_labels(status, pages) for status in statuses]
+            pages[key] = await _read(answer)
+    return [await _with_labels(status, pages) for status in statuses]
 
 
-def _read(answer: asyncio.Future[Posted]) -> dict[int, Said]:
+async def _read(answer: asyncio.Future[Posted]) -> dict[int, Said]:
     if answer.cancelled() or answer.exception() is not None:
         return {}
+    value = answer.result().value
+    await turns().take(1 + min(len(value), _LONGEST << _PAGE) // 100)
     try:
-        said: dict[str, Any] = json.loads(answer.result().value or "{}")
+        said: dict[str, Any] = json.loads(value or "{}")
         return {
             int(seq): Said(int(task), bool(still), as_label(str(label), _LONGEST))
             for seq, (task, still, label, *_) in said.items()
@@ -155,19 +179,29 @@ def _read(answer: asyncio.Future[Posted]) -> dict[int, Said]:
         return {}  # written by a later version
 
 
-def _with_labels(status: Status, pages: Mapping[str, Mapping[int, Said]]) -> Status:
-    def known(party: Party) -> Party:
+async def _with_labels(status: Status, pages: Mapping[str, Mapping[int, Said]]) -> Status:
+    holders = await _known(status.holders, pages)
+    waiters = await _known(status.waiters, pages)
+    if holders is status.holders and waiters is status.waiters:
+        return status
+    return replace(status, holders=holders, waiters=waiters)
+
+
+async def _known(
+    parties: tuple[Party, ...], pages: Mapping[str, Mapping[int, Said]]
+) -> tuple[Party, ...]:
+    """The same parties, with what is said of them."""
+    take, known, labelled = turns().take, list[Party](), False
+    for party in parties:
         said = pages[_key(party.client, party.seq >> _PAGE)].get(party.seq)
         if said is None:
-            return party
-        task = said.task if said.stands_still or not party.place else 0
-        return replace(party, label=said.label, task=task)
-
-    return replace(
-        status,
-        holders=tuple(known(party) for party in status.holders),
-        waiters=tuple(known(party) for party in status.waiters),
-    )
+            known.append(party)
+        else:
+            task = said.task if said.stands_still or not party.place else 0
+            known.append(replace(party, label=said.label, task=task))
+            labelled = True
+        await take()
+    return tuple(known) if labelled else parties
 
 
 def _key(client: str, page: int) -> str:

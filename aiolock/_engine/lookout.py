@@ -2,6 +2,9 @@
 
 It looks once a second while there is anything new, and not at all while nothing changes. So an
 acquisition that ends soon costs nothing but a check of whether the lookout is awake.
+
+A look takes in what is new since the last one, and finds what has become old by the order in which
+it began. So it takes no longer for those that wait or hold already, however many they are.
 """
 
 from __future__ import annotations
@@ -9,21 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections import deque
+from collections.abc import Coroutine, Generator, Iterator
+from itertools import chain, takewhile
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from aiolock._engine.acquisition import Attempt, Phase
 from aiolock._engine.circles import KINDS
+from aiolock._engine.hold import Hold
 from aiolock._engine.labels import Labels, Said, labelled
 from aiolock._engine.search import find_deadlocks
 from aiolock._engine.timers import shared_timers
 from aiolock._engine.watchdog import Watchdog
+from aiolock._turns import Chore
 from aiolock.errors import StoreError
 from aiolock.observer import Observer
 from aiolock.store import Store, Waiter
 
 Task = asyncio.Task[Any]
+Item = TypeVar("Item")
+Steps = Generator[int, None, None]
+"""A part of a look: it yields how much work was done, see `Chore`."""
 
 _EVERY: Final = 1.0
 """Seconds between two looks; so an acquisition is shown after one to two seconds."""
@@ -31,6 +41,105 @@ _LABELLED: Final = 3.0
 """Seconds after which every waiter has a label, which the search for deadlocks needs."""
 _TOLD_AGAIN: Final = 60.0
 """Seconds for which an observer is not told again of long waits for the same name."""
+_BEFORE: Final = (Phase.ASKING, Phase.GRANTED, Phase.CONFIRMING, Phase.RETURNING)
+"""The phases of an acquisition that may come to the queue, or there again."""
+
+
+class _Aging(Generic[Item]):
+    """Those that have begun, in order, until each has lasted for so long."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._items = deque[tuple[float, Item]]()
+
+    def add(self, began: float, item: Item) -> None:
+        """It began then, and not before the others."""
+        self._items.append((began, item))
+
+    def due(self, now: float) -> Iterator[Item]:
+        """Take out those that are so old."""
+        while self._items and now - self._items[0][0] >= self._limit:
+            yield self._items.popleft()[1]
+
+    def first(self) -> tuple[float, Item] | None:
+        """When the oldest will be so old, and which it is."""
+        if not self._items:
+            return None
+        began, item = self._items[0]
+        return began + self._limit, item
+
+    def drop(self) -> None:
+        """Take out the oldest."""
+        self._items.popleft()
+
+
+class _Waits(_Aging[Attempt]):
+    """Acquisitions that are looked at once they have waited for so long, in the queue."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(limit)
+        self._asking = list[Attempt]()
+        """Those as old that the store has not queued yet."""
+
+    def queued(self, now: float) -> Generator[int, None, list[Attempt]]:
+        """Those that have become so old, and stand in the queue."""
+        asking, self._asking = self._asking, list[Attempt]()
+        found = list[Attempt]()
+        for attempt in chain(asking, self.due(now)):
+            yield 1
+            if attempt.phase is Phase.QUEUED:
+                found.append(attempt)
+            elif attempt.phase in _BEFORE:
+                self._asking.append(attempt)
+        return found
+
+
+class _SlowWaits:
+    """What one observer is told of long waits."""
+
+    def __init__(self, observer: Observer, limit: float) -> None:
+        self.observer = observer
+        self.waits = _Waits(limit)
+        self._slow = dict[str, list[Attempt]]()
+        """By key, in the order in which they began."""
+        self._told = dict[str, float]()
+        """When the observer was told of each key, in that order."""
+
+    def look(self, now: float) -> Generator[int, None, list[tuple[Attempt, int]]]:
+        """The longest wait of each name of which the observer is to be told, and how many more."""
+        news = dict[str, None]()
+        for attempt in (yield from self.waits.queued(now)):
+            if attempt.policy.kind in KINDS:
+                self._slow.setdefault(attempt.policy.key, []).append(attempt)
+                news[attempt.policy.key] = None
+        for key, at in list(self._told.items()):
+            if now - at < _TOLD_AGAIN:
+                break
+            del self._told[key]
+            news[key] = None
+        found = list[tuple[Attempt, int]]()
+        for key in news:
+            # A further wait for the same name is no news within a minute.
+            if key in self._told:
+                continue
+            still = list[Attempt]()
+            for attempt in self._slow.pop(key, ()):
+                yield 1
+                if attempt.phase is Phase.QUEUED:
+                    still.append(attempt)
+            if still:
+                self._slow[key] = still
+                self._told[key] = now
+                found.append((still[0], len(still) - 1))
+        return found
+
+
+class _SlowHolds(_Aging[Hold]):
+    """What one observer is told of long holds."""
+
+    def __init__(self, observer: Observer, limit: float) -> None:
+        super().__init__(limit)
+        self.observer = observer
 
 
 class Lookout:
@@ -41,11 +150,14 @@ class Lookout:
         store: Store,
         client: str,
         watchdog: Watchdog,
-        attempts: Mapping[str, Mapping[Waiter, Attempt]],
+        attempts: dict[int, Attempt],
         *,
         deadlock_after: float | None,
     ) -> None:
-        """``deadlock_after``: seconds of waiting after which to look for one; None for never."""
+        """``attempts`` has all of the client, by their numbers, in the order of their beginning.
+
+        ``deadlock_after``: seconds of waiting after which to look for one; None for never.
+        """
         events = watchdog.events
         self._store = store
         self._client = client
@@ -56,26 +168,41 @@ class Lookout:
         self._time = watchdog.time
         self._loop = asyncio.get_running_loop()
         self._call_later = shared_timers()
-        self._deadlock_after = None
-        if deadlock_after is not None and events.wants_deadlocks:
-            self._deadlock_after = max(_LABELLED, deadlock_after)
-        self._labels = Labels(store, client, self.wake)
+        self._labels = Labels(store, client, self.wake, self._lasts)
         self._tasks: WeakKeyDictionary[Task, int] = WeakKeyDictionary()
         self._last_task = 0
         self.awake = False
         """Whether it looks within a second; if not, call `wake` for a new acquisition."""
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._look_under_way: Chore | None = None
         self._seen = 0
         """The highest number of an acquisition at the last look."""
-        self._told = dict[tuple[Observer, str], float]()
-        self._held_long = dict[Observer, set[Waiter]]()
-        self._suspected = set[int]()
-        """The numbers of the waiters that deadlocks were searched for."""
+        self._looked = -math.inf
+        """When that was."""
+        self._just_held = set[Waiter]()
+        """Those that were held from that very moment on, and were taken in then."""
+        self._unlabelled = dict[int, None]()
+        """The numbers of those that were there at the last look, and have no label yet."""
+        self._slow_waits = list[_SlowWaits]()
+        self._slow_holds = list[_SlowHolds]()
+        for observer in events.observers:
+            if observer.slow_wait is not None:
+                self._slow_waits.append(_SlowWaits(observer, observer.slow_wait))
+            if observer.slow_hold is not None:
+                self._slow_holds.append(_SlowHolds(observer, observer.slow_hold))
+        self._blocked: _Waits | None = None
+        if deadlock_after is not None and events.wants_deadlocks:
+            self._blocked = _Waits(max(_LABELLED, deadlock_after))
+        self._suspected = list[Attempt]()
+        """Waiters for which deadlocks are to be searched for."""
         self._searching = False
         self._deadlocked = set[int]()
         """The numbers of the waiters in deadlocks that observers were told of."""
         self._asking = set[asyncio.Task[None]]()
+
+    def _lasts(self, seq: int) -> bool:
+        return seq in self._attempts or Waiter(self._client, seq) in self._holds
 
     def wake(self) -> None:
         """There is a new acquisition."""
@@ -96,6 +223,8 @@ class Lookout:
         """Look no more, and ask the store nothing more."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._look_under_way is not None:
+            self._look_under_way.cancel()
         self._closed = True
         asking = set(self._asking)
         for task in asking:
@@ -105,52 +234,112 @@ class Lookout:
 
     def _look(self) -> None:
         self._timer, self.awake = None, False
-        now = self._time()
-        waiting = [each for known in self._attempts.values() for each in known.values()]
-        highest = self._say(waiting)
-        for observer in self._events.observers:
-            if observer.slow_wait is not None:
-                self._look_at_waits(observer, observer.slow_wait, waiting, now)
-            if observer.slow_hold is not None:
-                self._look_at_holds(observer, observer.slow_hold, now)
-        if self._deadlock_after is not None:
-            self._look_for_deadlock(waiting, now, self._deadlock_after)
-        self._sleep(waiting, now)
-        self._seen = highest
+        if self._look_under_way is not None and not self._look_under_way.over:
+            self.wake()
+            return
+        self._look_under_way = Chore(self._steps())
 
-    def _sleep(self, waiting: Iterable[Attempt], now: float) -> None:
+    def _steps(self) -> Steps:
+        now = self._time()
+        highest = yield from self._take_in(now)
+        yield from self._labels.put_up(highest)
+        for waits in self._slow_waits:
+            for attempt, others in (yield from waits.look(now)):
+                self._ask(self._tell_of_wait(waits.observer, attempt, others))
+        for holds in self._slow_holds:
+            for hold in holds.due(now):
+                yield 1
+                if self._is_held(hold) and hold.policy.kind in KINDS:
+                    self._events.holds_long(holds.observer, hold, now)
+        if self._blocked is not None:
+            yield from self._look_for_deadlock(now, self._blocked)
+        yield from self._sleep(now)
+
+    def _sleep(self, now: float) -> Steps:
         """Plan the next look, if there is a reason for one."""
-        if waiting or any(waiter.seq > self._seen for waiter in self._holds):
+        for holds in self._slow_holds:
+            while (first := holds.first()) is not None and not self._is_held(first[1]):
+                yield 1
+                holds.drop()
+        if self._attempts or self._unlabelled:
             self.wake()
             return
         due = self._labels.due - self._loop.time()
-        for observer in self._events.observers:
-            if observer.slow_hold is not None:
-                told = self._held_long.get(observer, set())
-                rest = [hold.since for waiter, hold in self._holds.items() if waiter not in told]
-                if rest:
-                    due = min(due, min(rest) + observer.slow_hold - now)
-        if self._holds and due < math.inf:
+        for holds in self._slow_holds:
+            if (first := holds.first()) is not None:
+                due = min(due, first[0] - now)
+        if self._holds and due < math.inf and not self.awake:
             # It stays asleep, so a new acquisition wakes it earlier.
             self._timer = self._call_later(max(_EVERY, due), self._look)
 
-    # Labels
+    def _is_held(self, hold: Hold) -> bool:
+        return self._holds.get(hold.waiter) is hold
 
-    def _say(self, waiting: Sequence[Attempt]) -> int:
-        """Post the labels of those that were there at the last look; the highest number."""
-        said = dict[int, Said]()
-        lasting = list[int]()
-        for attempt in waiting:
-            seq = attempt.waiter.seq
-            lasting.append(seq)
-            if seq <= self._seen and attempt.phase is Phase.QUEUED and not self._labels.knows(seq):
-                said[seq] = self._said(attempt.owner, attempt.label, still=attempt.stands_still)
-        for (_, seq), hold in self._holds.items():
-            lasting.append(seq)
-            if seq <= self._seen and not self._labels.knows(seq):
-                said[seq] = self._said(hold.owner[0], hold.label, still=False)
-        self._labels.put_up(said, lasting)
-        return max(lasting, default=self._seen)
+    def _take_in(self, now: float) -> Generator[int, None, int]:
+        """Label those that were there at the last look, and take in what is new.
+
+        Returns the highest number of an acquisition.
+        """
+        for seq in list(self._unlabelled):
+            yield 1
+            self._say(seq)
+        seen = self._seen
+        attempts, holds = self._new_attempts(), self._new_holds(now)
+        for attempt in reversed(attempts):
+            yield 1
+            self._is_new(attempt.waiter.seq)
+            for waits in self._slow_waits:
+                waits.waits.add(attempt.began, attempt)
+            if self._blocked is not None:
+                self._blocked.add(attempt.began, attempt)
+        for hold in reversed(holds):
+            yield 1
+            if hold.waiter.seq > seen:
+                self._is_new(hold.waiter.seq)
+            for slow in self._slow_holds:
+                slow.add(hold.since, hold)
+        return self._seen
+
+    def _new_attempts(self) -> list[Attempt]:
+        """Those that began after the last look, the latest first."""
+        found = list[Attempt]()
+        for attempt in reversed(self._attempts.values()):
+            if attempt.waiter.seq <= self._seen:
+                break
+            found.append(attempt)
+        return found
+
+    def _new_holds(self, now: float) -> list[Hold]:
+        """Those that are held since the last look, the latest first."""
+        found = list[Hold]()
+        for hold in reversed(self._holds.values()):
+            if hold.since < self._looked:
+                break
+            if hold.since > self._looked or hold.waiter not in self._just_held:
+                found.append(hold)
+        self._looked = now
+        self._just_held = {hold.waiter for hold in takewhile(lambda hold: hold.since >= now, found)}
+        return found
+
+    def _say(self, seq: int) -> None:
+        """Give this one a label, if it stands in the queue or holds."""
+        attempt, hold = self._attempts.get(seq), self._holds.get(Waiter(self._client, seq))
+        if hold is not None:
+            said = self._said(hold.owner[0], hold.label, still=False)
+        elif attempt is not None and attempt.phase is Phase.QUEUED:
+            said = self._said(attempt.owner, attempt.label, still=attempt.stands_still)
+        else:
+            if attempt is None:
+                del self._unlabelled[seq]
+            return
+        self._labels.say(seq, said)
+        del self._unlabelled[seq]
+
+    def _is_new(self, seq: int) -> None:
+        self._unlabelled[seq] = None
+        self._seen = max(self._seen, seq)
+
+    # Labels
 
     def _said(self, task: Task | None, label: str, *, still: bool) -> Said:
         number = 0
@@ -163,62 +352,37 @@ class Lookout:
 
     # What lasts too long
 
-    def _look_at_waits(
-        self, observer: Observer, limit: float, waiting: Sequence[Attempt], now: float
-    ) -> None:
-        slow = dict[str, list[Attempt]]()
-        for attempt in waiting:
-            kind = attempt.policy.kind
-            if attempt.phase is Phase.QUEUED and kind in KINDS and now - attempt.began >= limit:
-                slow.setdefault(attempt.policy.key, []).append(attempt)
-        for told in [told for told, at in self._told.items() if now - at >= _TOLD_AGAIN]:
-            del self._told[told]
-        for key, attempts in slow.items():
-            # A further wait for the same name is no news within a minute.
-            if (observer, key) not in self._told:
-                self._told[observer, key] = now
-                longest = min(attempts, key=lambda attempt: attempt.began)
-                self._ask(self._tell_of_wait(observer, longest, len(attempts) - 1))
-
     async def _tell_of_wait(self, observer: Observer, attempt: Attempt, others: int) -> None:
         status = await self._store.status(attempt.policy.key, waiters=False)
         (status,) = await labelled(self._store, [status])
         if attempt.phase is Phase.QUEUED:  # it may have ended meanwhile
             self._events.waits_long(observer, attempt, self._time(), status.holders, others)
 
-    def _look_at_holds(self, observer: Observer, limit: float, now: float) -> None:
-        before = self._held_long.get(observer, set())
-        told = set[Waiter]()
-        for waiter, hold in list(self._holds.items()):
-            if now - hold.since >= limit:
-                told.add(waiter)
-                if waiter not in before and hold.policy.kind in KINDS:
-                    self._events.holds_long(observer, hold, now)
-        self._held_long[observer] = told
-
     # Deadlocks
 
-    def _look_for_deadlock(self, waiting: Sequence[Attempt], now: float, limit: float) -> None:
+    def _look_for_deadlock(self, now: float, waits: _Waits) -> Steps:
         """Search once for each waiter that has waited so long and whose task holds something.
 
         A task that holds nothing blocks no other. The task that closed a circle has waited least,
         so when it searches, the circle is complete. If the store does not answer, it searches once
         more.
         """
-        blocked = {
-            attempt.waiter.seq
-            for attempt in waiting
-            if attempt.stands_still
-            and now - attempt.began >= limit
-            and attempt.owner in self._owned
-        }
-        self._deadlocked &= blocked
-        if blocked - self._suspected and not self._searching:
-            self._searching = True
-            self._ask(self._tell_of_deadlocks())
-            self._suspected = blocked
+        for attempt in (yield from waits.queued(now)):
+            if attempt.stands_still and attempt.owner in self._owned:
+                self._suspected.append(attempt)
+        if self._suspected and not self._searching:
+            suspected, self._suspected = self._suspected, []
+            still = list[Attempt]()
+            for attempt in suspected:
+                yield 1
+                if attempt.phase is Phase.QUEUED:
+                    still.append(attempt)
+            self._deadlocked = {seq for seq in self._deadlocked if seq in self._attempts}
+            if still:
+                self._searching = True
+                self._ask(self._tell_of_deadlocks(still))
 
-    async def _tell_of_deadlocks(self) -> None:
+    async def _tell_of_deadlocks(self, suspected: list[Attempt]) -> None:
         try:
             for found in await find_deadlocks(self._store):
                 parties = [each.waiter for each in found.circle]
@@ -227,7 +391,7 @@ class Lookout:
                     self._deadlocked |= ours
                     self._events.deadlock(found)
         except StoreError:
-            self._suspected.clear()  # the answer is unknown: search again
+            self._suspected += suspected  # the answer is unknown: search again
             raise
         finally:
             self._searching = False

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from aiolock._engine.timers import shared_timers
 from aiolock.errors import StoreError
+
+_TOGETHER: Final = 64
+"""Answers that fail in one iteration of the event loop; others have a turn then."""
 
 
 class Overdue:
@@ -45,15 +48,15 @@ class Overdue:
     def _look(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now = self._time()
-        for answer, deadline in list(self._deadlines.items()):
-            if deadline <= now:
-                del self._deadlines[answer]
-                if not answer.done():
-                    error = StoreError(
-                        "the release was not confirmed before the lease ended; its end frees it"
-                    )
-                    error._under_way = True
-                    answer.set_exception(error)
+        over = [answer for answer, deadline in self._deadlines.items() if deadline <= now]
+        for answer in over[:_TOGETHER]:
+            del self._deadlines[answer]
+            if not answer.done():
+                error = StoreError(
+                    "the release was not confirmed before the lease ended; its end frees it"
+                )
+                error._under_way = True
+                answer.set_exception(error)
         if self._deadlines:
             self._arm(min(self._deadlines.values()))
 

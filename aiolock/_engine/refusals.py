@@ -26,11 +26,14 @@ def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
 
 
 def not_in_time(
-    policy: Policy, timeout: float, waited: float, holders: tuple[Party, ...]
+    policy: Policy, timeout: float, waited: float, holders: tuple[Party, ...], more: int
 ) -> AcquireTimeout:
-    """The timeout passed, and others had it all the time."""
+    """The timeout passed, and others had it all the time: these holders, and ``more``."""
     _, for_long = _NOT_YET.get(policy.kind, _TAKEN)
-    return _timeout(policy, f"{for_long} in {timeout:g} s{_held_by(holders)}", waited, holders)
+    text = f"{for_long} in {timeout:g} s{_held_by(holders, more)}"
+    error = _timeout(policy, text, waited, holders)
+    error.more_holders = more
+    return error
 
 
 def _timeout(
@@ -41,13 +44,13 @@ def _timeout(
     return policy.about(error)
 
 
-def _held_by(holders: tuple[Party, ...]) -> str:
+def _held_by(holders: tuple[Party, ...], more: int = 0) -> str:
     if not holders:
         return ""
     first = holders[0]
     where = f"process {first.pid} of {plain(first.host)}" if first.pid else f"client {first.client}"
     where = f"{first.label!r} in {where}" if first.label else where
-    more = len(holders) - 1
+    more += len(holders) - 1
     others = f"; {more} more hold{'s' * (more == 1)} it, too" if more else ""
     since = f"{datetime.fromtimestamp(first.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
     dead = "" if first.alive else ", which is gone: its lease ends by itself"

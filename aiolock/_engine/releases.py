@@ -11,12 +11,15 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from aiolock._engine.timers import shared_timers
+from aiolock._turns import Backlog
 from aiolock.errors import StoreError
 from aiolock.store import Form, Store, Waiter
 
 FIRST_PAUSE: Final = 1.0
 """Seconds until it is sent again for the first time; later pauses are longer."""
 LONGEST_PAUSE: Final = 30.0
+_TOGETHER: Final = 64
+"""Releases that are sent again in one iteration of the event loop; others have a turn then."""
 _SLACK: Final = 60.0
 """Seconds for which to go on after the lease would have ended."""
 LONGEST: Final = 3600.0
@@ -46,6 +49,7 @@ class Releases:
         self._pause = FIRST_PAUSE
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._again = Backlog(self._send_again, most=_TOGETHER)
 
     def __len__(self) -> int:
         return len(self._left)
@@ -89,12 +93,15 @@ class Releases:
     def _try_again(self) -> None:
         self._timer = None
         left, self._left = self._left, {}
-        for release, until in left.items():
-            _ = self._send(release, until)
+        self._again.add(left.items())
 
-    def aclose(self) -> None:
+    def _send_again(self, left: tuple[Release, float]) -> None:
+        _ = self._send(*left)
+
+    async def aclose(self) -> None:
         """Try once more, and no more after that."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._try_again()
+        await self._again.done()

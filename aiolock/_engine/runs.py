@@ -26,6 +26,7 @@ from aiolock._engine.ended import Ended
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.hold import Hold, LossReason
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
+from aiolock._turns import turns
 from aiolock.errors import StoreError
 from aiolock.store import (
     RUN,
@@ -46,6 +47,8 @@ from aiolock.store import (
 
 _TOGETHER: Final = 8
 """Passes in one report: with more, the tasks that have released wait longer for its answer."""
+_REPORT: Final = 4
+"""Units of work to send a report: see `Turns`."""
 _IDLE_TURNS: Final = 3
 """Iterations of the event loop without a further pass, after which the passes are reported."""
 _MARGIN: Final = 4
@@ -420,11 +423,17 @@ class Runs(Relay):
         if run is not None and (run.unsent or run.failed):
             self._send(run)
 
-    def close(self) -> None:
+    async def finish_passing(self) -> None:
         """Pass nothing on any more, and send all reports once more, but not again after that."""
         self._closed = True
-        for run in list(self._runs.values()):
-            self._send(run)
+        left, take = deque(self._runs.values()), turns().take
+        try:
+            while left:
+                await take(_REPORT)
+                self._send(left.popleft())
+        finally:
+            for run in left:  # without a pause, for this was cancelled
+                self._send(run)
 
     def end(self) -> None:
         """Send nothing at all from now on: the client is opened again, and another one there."""

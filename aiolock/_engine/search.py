@@ -9,6 +9,7 @@ from typing import Final
 from aiolock._engine.circles import circles, lasting, stuck_on
 from aiolock._engine.labels import labelled
 from aiolock._engine.snapshot import snapshot
+from aiolock._turns import in_parts, let_go
 from aiolock.observer import Deadlock
 from aiolock.store import Status, Store
 
@@ -24,8 +25,9 @@ async def find_deadlocks(store: Store) -> list[Deadlock]:
     The second look asks only for the names that stuck tasks waited for at the first.
     """
     statuses = await labelled(store, await snapshot(store, "*", None))
-    suspects = sorted(stuck_on(statuses))
+    suspects = sorted(await in_parts(stuck_on(statuses)))
     if not suspects:
+        await let_go(statuses)
         return []
     await asyncio.sleep(_SURE)
     again = list[Status]()
@@ -36,4 +38,9 @@ async def find_deadlocks(store: Store) -> list[Deadlock]:
             replace(status, kind=kind, name=name)
             for (kind, name), status in zip(keys, found, strict=True)
         ]
-    return circles(lasting(statuses, await labelled(store, again)))
+    again = await labelled(store, again)
+    both = await in_parts(lasting(statuses, again))
+    deadlocks = await in_parts(circles(both))
+    for done in (statuses, again, both):
+        await let_go(done)
+    return deadlocks

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from operator import attrgetter
+from re import compile as compiled
 from typing import Final
 
+from aiolock._turns import turns
 from aiolock.store import Status, Store
 
 _BREATH: Final = 0.005
 """Seconds between two pages, so that others can use the store: a file has no fair queue."""
 
+_by_name: Final = attrgetter("kind", "name")
+
 
 async def snapshot(store: Store, pattern: str, kind: str | None) -> list[Status]:
     """The statuses of what is held or waited for, of these names and this kind; in order."""
-    found = dict[tuple[str, str], Status]()
+    pages = list[list[Status]]()
+    matches = compiled(translate(pattern)).match
+    take = turns().take
     start = ""
     while True:
         page = await store.snapshot(start)
+        found = list[Status]()
         for status in page.statuses:
+            await take()
             # The kind ends with the first colon; see `Policy.key`.
             its_kind, _, name = status.name.partition(":")
             if not (status.holders or status.waiters):
                 continue  # a name that is only closed or remembered is left out
-            if kind in (None, its_kind) and fnmatchcase(name, pattern):
-                found[its_kind, name] = replace(status, kind=its_kind, name=name)
+            if kind in (None, its_kind) and matches(name):
+                found.append(replace(status, kind=its_kind, name=name))
+        found.sort(key=_by_name)
+        pages.append(found)
         start = page.more
         if not start:
-            return [found[key] for key in sorted(found)]
+            break
         await asyncio.sleep(_BREATH)
+    merged = list[Status]()
+    for status in heapq.merge(*pages, key=_by_name):
+        await take()
+        # A name may be on two pages.
+        if merged and _by_name(merged[-1]) == _by_name(status):
+            merged[-1] = status
+        else:
+            merged.append(status)
+    return merged

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from aiolock._engine.acquisition import Attempt, Phase, Question
@@ -14,11 +15,15 @@ from aiolock._engine.backstop import LocalQueue
 from aiolock._engine.hold import LossReason
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
+from aiolock._turns import Backlog
 from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
 """Seconds until a question that failed or was refused is asked again."""
+
+_TOGETHER: Final = 64
+"""Waiters that ask again in one iteration of the event loop; others have a turn then."""
 
 _PATIENCE: Final = 10.0
 """Seconds for which questions may fail unheard of: as long as a store tries the first question."""
@@ -49,8 +54,14 @@ class Waiters:
         """Called when pushes and replies may have been missed."""
         self.attempts: dict[str, dict[Waiter, Attempt]] = {}
         """By key, and then by waiter."""
+        self.by_age: dict[int, Attempt] = {}
+        """All of them by their numbers, in the order in which they began."""
+        self._to_ask = Backlog(self._ask_again, most=_TOGETHER)
+        """Waiters that ask again soon, because something happened to all of them."""
         self._queues: dict[str, LocalQueue] = {}
         self._displaced: dict[str, float] = {}
+        self._all_asked: dict[str, float] = {}
+        """When the displaced waiters of a key were last told to ask."""
         self.broken: Exception | None = None
         """Why the link to the store is broken, while it is."""
         self._warned = -math.inf
@@ -60,6 +71,7 @@ class Waiters:
     def add(self, attempt: Attempt) -> None:
         """The acquisition begins."""
         self.attempts.setdefault(attempt.policy.key, {})[attempt.waiter] = attempt
+        self.by_age[attempt.waiter.seq] = attempt
 
     def leave(self, attempt: Attempt) -> None:
         """The acquisition waits no more, for any reason. Idempotent."""
@@ -72,9 +84,12 @@ class Waiters:
         queue = self._queues.get(key)
         if queue is not None and queue.leave(attempt):
             del self._queues[key]
+        self.by_age.pop(attempt.waiter.seq, None)
         waiters = self.attempts.get(key)
         if waiters is not None and waiters.pop(attempt.waiter, None) is not None and not waiters:
             del self.attempts[key]
+            if self._all_asked:
+                self._all_asked.pop(key, None)
 
     # Questions to the store
 
@@ -99,10 +114,11 @@ class Waiters:
         """Process an answer, in its task or in a callback; False if the answer came too late."""
         answer = question.answer.result()
         newcomer = attempt.ticket == 0
+        before = attempt.clocks
         if not attempt.answers(question, answer):
             return False
         if isinstance(answer, _PLACED) and answer.displaced:
-            self._was_displaced(attempt)
+            self._was_displaced(attempt, -math.inf if before is None else before.sent)
         if isinstance(answer, Queued):
             key = attempt.policy.key
             if key not in self._queues:
@@ -162,22 +178,26 @@ class Waiters:
             pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing))
             attempt.retry = self._loop.call_later(pause, self._ask_again, attempt)
 
-    def _was_displaced(self, found: Attempt) -> None:
+    def _was_displaced(self, found: Attempt, known: float) -> None:
         """This waiter lost its place in the queue; the same cause may have taken other places.
 
-        All waiters ask in one turn, because many find this out at once.
+        All waiters ask for that, once, because many find this out at once. ``known`` is when this
+        one asked before: what happened before all were told to ask is what they ask for.
         """
         key = found.policy.key
         self._runs.nobody_knows(key)
+        if known < self._all_asked.get(key, -math.inf):
+            return
         if key not in self._displaced:
             self._loop.call_soon(self._ask_for_displaced, key)
         self._displaced[key] = max(self._displaced.get(key, 0.0), found.last_asked)
 
     def _ask_for_displaced(self, key: str) -> None:
         found = self._displaced.pop(key, 0.0)
-        for attempt in list(self.attempts.get(key, {}).values()):
-            if attempt.last_asked < found:
-                self._ask_again(attempt)
+        if key in self.attempts:
+            self._all_asked[key] = self._time()
+        waiting = self.attempts.get(key, {}).values()
+        self._to_ask.add([attempt for attempt in waiting if attempt.last_asked < found])
 
     # Inbox: pushes of the store
 
@@ -218,8 +238,7 @@ class Waiters:
         if reason == "expired":
             # The store took this client for stuck and removed its waiters from the queue.
             self._runs.nobody_knows(name)
-            for other in list(self.attempts.get(name, {}).values()):
-                self._ask_again(other)
+            self._to_ask.add(self.attempts.get(name, {}).values())
 
     def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
         hold = self._watchdog.holds.get(waiter)
@@ -242,9 +261,8 @@ class Waiters:
         # This push may be old and the lock unused since; the answer to a question is current.
         if name in self._queues:
             self._ask_again(self._queues[name].first)
-        for attempt in list(self.attempts.get(name, {}).values()):
-            if attempt.policy.once:
-                self._ask_again(attempt)
+        waiting = self.attempts.get(name, {}).values()
+        self._to_ask.add([attempt for attempt in waiting if attempt.policy.once])
 
     def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # see `Inbox`
         # The waiter may have been handed the lock already: then the newcomer is behind it.
@@ -280,15 +298,17 @@ class Waiters:
     def reconnected(self) -> None:
         self._runs.nobody_knows()
         self._watchdog.may_come_twice()
-        for waiters in list(self.attempts.values()):
-            for attempt in list(waiters.values()):
+        self._to_ask.clear()  # all of them are asked for now
+        for waiters in self.attempts.values():
+            for attempt in waiters.values():
                 attempt.sends_again()
-                self._ask_again(attempt)
+            self._to_ask.add(waiters.values())
         for call in tuple(self.on_reconnect):
             call()
 
     def beat(self) -> None:
-        queue = min(self._queues.values(), key=lambda queue: queue.ask_at, default=None)
+        some = islice(self._queues.values(), _TOGETHER)
+        queue = min(some, key=lambda queue: queue.ask_at, default=None)
         if queue is not None and queue.first.question is None:
             self._ask_again(queue.first)
 

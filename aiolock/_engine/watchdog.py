@@ -8,6 +8,7 @@ import math
 import os
 import random
 import warnings
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -24,6 +25,7 @@ from aiolock._engine.overdue import Overdue
 from aiolock._engine.releases import Release, Releases
 from aiolock._engine.runs import Runs
 from aiolock._engine.wheel import Wheel
+from aiolock._turns import Backlog, turns
 from aiolock.errors import ClientClosed, StoreError
 from aiolock.store import Form, Renewal, Sharded, Store, Waiter
 
@@ -32,6 +34,11 @@ _BATCH: Final = 256
 _COPIES: Final = 6.0
 """Seconds after a connection broke in which copies of what was sent over it may be carried out: the
 stores give each five seconds, by their own clocks."""
+_LOST: Final = 32
+"""Leases that end in one iteration of the event loop, where many end at once: each cancels bodies,
+and observers are told of it. What uses a lease looks at its deadline by itself."""
+_ENDING: Final = 6
+"""Units of work to end one hold: see `Turns`."""
 _AWAKE: Final = 1.0
 """Seconds, while anything is held, between checks of whether the machine was suspended."""
 
@@ -77,6 +84,7 @@ class Watchdog:
         longest = math.inf if self.time == loop.time else _AWAKE
         self._wheel = Wheel(self.time, self._due, longest=longest)
         self._jitter = 1.0
+        self._expired = Backlog(self.check, most=_LOST)
         self._left: asyncio.Event | None = None
         self.overdue = Overdue(self.time)
         self.releases = Releases(self.runs)
@@ -359,22 +367,37 @@ class Watchdog:
         Waits for those bodies, at most until the last of their leases has ended.
         """
         self._left = asyncio.Event()
-        self.releases.aclose()
-        self.finishes.aclose()
-        bodies: list[Hold] = []
-        for hold in list(self.holds.values()):
-            if any(body.task is not caller for body in hold.inside):
-                bodies.append(hold)
-                self.lose(hold, LossReason.CLOSED)
-            else:
-                self.abandon(hold)
-        end = max((hold.deadline for hold in bodies), default=0.0)
+        bodies, end = deque[Hold](), 0.0
+        left, take = deque(self.holds.values()), turns().take
+        try:
+            self.finishes.aclose()
+            await self.releases.aclose()
+            while left:
+                await take(_ENDING)
+                if self._close(left.popleft(), caller, bodies):
+                    end = max(end, bodies[-1].deadline)
+        finally:
+            for hold in left:  # without a pause, for this was cancelled
+                self._close(hold, caller, bodies)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(end - self.time()):
-                while any(hold.inside for hold in bodies):
-                    self._left.clear()
-                    await self._left.wait()
+                while bodies:
+                    await take()
+                    if bodies[0].inside:
+                        self._left.clear()
+                        await self._left.wait()
+                    else:
+                        bodies.popleft()
         self._wheel.aclose()
+
+    def _close(self, hold: Hold, caller: asyncio.Task[Any] | None, bodies: deque[Hold]) -> bool:
+        """End a hold; True if bodies of other tasks are cancelled, which then are to be awaited."""
+        if any(body.task is not caller for body in hold.inside):
+            bodies.append(hold)
+            self.lose(hold, LossReason.CLOSED)
+            return True
+        self.abandon(hold)
+        return False
 
     def left(self) -> None:
         """A body has ended, and its hold is released."""
@@ -400,8 +423,13 @@ class Watchdog:
         # Without jitter, a thousand processes that started together would renew together for ever.
         self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
         renewals: list[_Sent] = []
+        expired: list[Hold] = []
         for hold in holds:
-            self._look_after(hold, now, renewals)
+            if now >= hold.deadline:
+                expired.append(hold)
+            else:
+                self._look_after(hold, now, renewals)
+        self._expired.add(expired)
         for shard in self._shards(renewals):
             for start in range(0, len(shard), _BATCH):
                 _ = self._renew(shard[start : start + _BATCH], now)
@@ -416,9 +444,6 @@ class Watchdog:
         return shards.values()
 
     def _look_after(self, hold: Hold, now: float, renewals: list[_Sent]) -> None:
-        if now >= hold.deadline:
-            self.lose(hold, LossReason.EXPIRED)
-            return
         if hold.asking:
             hold.state = LeaseState.AT_RISK
             self._wheel.schedule(hold, hold.deadline, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Sequence
+from itertools import count, islice
 from typing import Final
 
 from aiolock._engine.hold import Hold
@@ -17,6 +18,10 @@ _YOUNG: Final = 0.1
 _FINE: Final = 64
 """The precision of a slot: this part of the time until then. So there are few slots, however long
 the leases are, and a renewal is early by that part at most."""
+
+
+_MOST: Final = 256
+"""Holds that are looked after in one iteration of the event loop; others have a turn then."""
 
 
 class Wheel:
@@ -45,6 +50,13 @@ class Wheel:
         self._timer_slot = 0
         # Holds that have just begun, and when to look after them. Most are removed before that.
         self._young: dict[Hold, float] = {}
+        # Holds for which their slot is too early, and when to look after them.
+        self._alarms: dict[Hold, float] = {}
+        self._alarm_order: list[tuple[float, int, Hold]] = []
+        self._alarm_timer: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
+        self._numbers = count()
+        self._growing = 0  # how many of them, of the first, are to get a slot now
         self._young_timer: asyncio.TimerHandle | None = None
 
     def schedule(self, hold: Hold, when: float, now: float) -> None:
@@ -52,8 +64,8 @@ class Wheel:
         self.forget(hold)
         slot, current = int(when * _SLOTS), int(now * _SLOTS)
         if slot <= current:
-            # That slot has begun, which would be much too early: set a timer for this hold alone.
-            hold.alarm = self._call_later(max(0.0, when - now), self._alarm, hold)
+            # That slot has begun, which would be much too early.
+            self._set_alarm(hold, when, now)
             return
         ahead = slot - current
         if ahead > _FINE:
@@ -81,19 +93,23 @@ class Wheel:
     def _grown_up(self) -> None:
         """Give a slot to the holds that have lasted so long."""
         self._young_timer = None
-        young, self._young = self._young, {}
         now = self._time()
-        for hold, when in young.items():
-            self.schedule(hold, when, now)
+        self._growing = self._growing or len(self._young)
+        some = list(islice(self._young.items(), min(self._growing, _MOST)))
+        for hold, when in some:
+            self.schedule(hold, when, now)  # which takes it out of these
+        self._growing = self._growing - len(some) if self._young else 0
+        if self._young:
+            pause = 0 if self._growing else _YOUNG
+            self._young_timer = self._call_later(pause, self._grown_up)
 
     def forget(self, hold: Hold) -> None:
         """Do not look after this hold any more."""
         if hold in self._young:
             del self._young[hold]
             return
-        if hold.alarm is not None:
-            hold.alarm.cancel()
-            hold.alarm = None
+        if self._alarms:
+            self._alarms.pop(hold, None)
         due = self._slots.get(hold.slot)
         if due is not None:
             due.pop(hold, None)
@@ -103,7 +119,7 @@ class Wheel:
 
     def aclose(self) -> None:
         """Stop: look after no hold any more."""
-        for timer in (self._timer, self._young_timer):
+        for timer in (self._timer, self._young_timer, self._alarm_timer):
             if timer is not None:
                 timer.cancel()
 
@@ -119,10 +135,15 @@ class Wheel:
         now = self._time()
         due: list[Hold] = []
         try:
-            while self._order and self._order[0] / _SLOTS <= now:
-                due += self._slots.pop(self._pop(), ())
-            for hold in due:
-                hold.slot = -1
+            while self._order and self._order[0] / _SLOTS <= now and len(due) < _MOST:
+                slot = self._slots.get(self._order[0], {})
+                some = list(islice(slot, _MOST - len(due)))
+                due += some
+                for hold in some:
+                    del slot[hold]
+                    hold.slot = -1
+                if not slot:
+                    self._slots.pop(self._pop(), None)
             if due:
                 self._look_after(due, now)
         finally:
@@ -137,6 +158,33 @@ class Wheel:
         self._ordered.discard(slot)
         return slot
 
-    def _alarm(self, hold: Hold) -> None:
-        hold.alarm = None
-        self._look_after((hold,), self._time())
+    # Holds that are due within the present slot: few, unless the leases of many end together
+
+    def _set_alarm(self, hold: Hold, when: float, now: float) -> None:
+        self._alarms[hold] = when
+        heapq.heappush(self._alarm_order, (when, next(self._numbers), hold))
+        if self._alarm_timer is None or when < self._alarm_at:
+            self._arm_alarm(when, now)
+
+    def _arm_alarm(self, when: float, now: float) -> None:
+        if self._alarm_timer is not None:
+            self._alarm_timer.cancel()
+        self._alarm_at = when
+        self._alarm_timer = self._call_later(max(0.0, when - now), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm_timer = None
+        now = self._time()
+        order, due = self._alarm_order, list[Hold]()
+        # The timer may come a little early, by the loop's own clock.
+        until = max(now, self._alarm_at)
+        while order and order[0][0] <= until and len(due) < _MOST:
+            when, _, hold = heapq.heappop(order)
+            if self._alarms.get(hold) == when:  # else it is due at another time, or not at all
+                del self._alarms[hold]
+                due.append(hold)
+        try:
+            self._look_after(due, now)
+        finally:
+            if order:
+                self._arm_alarm(order[0][0], now)

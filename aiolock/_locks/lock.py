@@ -313,7 +313,7 @@ class Lock(Enterable[Lease], AsyncOnly):
         lock, without I/O.
         """
         status = await self._engine.status(self._policy, waiters=False)
-        return bool(status.holders) or status.closed > 0
+        return bool(status.holders or status.more_holders) or status.closed > 0
 
     def held(self) -> bool:
         """Whether the current task holds it, as far as this process knows: no I/O."""
@@ -336,6 +336,10 @@ class Lock(Enterable[Lease], AsyncOnly):
         For people and dashboards: it is true of a moment that has passed. A holder or waiter whose
         process is gone is not ``alive``. Such a waiter is removed when its turn comes, such a
         holder at the end of its lease.
+
+        If hundreds hold it or wait for it, they are read in parts, so that nobody else waits for
+        long: first the waiters, then the holders. Whoever waits or holds all that time is in it
+        once; a waiter may be in it that has left meanwhile.
         """
         return await self._engine.status(self._policy)
 
@@ -361,13 +365,14 @@ class Lock(Enterable[Lease], AsyncOnly):
         answer got lost and nobody holds that grant any more: it may have been broken by this call,
         or have ended before.
         """
+        self._engine.check()
         if fence is not None:
-            self._engine.check()
             fences = [checked_number("fence", fence, most=sys.maxsize)]
         else:
             # Break only the grants seen here: if the reply is lost and the command is sent again,
             # it must not take the lock from the next holder too.
-            status = await self._engine.status(self._policy, waiters=False)
+            with self._policy.errors_named():
+                status = await self._engine.runs.status(self._policy.key)
             fences = [holder.fence for holder in status.holders]
         if not fences:
             return False

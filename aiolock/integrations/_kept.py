@@ -90,6 +90,7 @@ async def kept(
         found = UnderWay(f"what is to be done once is still being done: {error}")
         found.name, found.kind = error.name, error.kind
         found.waited, found.holders = error.waited, error.holders
+        found.more_holders = error.more_holders
         raise found from error
     if outcome.first:
         return came or "", True

@@ -9,7 +9,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.store import Page
+from aiolock.store import Page, Status
+from aiolock.stores._codec import UNREADABLE
 from aiolock.stores._operations import Operation, Operations
 from aiolock.stores._outcomes import once_more, refusal
 
@@ -103,7 +104,14 @@ class OperationsByName(Operations):
 
     async def _snapshot(self, start: str) -> Page:
         names = await self._names(start, _PAGE)
-        statuses = await asyncio.gather(*[self.status(name) for name in names])
+        asked = [self.status(name) for name in names]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        statuses = list[Status]()
+        for status in found:
+            if not isinstance(status, BaseException):
+                statuses.append(status)
+            elif not isinstance(status.__cause__, UNREADABLE):
+                raise status
         return Page(statuses, names[-1] if len(names) == _PAGE else "")
 
 

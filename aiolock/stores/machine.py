@@ -9,11 +9,13 @@ the same name.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from aiolock.store import (
+    FEW,
     PRIORITY,
     RUN,
     WAS_ABSENT,
@@ -472,18 +474,45 @@ class Step:
 
     def status(self, name: str, *, waiters: bool = True) -> Status:
         """See `Store.status`."""
-        state = self._state
-        held = [holder for holder in state.holders.values() if holder.end > self._ms]
-        held.sort(key=lambda holder: holder.grant.fence)
-        opens = max((holder.end for holder in held if holder.nobodys), default=0)
-        closed = max(0.0, (opens - self._now / 1000) / 1000)
-        holders = tuple(self._alive(self._holder(each)) for each in held if not each.nobodys)
-        queue = state.queue if waiters else []
-        waiting = tuple(
-            self._alive(self._waiter(waiter, ticket, place))
-            for place, (ticket, waiter) in enumerate(queue, start=1)
+        held = self._state.holders
+        if waiters:
+            return self.status_of(name, self.holders(held), self.waiters(self._state.queue))
+        alive = [grant for grant, holder in held.items() if holder.end > self._ms]
+        few = nsmallest(FEW, alive, key=lambda grant: held[grant].end)
+        found = self.status_of(name, self.holders(few), ())
+        return replace(found, more_holders=len(alive) - len(few))
+
+    def holders(self, grants: Iterable[Grant]) -> list[Party]:
+        """Those of these grants that are held, for a status; those without an owner as well."""
+        held = self._state.holders
+        here = (held[grant] for grant in grants if grant in held)
+        return [self._holder(holder) for holder in here if holder.end > self._ms]
+
+    def waiters(self, queue: Iterable[tuple[int, Waiter]], first: int = 1) -> list[Party]:
+        """Those of these who wait, for a status; the first of them has that place."""
+        waiting = self._state.waiting
+        here = ((ticket, waiter) for ticket, waiter in queue if waiter in waiting)
+        return [
+            self._waiter(waiter, ticket, place)
+            for place, (ticket, waiter) in enumerate(here, start=first)
+        ]
+
+    def status_of(self, name: str, held: Iterable[Party], waiting: Iterable[Party]) -> Status:
+        """The status with these holders, in any order, and these waiters in order.
+
+        Somebody may be in both, who has been granted the lock after the waiters were read.
+        """
+        closed, holders = 0.0, list[Party]()
+        for party in held:
+            if party.client == NOBODY:
+                closed = max(closed, party.remaining)
+            else:
+                holders.append(party)
+        holders.sort(key=lambda party: party.fence)
+        return Status(
+            *(name, tuple(holders), _behind(holders, waiting), closed, self._state.limit),
+            now=self._now / 1e6,
         )
-        return Status(name, holders, waiting, closed, state.limit, now=self._now / 1e6)
 
     def reap(self) -> None:
         """End the leases that are over; `acquire` does so by itself."""
@@ -542,7 +571,7 @@ class Step:
             return Queued(ticket, state.place(waiter), until, self._now, displaced, before)
         if first is None or first.nobodys:
             return Busy(until)
-        return Busy(until, self._holder(first))
+        return Busy(until, replace(self._holder(first), alive=True))
 
     def _before(self, waiter: Waiter, form: Form) -> Before | None:
         """The waiter or holder directly before a newcomer, if it is of the same client."""
@@ -708,15 +737,30 @@ class Step:
 
     def _holder(self, holder: Holder) -> Party:
         waiter, fence = holder.grant
-        party = self._party(waiter, holder.form, fence / 1e6, 0)
         left = (holder.end - self._now / 1000) / 1000
-        return replace(party, fence=fence, remaining=left, shared=holder.shared)
+        return self._party(
+            *(waiter, holder.form, fence / 1e6),
+            fence=fence,
+            remaining=left,
+            shared=holder.shared,
+        )
 
     def _waiter(self, waiter: Waiter, ticket: int, place: int) -> Party:
         _, form = self._state.waiting[waiter]
-        return self._party(waiter, form, (ticket - form.priority * PRIORITY) / 1e6, place)
+        since = (ticket - form.priority * PRIORITY) / 1e6
+        return self._party(waiter, form, since, place=place, shared=form.shared)
 
-    def _party(self, waiter: Waiter, form: Form, since: float, place: int) -> Party:
+    def _party(
+        self,
+        waiter: Waiter,
+        form: Form,
+        since: float,
+        *,
+        shared: bool,
+        place: int = 0,
+        fence: int = 0,
+        remaining: float = 0.0,
+    ) -> Party:
         host, pid = self._says(waiter.client)
         return Party(
             client=waiter.client,
@@ -724,10 +768,20 @@ class Step:
             pid=pid,
             since=since,
             place=place,
-            shared=form.shared,
+            fence=fence,
+            remaining=remaining,
+            shared=shared,
             permits=form.permits,
             seq=waiter.seq,
+            alive=self._listens(waiter.client),
         )
 
-    def _alive(self, party: Party) -> Party:
-        return replace(party, alive=self._listens(party.client))
+
+def _behind(holders: Iterable[Party], waiting: Iterable[Party]) -> tuple[Party, ...]:
+    """Those of the waiters that are no holders, each at its place."""
+    held = {(party.client, party.seq) for party in holders}
+    waiters = [party for party in waiting if (party.client, party.seq) not in held]
+    return tuple(
+        party if party.place == place else replace(party, place=place)
+        for place, party in enumerate(waiters, start=1)
+    )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from itertools import count, islice
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from aiolock._clock import clock as clock_of
 from aiolock._copying import Uncopyable
+from aiolock._turns import PART, in_parts
 from aiolock._urls import parse
 from aiolock.errors import StoreError
 from aiolock.store import (
@@ -22,6 +24,7 @@ from aiolock.store import (
     Inbox,
     Late,
     Page,
+    Party,
     Pass,
     Posted,
     Renewal,
@@ -33,7 +36,13 @@ from aiolock.stores.machine import NameState, Step
 Value = TypeVar("Value")
 
 _PAGE: Final = 200
-"""Names on one page of a snapshot: all other clients wait while a page is read."""
+"""Names on one page of a snapshot."""
+_LISTINGS: Final = 32
+"""Snapshots that may be taken at a time, before one has to begin again."""
+_SWEPT: Final = 2
+"""Names that are looked at for each new one."""
+_PARTIES: Final = 100
+"""Holders and waiters of which the status is read at one moment."""
 
 
 class MemoryServer:
@@ -49,8 +58,10 @@ class MemoryServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._elapsed: Callable[[], float] = time.monotonic
         self._epoch: float | None = None
-        self._states: dict[str, NameState] = {}
-        self._sweep_at = 1024
+        self._states = OrderedDict[str, NameState]()
+        self._listings = OrderedDict[str, list[str]]()
+        """The names of snapshots that are being taken, by their numbers."""
+        self._numbers = count(1)
         self._fence = 0
         self._inboxes: dict[str, Inbox] = {}
 
@@ -182,10 +193,56 @@ class MemoryServer:
     def status(self, name: str, *, waiters: bool = True) -> Status:
         return self._sure(name, lambda step: step.status(name, waiters=waiters))
 
-    def snapshot(self, start: str = "") -> Page:
-        names = heapq.nsmallest(_PAGE, (name for name in self.names() if name > start))
-        statuses = [self.status(name) for name in names]
-        return Page(statuses, names[-1] if len(names) == _PAGE else "")
+    def is_large(self, name: str) -> bool:
+        """Whether so many hold it or wait for it that its status is to be read in parts."""
+        state = self._states.get(name)
+        return state is not None and len(state.queue) + len(state.holders) > _PARTIES
+
+    def status_in_parts(self, name: str) -> Generator[int, None, Status]:
+        """The status, part by part, and before each part how many units of work it is.
+
+        The holders come last: who waits at first and holds later is seen in any case.
+        """
+        state = self._states.get(name) or NameState()
+        waiters, holders = list[Party](), list[Party]()
+        queue = list(state.queue)
+        for start in range(0, len(queue), _PARTIES):
+            yield _PARTIES
+            some = queue[start : start + _PARTIES]
+            waiters += self._reading(state).waiters(some, len(waiters) + 1)
+        grants = list(state.holders)
+        for start in range(0, len(grants), _PARTIES):
+            yield _PARTIES
+            holders += self._reading(state).holders(grants[start : start + _PARTIES])
+        yield PART
+        return self._reading(state).status_of(name, holders, waiters)
+
+    def listed(self, start: str) -> tuple[list[str], str]:
+        """The names of a page that are held or waited for, and where the next page begins.
+
+        The names are listed once, for the first page. If that list is forgotten, because so many
+        were asked for since, all names are listed again.
+        """
+        listing, _, first = start.partition(".")
+        names, at = self._listings.pop(listing, None), int(first or 0)
+        if names is None:
+            names, at = list(self._states), 0
+        page = [self._states.get(name) for name in names[at : at + _PAGE]]
+        here = [
+            name
+            for name, state in zip(names[at : at + _PAGE], page, strict=True)
+            if state is not None and (state.holders or state.queue)
+        ]
+        if at + _PAGE >= len(names):
+            return here, ""
+        listing = listing or str(next(self._numbers))
+        self._listings[listing] = names
+        if len(self._listings) > _LISTINGS:
+            self._listings.popitem(last=False)
+        return here, f"{listing}.{at + _PAGE}"
+
+    def _reading(self, state: NameState) -> Step:
+        return Step(state, self.now(), self.listens, self._fence, _says)
 
     def names(self) -> list[str]:
         """Every name that is held or waited for; none once all is released."""
@@ -198,10 +255,9 @@ class MemoryServer:
         return self._sure(name, operation)
 
     def _sure(self, name: str, operation: Callable[[Step], Value]) -> Value:
-        if len(self._states) >= self._sweep_at:
-            self._sweep()
         state = self._states.get(name)
         if state is None:
+            self._sweep()
             state = self._states[name] = NameState()
         # One counter of fences for all names: it only grows, so an idle name need not be kept.
         step = Step(state, self.now(), self.listens, self._fence, _says)
@@ -218,15 +274,19 @@ class MemoryServer:
             self._states.pop(name, None)
 
     def _sweep(self) -> None:
-        """Forget the names that were neither released nor asked for since their lease ended."""
+        """Forget names that were neither released nor asked for since their lease ended.
+
+        For each new name two others are looked at, in turn: so no more are kept than twice as many
+        as are in use, and no operation takes longer than others.
+        """
         now = self.now()
-        for name, state in list(self._states.items()):
+        for name, state in list(islice(self._states.items(), _SWEPT)):
+            self._states.move_to_end(name)
             ended = all(holder.end <= now // 1000 for holder in state.holders.values())
             if state.until <= now // 1000 and ended:
                 step = Step(state, now, self.listens, self._fence, _says)
                 step.reap()  # it may be closed from now on, and its numbers are kept for that
                 self._done(name, state, step)
-        self._sweep_at = max(1024, 2 * len(self._states))
 
 
 def _says(_: str) -> tuple[str, int]:
@@ -292,10 +352,25 @@ class MemoryStore(Uncopyable):
         return self._start(lambda: self.server.renew(renewals))
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        if waiters and self._client is not None and self.server.is_large(name):
+            return self._loop.create_task(in_parts(self.server.status_in_parts(name)))
         return self._start(lambda: self.server.status(name, waiters=waiters))
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        return self._start(lambda: self.server.snapshot(start))
+        if self._client is None:
+            return self._start(lambda: Page((), ""))
+        return self._loop.create_task(in_parts(self._snapshot(start)))
+
+    def _snapshot(self, start: str) -> Generator[int, None, Page]:
+        statuses = list[Status]()
+        names, more = self.server.listed(start)
+        for name in names:
+            yield 2
+            if self.server.is_large(name):
+                statuses.append((yield from self.server.status_in_parts(name)))
+            else:
+                statuses.append(self.server.status(name))
+        return Page(statuses, more)
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, remember: int

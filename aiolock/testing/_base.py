@@ -48,6 +48,13 @@ class Contract(ABC):
         """
         return None
 
+    async def spoil(self, name: str) -> bool:  # noqa: ARG002  # for subclasses
+        """Write something that is not of aiolock where the server keeps what it has of ``name``.
+
+        For stores that can look into their server; False if nothing was written.
+        """
+        return False
+
     @asynccontextmanager
     async def peers(self, count: int) -> AsyncGenerator[list[Peer], None]:
         """So many clients of the server, opened; closed at the end."""

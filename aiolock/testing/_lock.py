@@ -448,6 +448,28 @@ class LockContract(Contract):
             answers = await ann.store.renew(renewals)
             assert answers == [name not in released for name in names]
 
+    async def test_renew_answers_for_each_where_one_fails(self) -> None:
+        """What is wrong with one name does not keep the others of a call from their answers."""
+        async with self.peers(1) as (ann,):
+            names = [fresh_name() for _ in range(5)]
+            grants = [await ann.take(name) for name in names]
+            spoilt = await self.spoil(names[2])
+            renewals = [ann.renewal(n, g, LONG) for n, g in zip(names, grants, strict=True)]
+            *others, answer = await ann.store.renew([*renewals[:2], *renewals[3:], renewals[2]])
+            assert others == [True] * 4
+            assert answer is not True or not spoilt
+
+    async def test_snapshot_passes_over_what_cannot_be_read(self) -> None:
+        """What others have written under a name is no name of a snapshot, and the rest is there."""
+        async with self.peers(1) as (ann,):
+            stem = fresh_name()
+            names = [f"{stem}{number}" for number in range(3)]
+            for name in names:
+                await ann.take(name)
+            await self.spoil(names[1])
+            found = await _snapshot(ann, stem)
+            assert {names[0], names[2]} <= found.keys()
+
     async def test_renew_refused(self) -> None:
         """What is not a holder is not renewed: a waiter, another grant, a lease that has ended."""
         async with self.peers(2) as (ann, bob):

@@ -30,6 +30,9 @@ from aiolock.stores.redis._store import KEPT
 from aiolock.stores.redis._subscription import Subscription
 from aiolock.stores.redis._voting import Admitted, VoteNames, VoteText, seen
 
+_ANY: Final = 1_000_000_000
+_ALL: Final = b"".join(map(bulk, (_ANY, "-inf", _ANY, "")))
+"""The last arguments of a status: all waiters and all holders."""
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of names: less than a millisecond."""
 _REMEMBERED: Final = 600_000
@@ -279,7 +282,8 @@ class RedisMember(Session):
 
     def status(self, name: str, heard: Heard) -> None:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        self._call(scripts.STATUS, 5, keys + self._channels + bulk(1), partial(_seen, name, heard))
+        arguments = keys + self._channels + _ALL
+        self._call(scripts.STATUS, 8, arguments, partial(_seen, name, heard))
 
     def names(self, start: str, heard: Heard) -> None:
         own = self._own_keys()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
 
+from aiolock._turns import at_once
 from aiolock.store import (
     BREAK_UNKNOWN,
     PRIORITY,
@@ -84,8 +86,8 @@ _ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, _queued, F
 """By the first number of the acquire script's reply."""
 
 
-def flags(reply: Any) -> list[bool]:
-    return [flag == 1 for flag in reply]
+def flags(reply: Any) -> list[bool | None]:
+    return [None if flag < 0 else flag == 1 for flag in reply]
 
 
 def was(reply: Any) -> int:
@@ -107,37 +109,109 @@ def posted(reply: Any) -> Posted:
     return Posted(count, value.decode())
 
 
+class Seen:
+    """The parts of one name's status, from one answer of the status script or from several."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._now = 0
+        self._limit: int | None = None
+        self._closed = 0.0
+        self._holders = dict[str, Party]()
+        self._waiters = dict[str, Party]()
+        self._apart = False
+        """Whether the holders were read after the waiters."""
+        self.holding = 0
+        """How many grants there were, at the last answer."""
+
+    def read(self, reply: Any) -> Part:
+        """Add what an answer says; a later one is nearer to the truth."""
+        now, held, queued, limit, clients, self.holding = reply
+        self._now, self._limit = now, None if limit < 0 else limit
+        # What each client says of itself, and how many listen to its channel.
+        known = {
+            _text(client): (says, heard > 0)
+            for client, says, heard in zip(*[iter(clients)] * 3, strict=True)
+        }
+        for grant, end in _pairs(held):
+            text, _, minted = _text(grant).rpartition(":")
+            # Without the fraction that marks a claim.
+            left = (int(float(end)) - now / 1000) / 1000
+            waiter, form, blind = decode_any(text)
+            if waiter.client == NOBODY:
+                self._closed = max(self._closed, left)
+                continue
+            says, alive = known.get(waiter.client, (b"", False))
+            fence = int(minted) if minted.isdecimal() and len(minted) <= _DIGITS else 0
+            self._holders[text] = _party(
+                *(waiter, form, says, fence),
+                fence=fence,
+                remaining=left,
+                alive=alive or blind,
+            )
+        for member, score in _pairs(queued):
+            text, ticket = _text(member), int(float(score))
+            waiter, form, blind = decode_any(text)
+            says, alive = known.get(waiter.client, (b"", False))
+            since = ticket - form.priority * PRIORITY
+            self._waiters[text] = _party(
+                waiter, form, says, since, place=len(self._waiters) + 1, alive=alive or blind
+            )
+        return Part(
+            len(held) // 2,
+            held[-1].decode() if held else "",
+            len(queued) // 2,
+            queued[-1].decode() if queued else "",
+        )
+
+    def begin_holders(self) -> None:
+        """The holders are read once more, from the first on."""
+        self._apart = True
+        self._holders.clear()
+        self._closed = 0.0
+
+    def status(self) -> Status:
+        """All that was read."""
+        return at_once(self.in_parts())
+
+    def in_parts(self) -> Generator[int, None, Status]:
+        """The same. Whoever was seen to wait first, and later to hold, holds."""
+        waiting = list[Party]()
+        for text, party in self._waiters.items():
+            if not (self._apart and text in self._holders):
+                place = len(waiting) + 1
+                waiting.append(party if party.place == place else replace(party, place=place))
+                yield place % 8 == 0
+        holders = sorted(self._holders.values(), key=attrgetter("fence"))
+        return Status(
+            *(self._name, tuple(holders), tuple(waiting), self._closed, self._limit),
+            now=self._now / 1e6,
+        )
+
+
+_DIGITS: Final = 18
+"""Digits of a fence, at most."""
+
+
+class Part(NamedTuple):
+    """How many parties an answer of the status script had, and the scores of the last ones."""
+
+    holders: int
+    end: str
+    waiters: int
+    ticket: str
+
+
 def status(name: str, reply: Any) -> Status:
-    """The answer of the status script, for this name."""
-    now, held, queued, limit, clients = reply
-    # What each client says of itself, and how many listen to its channel.
-    known = {
-        client.decode(): (says, heard > 0)
-        for client, says, heard in zip(*[iter(clients)] * 3, strict=True)
-    }
+    """The answer of the status script for all of this name."""
+    seen = Seen(name)
+    seen.read(reply)
+    return seen.status()
 
-    def seen(text: str, since: int, *, place: int = 0, fence: int = 0, left: float = 0.0) -> Party:
-        waiter, form, blind = decode_any(text)
-        says, alive = known.get(waiter.client, (b"", False))
-        found = _party(waiter, form, says, since, place=place, fence=fence, remaining=left)
-        return found if alive or blind else replace(found, alive=False)
 
-    holders, closed = list[Party](), 0.0
-    for grant, end in _pairs(held):
-        text, _, minted = grant.decode().rpartition(":")
-        # Without the fraction that marks a claim.
-        left = (int(float(end)) - now / 1000) / 1000
-        if decode_any(text)[0].client == NOBODY:
-            closed = max(closed, left)
-        else:
-            holders.append(seen(text, int(minted), fence=int(minted), left=left))
-    waiters = tuple(
-        seen(waiter.decode(), _since(waiter.decode(), int(ticket)), place=place)
-        for place, (waiter, ticket) in enumerate(_pairs(queued), start=1)
-    )
-    holders.sort(key=lambda party: party.fence)
-    known_limit = None if limit < 0 else limit
-    return Status(name, tuple(holders), waiters, closed, known_limit, now=now / 1e6)
+def _text(member: bytes) -> str:
+    """A member of ours; what others have written there is shown somehow."""
+    return member.decode("utf-8", "backslashreplace")
 
 
 def _party(
@@ -149,6 +223,7 @@ def _party(
     place: int = 0,
     fence: int = 0,
     remaining: float = 0.0,
+    alive: bool = True,
 ) -> Party:
     """A holder since this time (µs), or a waiter; ``says`` is what its client says of itself."""
     host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
@@ -163,6 +238,7 @@ def _party(
         shared=form.shared,
         permits=form.permits,
         seq=waiter.seq,
+        alive=alive,
     )
 
 
@@ -170,11 +246,6 @@ def said_of(party: Party, says: bytes) -> Party:
     """A party of a status, with what its client says of itself."""
     host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
     return replace(party, host=host, pid=int(pid) if pid.isdecimal() else 0)
-
-
-def _since(text: str, ticket: int) -> int:
-    """When the waiter with this ticket came, in µs."""
-    return ticket - decode_any(text)[1].priority * PRIORITY
 
 
 def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:

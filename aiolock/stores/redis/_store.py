@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
 
+from aiolock._turns import in_parts, turns
+from aiolock.errors import StoreError
 from aiolock.store import (
+    FEW,
     WAS_ABSENT,
     Answer,
     Form,
@@ -23,6 +27,7 @@ from aiolock.store import (
 )
 from aiolock.stores.redis import _replies
 from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis._errors import code_of
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._session import Session
 
@@ -32,6 +37,12 @@ _NEWCOMER: Final = bulk(0)
 """The ticket of a newcomer, which has none."""
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of a snapshot: less than a millisecond."""
+_PARTIES: Final = 256
+"""Holders, and waiters, that one answer of the server has at most: less than a millisecond."""
+_FOREIGN: Final = "WRONGTYPE"
+"""The error for a key that has a name of ours, but that others have written."""
+_ASKED: Final = 3
+"""Units of work to ask for a status: see `Turns`."""
 _CLOSES: Final = bulk(1)
 _CLOSES_AS_LOST: Final = bulk(2)
 _CLOSES_NOTHING: Final = bulk(0)
@@ -181,21 +192,87 @@ class RedisStore(Session):
         values = bulk(ttl) + bulk(ttl + KEPT + closes) + bulk(max_waiters)
         return self._names.three(name) + values + self._channels
 
-    async def _status(self, name: str, *, waiters: bool) -> Status:
+    def _ask_for_status(
+        self, name: str, waiters: int, ticket: str, holders: int, end: str
+    ) -> asyncio.Future[Any]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        arguments = keys + self._channels + bulk(int(waiters))
-        return _replies.status(name, await self._pipe.call(scripts.STATUS, 5, arguments))
+        most = b"".join(map(bulk, (waiters, ticket, holders, end)))
+        return self._pipe.call(scripts.STATUS, 8, keys + self._channels + most)
+
+    async def _status(self, name: str, *, waiters: bool) -> Status:
+        if waiters:
+            return await self._read(name, self._ask_for_status(name, *_FIRST))
+        seen = _replies.Seen(name)
+        part = seen.read(await self._ask_for_status(name, 0, "-inf", FEW, ""))
+        return replace(seen.status(), more_holders=seen.holding - part.holders)
+
+    async def _read(self, name: str, first: asyncio.Future[Any]) -> Status:
+        """The status of which this is the first answer; more answers, if it has many parties.
+
+        The waiters come first then, and the holders after all of them: who waits at first and holds
+        later is seen in any case.
+        """
+        take = turns().take
+        reply = await first
+        seen = _replies.Seen(name)
+        await take(1 + (len(reply[1]) + len(reply[2])) // 2)
+        part = seen.read(reply)
+        if max(part.waiters, part.holders) < _PARTIES:
+            return seen.status()
+        most, at = _PARTIES, part.ticket
+        while part.waiters == most:
+            reply = await self._ask_for_status(name, most, at, 0, "")
+            await take(len(reply[2]) // 2)
+            part = seen.read(reply)
+            # As many may have one score: then more are read from there.
+            most, at = (2 * most, at) if part.ticket == at else (_PARTIES, part.ticket)
+        seen.begin_holders()
+        most, at = _PARTIES, ""
+        while True:
+            reply = await self._ask_for_status(name, 0, "-inf", most, at)
+            await take(len(reply[1]) // 2)
+            part = seen.read(reply)
+            if part.holders < most:
+                break
+            most, at = (2 * most, at) if part.end == at else (_PARTIES, part.end)
+        return await in_parts(seen.in_parts())
 
     async def _snapshot(self, start: str) -> Page:
         own = self._own_keys()
         values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
         arguments = b"".join(map(bulk, values))
         cursor, keys = await self._pipe.call(scripts.LIST, len(values), arguments)
-        names = dict.fromkeys(self._names.name(key) for key in keys)
-        statuses = await asyncio.gather(*[self._status(name, waiters=True) for name in names])
+        asked, statuses = dict[str, asyncio.Future[Any]](), list[Status]()
+        try:
+            for key in keys:
+                name = self._names.name(key)
+                if name not in asked:
+                    await turns().take(_ASKED)
+                    asked[name] = self._ask_for_status(name, *_FIRST)
+            for name, first in asked.items():
+                try:
+                    statuses.append(await self._read(name, first))
+                except StoreError as error:
+                    cause = error.__cause__
+                    if not isinstance(cause, Exception) or code_of(cause) != _FOREIGN:
+                        raise
+        finally:
+            for first in asked.values():
+                if not first.cancel() and not first.cancelled():
+                    first.exception()  # it is raised for the first of them
         return Page(statuses, "" if cursor == "0" else cursor)
 
 
+_FIRST: Final = (_PARTIES, "-inf", _PARTIES, "")
+"""What the first answer of a status has."""
+
+
 async def together(parts: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
-    """The answers of several renewals, joined as those of one."""
-    return [each for part in await asyncio.gather(*parts) for each in part]
+    """The answers of renewals of one lease each, as those of one: None for each that has failed.
+
+    If all of them fail, so does this.
+    """
+    await asyncio.wait(parts)
+    if all(part.exception() for part in parts):
+        await parts[0]  # raises it
+    return [None if part.exception() else part.result()[0] for part in parts]

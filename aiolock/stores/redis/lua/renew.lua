@@ -3,7 +3,7 @@
 -- KEYS  holders, one key for each grant
 -- ARGV  2i-1 the grant (waiter:fence)  2i ttl (ms; 0: only answer whether it still holds)
 --       the last: not after (µs)
--- returns  for each: 1 still a holder  0 no longer
+-- returns  for each: 1 still a holder  0 no longer  -1 not known, for its key is not of ours
 --@include names
 --@include clock
 --@include late
@@ -17,12 +17,14 @@ end
 local held = {}
 for i, holders in ipairs(KEYS) do
   local grant, ttl = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
-  local ends = redis.call('ZSCORE', holders, grant)
+  local ends = redis.pcall('ZSCORE', holders, grant) -- pcall: the others have their answer
   if not ends and as_shared(grant) then
     grant = as_shared(grant)
     ends = redis.call('ZSCORE', holders, grant)
   end
-  if not ends or tonumber(ends) <= NOW then
+  if type(ends) == 'table' then
+    held[i] = -1
+  elseif not ends or tonumber(ends) <= NOW then
     held[i] = 0
   else
     held[i] = 1

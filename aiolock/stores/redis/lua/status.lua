@@ -1,17 +1,32 @@
--- status: the holders and waiters at one moment, and where they run. Writes nothing.
+-- status: holders and waiters at one moment, so many of each at most, and where they run. Writes nothing.
 --
 -- KEYS  1 holders  2 queue
--- ARGV  1 prefix of the clients' channels  2 1: the waiters too  0: only the holders
+-- ARGV  1 prefix of the clients' channels
+--       2 how many waiters at most  3 from which ticket on, -inf for the first
+--       4 how many holders at most  5 from which lease end on (ms), empty for the first
 -- returns  {now (µs), {grant, lease end (ms), …}, {waiter, ticket, …}, the limit, -1 for none,
---           {client, its process, how many listen for it, …}}
+--           {client, its process, how many listen for it, …}, how many holders there are}
 --@include names
 local CHANNELS = ARGV[1]
 --@include clock
 
-local from = '(' .. string.format('%.0f', NOW)
+local alive = '(' .. string.format('%.0f', NOW)
 local limit = redis.call('ZSCORE', HOLDERS, 'limit')
-local held = redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1, 'WITHSCORES')
-local waiting = ARGV[2] == '1' and redis.call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES') or {}
+local later = tonumber(ARGV[5])
+local from = later and later > NOW and ARGV[5] or alive
+local held = redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1, 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+local waiting = {}
+if ARGV[2] ~= '0' then
+  waiting = redis.call('ZRANGEBYSCORE', QUEUE, ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+end
+
+local holding = #held / 2
+if later or holding == tonumber(ARGV[4]) then -- by rank, which takes no longer for many
+  local first = redis.call('ZRANGEBYSCORE', HOLDERS, alive, COUNTERS - 1, 'LIMIT', 0, 1)[1]
+  local other = redis.call('ZRANGEBYSCORE', HOLDERS, COUNTERS - 1, '+inf', 'LIMIT', 0, 1)[1]
+  local behind = other and redis.call('ZRANK', HOLDERS, other) or redis.call('ZCARD', HOLDERS)
+  holding = first and behind - redis.call('ZRANK', HOLDERS, first) or 0
+end
 
 -- pcall: the key with who a client is may be in another slot; and an ACL may forbid to count.
 local clients, seen = {}, {[NOBODY] = true}
@@ -29,4 +44,4 @@ for _, parties in ipairs({held, waiting}) do
     end
   end
 end
-return {tonumber(STAMP), held, waiting, limit and limit - COUNTERS or -1, clients}
+return {tonumber(STAMP), held, waiting, limit and limit - COUNTERS or -1, clients, holding}
