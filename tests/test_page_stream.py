@@ -400,7 +400,7 @@ async def test_history() -> None:
         if second > 1000:
             lengths |= {f"once:{second}": 300}
         locks = await seen(status(name, count) for name, count in lengths.items())
-        history.add(float(second), Totals(held=second), locks)
+        await history.add(float(second), Totals(held=second), locks)
     points = history.since(-math.inf)
     assert (len(points), points[-1].held) == (601, 1999)
     assert [point.held for point in history.since(1997.0)] == [1998, 1999]
@@ -412,9 +412,9 @@ async def test_history() -> None:
     for second in range(60):
         lengths = {"grows": second, "goes": second % 20}
         locks = await seen(status(name, count) for name, count in lengths.items())
-        history.add(float(second), Totals(), locks)
+        await history.add(float(second), Totals(), locks)
     assert 20 <= history.growth(grows, 60.0, 1.0) <= 50
     assert history.growth(goes, 60.0, 1.0) == 0
     for second in range(60, 1000):
-        history.add(float(second), Totals(), {})
+        await history.add(float(second), Totals(), {})
     assert not history._queues

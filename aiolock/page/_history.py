@@ -5,10 +5,12 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 from aiolock.page._limits import Limits
 from aiolock.page._look import Key, Seen, Totals
+from aiolock.page._pace import Pace, parts
 
 _DENSITY: Final = 5.0
 """Seconds between two remembered lengths of a queue."""
@@ -46,13 +48,17 @@ class History:
         self._points = deque[Point](maxlen=2 * int(limits.history))
         self._queues = dict[Key, deque[Length]]()
 
-    def add(self, at: float, totals: Totals, locks: Mapping[Key, Seen]) -> None:
+    async def add(self, at: float, totals: Totals, locks: Mapping[Key, Seen]) -> None:
         """Add what was seen at that moment."""
         self._points.append(Point(at, totals.held, totals.waiting, totals.longest))
         while self._points[0].at < at - self._limits.history:
             self._points.popleft()
-        waiting = (lock for lock in locks.values() if lock.waiting)
-        for lock in heapq.nlargest(self._limits.tracked, waiting, key=lambda lock: lock.waiting):
+        pace, longest = Pace(), list[Seen]()
+        for part in parts(lock for lock in locks.values() if lock.waiting):
+            some = chain(longest, part)
+            longest = heapq.nlargest(self._limits.tracked, some, key=lambda lock: lock.waiting)
+            await pace.step(len(part))
+        for lock in longest:
             # It goes to the end: the queues at the front have been short for longest.
             most = int(self._limits.history / _DENSITY)
             queue = self._queues.pop(lock.key, None) or deque[Length](maxlen=most)

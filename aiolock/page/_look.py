@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from aiolock import Deadlock, Status
+from aiolock.page._pace import Pace
 
 Key: TypeAlias = tuple[str, str]
 """The kind and the name of a lock."""
-
-_AT_A_TIME: Final = 500
-"""Locks after which other tasks have a turn: this runs in an application's event loop."""
 
 
 class Seen(NamedTuple):
@@ -26,6 +23,8 @@ class Seen(NamedTuple):
     """Seconds for which one of its waiters has waited for longest; 0 without a waiter."""
     dead: int
     """How many of its holders and waiters do not answer."""
+    folded: str
+    """Its name for searches in which case does not matter."""
 
     @property
     def key(self) -> Key:
@@ -61,7 +60,7 @@ class Look:
     """Seconds that the answer took."""
     every: float = 0.0
     """Seconds until the next look."""
-    seen: Mapping[Key, Seen] = field(default_factory=dict[Key, Seen])
+    seen: dict[Key, Seen] = field(default_factory=dict[Key, Seen])
     totals: Totals = field(default_factory=Totals)
     deadlocks: tuple[Deadlock, ...] = ()
     error: str = ""
@@ -76,35 +75,45 @@ class Look:
         """Whether the store was looked at at all."""
         return bool(self.every or self.error)
 
+    async def forget(self) -> None:
+        """Let go of what was seen, part by part: to free so many objects takes time as well."""
+        pace = Pace()
+        while self.seen:
+            self.seen.popitem()
+            await pace.step()
+
 
 async def seen(statuses: Iterable[Status]) -> dict[Key, Seen]:
     """The locks of these statuses, with their numbers."""
-    found = dict[Key, Seen]()
+    found, pace = dict[Key, Seen](), Pace()
     for status in statuses:
-        one = _seen(status)
+        one = await _seen(status, pace)
         found[one.key] = one
-        if not len(found) % _AT_A_TIME:
-            await asyncio.sleep(0)
     return found
 
 
-def _seen(status: Status) -> Seen:
+async def _seen(status: Status, pace: Pace) -> Seen:
     held = longest = 0.0
     dead = 0
+    await pace.step()
     for holder in status.holders:
+        await pace.step()
         held = max(held, status.now - holder.since)
         dead += not holder.alive
     for waiter in status.waiters:  # all, because a later one may have waited longer
+        await pace.step()
         longest = max(longest, status.now - waiter.since)
         dead += not waiter.alive
-    return Seen(status, held, longest, dead)
+    return Seen(status, held, longest, dead, status.name.casefold())
 
 
-def totals(locks: Iterable[Seen]) -> Totals:
+async def totals(locks: Iterable[Seen]) -> Totals:
     """The totals of these locks."""
     count = held = waiting = dead = 0
     longest = 0.0
+    pace = Pace()
     for lock in locks:
+        await pace.step()
         count += 1
         held += len(lock.status.holders)
         waiting += lock.waiting
@@ -113,15 +122,19 @@ def totals(locks: Iterable[Seen]) -> Totals:
     return Totals(count, held, waiting, longest, dead)
 
 
-def still(deadlocks: Sequence[Deadlock], locks: Mapping[Key, Seen]) -> tuple[Deadlock, ...]:
+async def still(deadlocks: Sequence[Deadlock], locks: Mapping[Key, Seen]) -> tuple[Deadlock, ...]:
     """The deadlocks whose waiters all still wait."""
-    return tuple(each for each in deadlocks if _is_still(each, locks))
-
-
-def _is_still(deadlock: Deadlock, locks: Mapping[Key, Seen]) -> bool:
-    for blocked in deadlock.circle:
-        lock = locks.get((blocked.kind, blocked.name))
-        who = (blocked.waiter.client, blocked.waiter.seq)
-        if lock is None or who not in {(each.client, each.seq) for each in lock.status.waiters}:
-            return False
-    return True
+    wanted = {(each.kind, each.name) for deadlock in deadlocks for each in deadlock.circle}
+    pace, waiting = Pace(), set[tuple[Key, str, int]]()
+    for key in wanted & locks.keys():
+        for waiter in locks[key].status.waiters:
+            await pace.step()
+            waiting.add((key, waiter.client, waiter.seq))
+    return tuple(
+        deadlock
+        for deadlock in deadlocks
+        if all(
+            ((each.kind, each.name), each.waiter.client, each.waiter.seq) in waiting
+            for each in deadlock.circle
+        )
+    )

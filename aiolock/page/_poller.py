@@ -16,6 +16,8 @@ from aiolock.page._history import History
 from aiolock.page._http import Refused
 from aiolock.page._limits import Limits
 from aiolock.page._look import Look, seen, still, totals
+from aiolock.page._renderer import Renderer
+from aiolock.page._view import Wanted
 
 _log: Final = logging.getLogger("aiolock")
 
@@ -35,6 +37,7 @@ class Poller:
         """The last version from before this run of polling."""
         self._nudged = asyncio.Event()
         self._changed = asyncio.Event()
+        self._renderer = Renderer(limits)
         self.look = Look(0, 0.0)
         self.history = History(limits)
         self.looks = False
@@ -76,6 +79,10 @@ class Poller:
                     await self._changed.wait()
         return self.look if self.look.version > version else None
 
+    async def view(self, wanted: Wanted) -> tuple[Look, bytes]:
+        """The last look, and what such a viewer sees of it."""
+        return await self._renderer.view(self, wanted)
+
     def nudge(self) -> None:
         """Look at once: something was changed."""
         self._nudged.set()
@@ -95,6 +102,7 @@ class Poller:
             self._loop = loop
             self._next = self._next_deadlocks = 0.0
             self._nudged, self._changed = asyncio.Event(), asyncio.Event()
+            self._renderer = Renderer(self._limits)
             self.look = Look(self.look.version + 1, loop.time())
             self.history = History(self._limits)
         self._fresh = self.look.version
@@ -136,11 +144,13 @@ class Poller:
         took = at - began
         every = min(max(limits.every, limits.share * took), limits.slowest)
         locks = await seen(found)
-        total = totals(locks.values())
+        total = await totals(locks.values())
         self._next = self.now() + every
-        self.history.add(at, total, locks)
-        known = still(self.look.deadlocks, locks)
-        self._show(Look(self.look.version + 1, at, took, every, locks, total, known))
+        await self.history.add(at, total, locks)
+        known = await still(self.look.deadlocks, locks)
+        before = self.look
+        self._show(Look(before.version + 1, at, took, every, locks, total, known))
+        await self._renderer.forget(before)
         if total.waiting > 1 and self._next_deadlocks <= at:
             await self._look_for_deadlocks()
 

@@ -13,7 +13,7 @@ from aiolock.page._http import Receive, Refused, Send, begin
 from aiolock.page._limits import Limits
 from aiolock.page._look import Look
 from aiolock.page._poller import Poller
-from aiolock.page._view import Wanted, dumped, rendered
+from aiolock.page._view import Wanted, dumped
 
 _RETRY: Final = b"retry: 500\n\n"
 """Milliseconds after which a browser asks for the next stream."""
@@ -60,7 +60,7 @@ class _Viewer:
             await self._write(_RETRY)
             version = look.version
             if look.is_one:
-                await self._write(self._events(look))
+                version = await self._show()
             while not (poller.ended or poller.look.closed):
                 left = end - poller.now()
                 if left <= 0 and not poller.looks:  # wait for a look that takes long
@@ -68,8 +68,7 @@ class _Viewer:
                 beat = limits.heartbeat
                 newer = await poller.newer(version, min(left, beat) if left > 0 else beat)
                 if newer is not None:
-                    version = newer.version
-                    await self._write(self._events(newer))
+                    version = await self._show()
                 elif not poller.ended:
                     await self._write(_BEAT)
             await self._send({"type": "http.response.body", "body": b""})
@@ -80,9 +79,14 @@ class _Viewer:
         async with asyncio.timeout(self._limits.patience):
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    def _events(self, look: Look) -> bytes:
-        """The view, which is the same for all who want the same, and this viewer's news."""
-        poller, now = self._poller, self._poller.now()
+    async def _show(self) -> int:
+        """Send what is known; the version of that look.
+
+        That is the view, which is the same for all who want the same, and this viewer's news.
+        """
+        poller = self._poller
+        look, view = await poller.view(self._wanted)
+        now = poller.now()
         points = poller.history.since(self._sent)
         times = {
             "age": round(now - look.at, 2),
@@ -94,8 +98,10 @@ class _Viewer:
             ],
         }
         self._sent = points[-1].at if points else max(self._sent, 0.0)
-        view = rendered(look, self._wanted, poller.history, self._limits)
-        return b"event: view\ndata: %b\n\nevent: times\ndata: %b\n\n" % (view, dumped(times))
+        await self._write(
+            b"event: view\ndata: %b\n\nevent: times\ndata: %b\n\n" % (view, dumped(times))
+        )
+        return look.version
 
 
 _OURS: Final = (("X-Accel-Buffering", "no"),)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import translate
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from aiolock import LockClient, Party, Status
@@ -13,6 +15,7 @@ from aiolock.page._history import History
 from aiolock.page._http import Refused
 from aiolock.page._limits import Limits
 from aiolock.page._look import Key, Look, Seen
+from aiolock.page._pace import Pace, parts
 
 SORTS: Final[Mapping[str, Callable[[Seen], tuple[Any, ...]]]] = {
     "wait": lambda lock: (not lock.waiting, -lock.longest, -lock.held, *lock.key),
@@ -46,24 +49,38 @@ class Wanted(NamedTuple):
             raise Refused(400, f"sort must be one of {', '.join(SORTS)}")
         return cls(text, kind, sort or "wait")
 
-    def among(self, locks: Iterable[Seen]) -> Iterable[Seen]:
-        """Those of the locks that are wanted."""
-        if self.kind:
-            locks = (lock for lock in locks if lock.status.kind == self.kind)
+    def check(self) -> Callable[[Seen], object]:
+        """A function that says whether a lock is wanted."""
         if not self.text:
-            return locks
+            return lambda _: True
         if _PATTERN.isdisjoint(self.text):
             text = self.text.casefold()
-            return (lock for lock in locks if text in lock.status.name.casefold())
-        return (lock for lock in locks if fnmatchcase(lock.status.name, self.text))
+            return lambda lock: text in lock.folded
+        matches = re.compile(translate(self.text)).match
+        return lambda lock: matches(lock.status.name)
 
 
-def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> bytes:
-    """All that a viewer sees of a look; rendered once for all who want the same."""
-    found = look.rendered.get(wanted)
-    if found is None:
-        found = look.rendered[wanted] = dumped(_rendered(look, wanted, history, limits))
-    return found
+async def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> bytes:
+    """All that a viewer sees of a look."""
+    first, matching = await _first(look, wanted, limits)
+    return dumped(_rendered(look, first, matching, history, limits))
+
+
+async def _first(look: Look, wanted: Wanted, limits: Limits) -> tuple[list[Seen], int]:
+    """The first of those that are wanted, in order, and how many there are."""
+    pace, is_wanted = Pace(), wanted.check()
+    first, matching = list[Seen](), 0
+    for part in parts(look.seen.values()):
+        found = [
+            lock
+            for lock in part
+            if (not wanted.kind or lock.status.kind == wanted.kind) and is_wanted(lock)
+        ]
+        if found:
+            matching += len(found)
+            first = heapq.nsmallest(limits.rows, chain(first, found), key=SORTS[wanted.sort])
+        await pace.step(len(part))
+    return first, matching
 
 
 def dumped(value: object) -> bytes:
@@ -71,18 +88,19 @@ def dumped(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> dict[str, Any]:
-    matching = list(wanted.among(look.seen.values()))
+def _rendered(
+    look: Look, first: Sequence[Seen], matching: int, history: History, limits: Limits
+) -> dict[str, Any]:
     blocked = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.circle}
     return {
         "error": look.error,
         "closed": look.closed,
         "took": _short(look.took),
         "totals": {**look.totals._asdict(), "longest": _short(look.totals.longest)},
-        "matching": len(matching),
+        "matching": matching,
         "rows": [
             _row(lock, lock.key in blocked, history.growth(lock.key, look.at, look.every))
-            for lock in heapq.nsmallest(limits.rows, matching, key=SORTS[wanted.sort])
+            for lock in first
         ],
         "deadlocks": [
             {
