@@ -308,11 +308,11 @@ class Status:
     have ended."""
     kind: str = ""
     """The kind: ``lock``, ``semaphore``, ``once``, …; empty if it comes from a store alone."""
+    now: float = field(default=0.0, compare=False)
+    """When this was true: Unix time in seconds, by the store's clock, like `Party.since`."""
     more_holders: int = 0
     """How many holders it has beside those in `holders`: see ``waiters`` of `Store.status`. Always
     0 in what `Lock.status` gives."""
-    now: float = field(default=0.0, compare=False)
-    """When this was true: Unix time in seconds, by the store's clock, like `Party.since`."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

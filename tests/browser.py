@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import aiolock
-from aiolock.page import Page
+from aiolock.page import Entrance, Page
 from aiolock.page._limits import Limits
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -38,6 +38,8 @@ CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
 )
 DRIVER: Final = shutil.which("chromedriver") or ""
+SECRET: Final = "a key of the page"
+"""What is needed to see /locked/."""
 FLAGS: Final = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -68,7 +70,19 @@ class Server:
             "/read": Page(self.client, limits=limits),
             "/admin": Page(self.client, limits=limits, may_break=lambda _: True),
         }
-        app = Starlette(routes=[Mount(path, page) for path, page in pages.items()])
+        self.headers = list[list[tuple[bytes, bytes]]]()
+        """The headers of all requests for ``/elsewhere/``, which is what another program gets."""
+
+        async def elsewhere(scope: Any, _: Any, send: Any) -> None:
+            self.headers.append(scope["headers"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"elsewhere"})
+
+        locked = Page(self.client, limits=limits, may_break=lambda _: True)
+        pages["/locked"] = locked
+        routes = [Mount(path, page) for path, page in pages.items() if page is not locked]
+        routes += [Mount("/locked", Entrance(locked, SECRET)), Mount("/elsewhere", elsewhere)]
+        app = Starlette(routes=routes)
         self._socket = hold_port()
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.browser import CHROMIUM, DRIVER, Browser, Server, started
+from tests.browser import CHROMIUM, DRIVER, SECRET, Browser, Server, started
 
 HOSTILE: Final = [
     '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>',
@@ -198,3 +198,30 @@ def contrast(one: float, other: float) -> float:
     """Between two of them."""
     light, dark = max(one, other), min(one, other)
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_key(browser: Browser, server: Server) -> None:
+    """It comes behind the #, stays in the tab, and is sent to the page alone."""
+    browser.expected = ("403",)
+    server.hold("order:42")
+    browser.driver.get(f"{server.url}/locked/")
+    browser.until(lambda: "Open the page with its key" in browser.text("#trouble"))
+    assert browser.names() == []
+    browser.open(f"/locked/?q=order#key={SECRET.replace(' ', '%20')}")
+    browser.until(lambda: browser.names() == ["order:42"])
+    assert browser.run("return location.hash") == ""
+    assert browser.run("return location.search") == "?q=order"
+    assert browser.run("return document.cookie") == ""
+    browser.driver.refresh()
+    browser.until(lambda: browser.names() == ["order:42"])
+    browser.run("fetch('/elsewhere/').then(() => { window.came = true; })")
+    browser.until(lambda: browser.run("return window.came"))
+    for headers in server.headers:
+        assert not {b"cookie", b"x-aiolock-key"} & {name for name, _ in headers}
+        assert SECRET.encode() not in b"".join(value for _, value in headers)
+    assert server.headers
+    browser.open("/locked/")
+    browser.until(lambda: browser.names() == ["order:42"])
+    browser.run("sessionStorage.clear()")
+    browser.driver.get(f"{server.url}/locked/#key=wrong")
+    browser.until(lambda: "Open the page with its key" in browser.text("#trouble"))

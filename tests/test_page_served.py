@@ -105,7 +105,7 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
     """What it says is to be opened."""
     assert process.stdout is not None
     line = (await asyncio.wait_for(process.stdout.readline(), _START)).decode()
-    found = re.fullmatch(r"(http://\S+/\?key=[\w-]{32}) \(Ctrl-C ends it\)\n", line)
+    found = re.fullmatch(r"(http://\S+/#key=[\w-]{32}) \(Ctrl-C ends it\)\n", line)
     assert found is not None, line
     return found[1]
 
@@ -123,12 +123,13 @@ async def test_web(redis_server: RedisServer, prefix: str, options: tuple[str, .
         port = httpx.URL(url).port
         here = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=here) as stranger:
-            assert (await stranger.get("/")).status_code == 403
-            assert (await stranger.get("/session")).status_code == 403
-        async with httpx.AsyncClient(base_url=here, follow_redirects=True) as visitor:
-            opened = await visitor.get(url if "127.0.0.1" in url else here + url[url.index("/?") :])
-            assert opened.status_code == 200
-            assert "key=" not in str(opened.url)
+            assert (await stranger.get(f"/?key={url[-32:]}")).status_code == 200  # a file
+            for path in ("/session", "/events", f"/session?key={url[-32:]}"):
+                answer = await stranger.get(path)
+                assert answer.status_code == 403
+                assert "set-cookie" not in answer.headers
+        key = {"X-Aiolock-Key": url[-32:]}
+        async with httpx.AsyncClient(base_url=here, headers=key) as visitor:
             rebound = await visitor.get("/session", headers={"Host": "evil.test"})
             assert rebound.status_code == 421
             session = (await visitor.get("/session")).json()
@@ -138,7 +139,7 @@ async def test_web(redis_server: RedisServer, prefix: str, options: tuple[str, .
                     if line.startswith("data: "):
                         assert '"name":"a"' in line
                         break
-                headers = {"Origin": here, "X-Aiolock-Token": session["token"]}
+                headers = {"Origin": here, "X-Aiolock-Page": "1"}
                 order = {"kind": "lock", "name": "a"}
                 answer = await visitor.post("/break", json=order, headers=headers)
                 if session["may_break"]:

@@ -198,7 +198,7 @@ SIGNATURES = {
         "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0, seq=0,"
         " alive=True, label='', task=0)"
     ),
-    "Status": "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0)",
+    "Status": "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0, more_holders=0)",
     "ServerStatus": "(address, state, silent=0.0, clock=None, votes=0, error='')",
 }
 ERRORS: dict[str, type[Exception] | None] = {

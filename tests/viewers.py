@@ -105,7 +105,7 @@ class Viewer:
 
 
 class Visitor(httpx.AsyncClient):
-    """A browser that has the page open: it has the cookie, and the token."""
+    """A browser that has the page open."""
 
     def __init__(self, page: Page | Entrance, **more: Any) -> None:
         transport = httpx.ASGITransport(page, root_path=more.pop("root_path", ""))
@@ -116,7 +116,7 @@ class Visitor(httpx.AsyncClient):
     async def load(self) -> Self:
         """Do the first steps of the page."""
         self.session = (await self.get("/session")).json()
-        self.headers["X-Aiolock-Token"] = self.session["token"]
+        self.headers["X-Aiolock-Page"] = "1"
         return self
 
     async def order(self, what: str, name: str, kind: str = "lock", **more: Any) -> httpx.Response:

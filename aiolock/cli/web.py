@@ -82,7 +82,7 @@ async def _web(arguments: argparse.Namespace) -> int:
                 )
                 key = secrets.token_urlsafe(24)
                 shown = _shown(address)
-                print(f"http://{shown}:{port}/?key={key}", "(Ctrl-C ends it)", flush=True)
+                print(f"http://{shown}:{port}/#key={key}", "(Ctrl-C ends it)", flush=True)
                 await _serve(page, Entrance(page, key), sock)
     return 0
 

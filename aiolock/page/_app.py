@@ -18,9 +18,7 @@ from aiolock.page._guard import (
     check_may_see,
     check_read_here,
     check_sent_here,
-    cookie_for,
     is_permitted,
-    token_of,
 )
 from aiolock.page._http import Answer, Gone, Receive, Refused, Request, Scope, Send, answer, as_json
 from aiolock.page._lifespan import lifespan
@@ -162,15 +160,12 @@ class Page:
         return await self._reads[path](request)
 
     async def _session(self, request: Request) -> Answer:
-        cookie, headers = cookie_for(request)
-        may_break = await is_permitted(self._may_break, request.scope)
         session = {
-            "may_break": may_break,
-            "token": token_of(cookie) if may_break else "",
+            "may_break": await is_permitted(self._may_break, request.scope),
             "kinds": LockClient.KINDS,
             "history": self._limits.history,
         }
-        return as_json(session, headers=headers)
+        return as_json(session)
 
     async def _lock(self, request: Request) -> Answer:
         kind, name = (request.query.get(key, "") for key in ("kind", "name"))

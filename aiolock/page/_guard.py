@@ -2,18 +2,14 @@
 
 A page of another site can make a browser send requests. So a request that changes something must
 come from this page. Browsers tell where a request comes from, in ``Sec-Fetch-Site`` or ``Origin``.
-In addition there is a token, made from a cookie: another site might make a browser send the cookie,
-but cannot read the token. It is made from the cookie alone, so that all processes of a server
-accept it.
+In addition it must have a header that a browser lets another origin send only if we permit it,
+which we never do. There is no cookie: other programs on the same host would get it, whatever port
+they listen at.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import inspect
-import re
-import secrets
 from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
 from typing import Final, TypeAlias
@@ -24,9 +20,8 @@ from aiolock.page._http import Refused, Request, Scope
 Permission: TypeAlias = Callable[[Scope], bool | Awaitable[bool]]
 """Gets the ASGI scope of a request, and says whether that may; may be an async function."""
 
-COOKIE: Final = "aiolock-page"
-TOKEN: Final = "x-aiolock-token"  # noqa: S105  # the name of a header
-_COOKIE_FORM: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+OURS: Final = "x-aiolock-page"
+"""The header of the page's orders; its value does not matter."""
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -103,29 +98,10 @@ def check_sent_here(request: Request) -> None:
     # Trust a browser that says it is the same origin: behind a proxy the host may differ.
     if site is None and not _is_of(origin or "", headers.get("host", "")):
         raise Refused(403, "another site has sent this")
-    cookie = request.cookie(COOKIE)
-    if not _COOKIE_FORM.fullmatch(cookie):
-        raise Refused(403, "the cookie of the page is missing: load it again")
-    if not hmac.compare_digest(headers.get(TOKEN, "").encode(), token_of(cookie).encode()):
-        raise Refused(403, "the token of the page is missing or wrong: load it again")
+    if not headers.get(OURS):
+        raise Refused(403, f"the header {OURS} is missing: load the page again")
 
 
 def _is_of(origin: str, host: str) -> bool:
     parts = urlsplit(origin)
     return bool(host) and parts.scheme in ("http", "https") and parts.netloc == host
-
-
-def token_of(cookie: str) -> str:
-    """The token that must come with this cookie."""
-    return hashlib.sha256(f"aiolock page {cookie}".encode()).hexdigest()
-
-
-def cookie_for(request: Request) -> tuple[str, list[tuple[str, str]]]:
-    """The cookie of the requesting browser, and the headers that set it if there is none yet."""
-    cookie = request.cookie(COOKIE)
-    if _COOKIE_FORM.fullmatch(cookie):
-        return cookie, []
-    cookie = secrets.token_urlsafe(32)
-    # Without a path it holds for the folder of the page, wherever a proxy has put that.
-    secure = "; Secure" if request.scope.get("scheme") == "https" else ""
-    return cookie, [("Set-Cookie", f"{COOKIE}={cookie}; HttpOnly; SameSite=Strict{secure}")]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
-from http import cookies
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import parse_qsl
 
@@ -79,14 +78,6 @@ class Request:
             )
         except ValueError:
             raise Refused(400, "the query has too many fields") from None
-
-    def cookie(self, name: str) -> str:
-        """The value of a cookie; empty if there is none."""
-        try:
-            found = cookies.SimpleCookie(self.headers.get("cookie", "")).get(name)
-        except cookies.CookieError:
-            return ""
-        return found.value if found else ""
 
     async def json(self, most: int) -> dict[str, Any]:
         """The body: a JSON object, of ``most`` bytes at most."""

@@ -1,13 +1,16 @@
 // Requests to the server, and its stream of events. All addresses are beside this page's own.
+import { KEY, given } from "./key.js";
 
 const AGAIN = 3000; // ms after which a server that refused to answer is asked again
+const NEXT = 500; // ms after which a stream that has ended is followed by the next
+const SILENT = "The server does not answer.";
 
 export class Server {
   session = null;
   trouble = ""; // why no data comes
   watching = false;
 
-  /** Our permissions, and the token that proves that an order comes from this page. Asks until it has them. */
+  /** Our permissions. Asks until it has them. */
   async begin(changed) {
     this.changed = changed;
     while (!this.session) {
@@ -15,7 +18,7 @@ export class Server {
         this.session = await this.get("session");
       } catch (error) {
         this.say(error.message);
-        await new Promise((after) => setTimeout(after, AGAIN));
+        await after(AGAIN);
       }
     }
     return this.session;
@@ -23,53 +26,42 @@ export class Server {
 
   async get(what, query = {}) {
     const search = new URLSearchParams(query);
-    return answered(fetch(search.size ? `${what}?${search}` : what));
+    return (await asked(search.size ? `${what}?${search}` : what)).json();
   }
 
   async post(order, body) {
-    const headers = { "Content-Type": "application/json", "X-Aiolock-Token": this.session.token };
-    return answered(fetch(order, { method: "POST", headers, body: JSON.stringify(body) }));
+    // Another origin may not send such a header.
+    const headers = { "Content-Type": "application/json", "X-Aiolock-Page": "1" };
+    return (await asked(order, { method: "POST", headers, body: JSON.stringify(body) })).json();
   }
 
   /** Call the listener named like an event with its data, until the next `watch` or `stop`. */
-  watch(query, listeners) {
+  async watch(query, listeners) {
     this.stop();
     this.watching = true;
-    const address = `events?${query}`;
-    const source = new EventSource(address);
-    this.source = source;
-    for (const [name, listener] of Object.entries(listeners)) {
-      source.addEventListener(name, (event) => {
-        this.say("");
-        listener(JSON.parse(event.data));
-      });
+    const { signal } = (this.ending = new AbortController());
+    while (!signal.aborted) {
+      let pause = NEXT;
+      try {
+        // Not an EventSource, which cannot send a header.
+        const { body } = await asked(`events?${query}`, { signal });
+        await each(body, (name, data) => {
+          if (signal.aborted) return;
+          this.say("");
+          listeners[name]?.(data);
+        });
+      } catch (error) {
+        if (signal.aborted) return;
+        this.say(error.message);
+        pause = AGAIN;
+      }
+      await after(pause);
     }
-    source.addEventListener("error", () => {
-      // The browser replaces a stream that has ended. If that is refused, it stops, and we ask again.
-      this.say("The server does not answer.");
-      if (source.readyState !== EventSource.CLOSED) return;
-      this.reason(address, source);
-      this.timer = setTimeout(() => this.watch(query, listeners), AGAIN);
-    });
   }
 
   stop() {
-    clearTimeout(this.timer);
-    this.source?.close();
+    this.ending?.abort();
     this.watching = false;
-  }
-
-  /** Find out why a stream was refused: an EventSource does not tell. */
-  async reason(address, source) {
-    const ending = new AbortController();
-    try {
-      const response = await fetch(address, { signal: ending.signal });
-      if (!response.ok && source === this.source) this.say(await why(response));
-    } catch {
-      return; // the page already says that the server does not answer
-    } finally {
-      ending.abort();
-    }
   }
 
   say(trouble) {
@@ -79,15 +71,40 @@ export class Server {
   }
 }
 
-async function answered(asking) {
+function after(ms) {
+  return new Promise((done) => setTimeout(done, ms));
+}
+
+async function asked(what, { headers = {}, ...more } = {}) {
   let response;
   try {
-    response = await asking;
+    response = await fetch(what, { ...more, headers: { ...headers, ...(given() && { [KEY]: given() }) } });
   } catch {
-    throw new Error("The server does not answer.");
+    throw new Error(SILENT);
   }
   if (!response.ok) throw new Error(await why(response));
-  return response.json();
+  return response;
+}
+
+/** Tell of each event of a stream, until it ends. */
+async function each(body, tell) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    let part;
+    try {
+      part = await reader.read();
+    } catch {
+      throw new Error(SILENT);
+    }
+    if (part.done) return;
+    const blocks = (text + part.value).split("\n\n");
+    text = blocks.pop();
+    for (const block of blocks) {
+      const found = /^event: (.*)\ndata: (.*)$/.exec(block); // anything else is for an EventSource
+      if (found) tell(found[1], JSON.parse(found[2]));
+    }
+  }
 }
 
 async function why(response) {
