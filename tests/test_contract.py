@@ -142,6 +142,14 @@ class TestSQLite(StoreContract, RunsContract):
         """Another link to the test's own file."""
         return SQLiteStore(self._path, self._prefix)
 
+    async def spoil(self, name: str) -> bool:
+        """A state that is none."""
+        key = f"{self._prefix}\0{name}".encode()
+        with contextlib.closing(sqlite3.connect(self._path)) as database:
+            database.execute("UPDATE names SET state = 'theirs' WHERE name = ?", (key,))
+            database.commit()
+        return True
+
     async def left_behind(self, name: str) -> object:
         """The row of the name."""
         with contextlib.closing(sqlite3.connect(self._path)) as database:

@@ -379,9 +379,7 @@ class Acquirer:
                 self._close(attempt)
 
     def _close(self, attempt: Attempt) -> None:
-        attempt.stop(
-            ClientClosed("this client was closed while a task waited for it", closed=True)
-        )
+        attempt.stop(ClientClosed("this client was closed while a task waited for it", closed=True))
         self._give_up(attempt)
 
 
