@@ -9,11 +9,12 @@ much traffic, pushes can go by another channel: see `_sharded`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from aiolock._turns import turns
 from aiolock.store import (
     WAS_ABSENT,
     Answer,
@@ -39,6 +40,8 @@ from aiolock.stores.redis._store import together
 Value = TypeVar("Value")
 
 _MOST_KNOWN: Final = 1024
+_TOGETHER: Final = 64
+"""Clients that are asked for at a time."""
 _RESTARTS: Final = 3
 """How often a snapshot begins anew because slots have moved."""
 
@@ -146,27 +149,43 @@ class ClusterStore(Masters):
         return await self._with_names(found)
 
     async def _with_names(self, found: Status) -> Status:
-        holders, waiting = await asyncio.gather(
-            self._introduced(found.holders), self._introduced(found.waiters)
+        await self._meet([*found.holders, *found.waiters])
+        return replace(
+            found,
+            holders=await self._named(found.holders),
+            waiters=await self._named(found.waiters),
         )
-        return replace(found, holders=holders, waiters=waiting)
 
     async def _introduced(self, parties: Sequence[Party]) -> tuple[Party, ...]:
         """The parties with host and process, when their clients' keys are at another node."""
-        unknown = {each.client for each in parties if not each.host and each.client != NOBODY}
-        asked = [client for client in unknown if client not in self._said]
-        answers = await asyncio.gather(*map(self._who, asked), return_exceptions=True)
-        for client, says in zip(asked, answers, strict=True):
-            if isinstance(says, bytes) and says:  # else it stays unknown: it is for people only
-                if len(self._said) >= _MOST_KNOWN:
-                    self._said.clear()
-                self._said[client] = says
-        return tuple(
-            said_of(each, self._said[each.client])
-            if each.client in unknown and each.client in self._said
-            else each
-            for each in parties
-        )
+        await self._meet(parties)
+        return await self._named(parties)
+
+    async def _meet(self, parties: Sequence[Party]) -> None:
+        """Find out what the clients of these say of themselves; who does not answer is left out."""
+        take, unknown = turns().take, dict[str, None]()
+        for each in parties:
+            await take()
+            if not each.host and each.client != NOBODY and each.client not in self._said:
+                unknown[each.client] = None
+        asked = list(unknown)
+        for start in range(0, len(asked), _TOGETHER):
+            some = asked[start : start + _TOGETHER]
+            answers = await asyncio.gather(*map(self._who, some), return_exceptions=True)
+            for client, says in zip(some, answers, strict=True):
+                if isinstance(says, bytes) and says:  # else it stays unknown: it is for people only
+                    if len(self._said) >= _MOST_KNOWN:
+                        self._said.clear()
+                    self._said[client] = says
+
+    async def _named(self, parties: Sequence[Party]) -> tuple[Party, ...]:
+        """The same, with what is known of their clients."""
+        take, named = turns().take, list[Party]()
+        for each in parties:
+            await take()
+            says = None if each.host or each.client == NOBODY else self._said.get(each.client)
+            named.append(each if says is None else said_of(each, says))
+        return tuple(named)
 
     def _who(self, client: str) -> asyncio.Future[Any]:
         slot = slot_of_key(self._names.client(client).encode())
@@ -186,7 +205,8 @@ class ClusterStore(Masters):
             return Page((), "")
         slot = min(topology.slots_of(masters[number]))
         page = await self._at(slot, lambda node: node.snapshot(at))
-        statuses = await asyncio.gather(*map(self._with_names, page.statuses))
+        await self._meet([each for status in page.statuses for each in _parties(status)])
+        statuses = [await self._with_names(status) for status in page.statuses]
         number += not page.more
         if number == len(masters):
             if restarts < _RESTARTS:
@@ -226,6 +246,11 @@ class ClusterStore(Masters):
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
         return self._at(slot_of(name), lambda node: node.break_(name, fences))
+
+
+def _parties(status: Status) -> Iterator[Party]:
+    yield from status.holders
+    yield from status.waiters
 
 
 def _read_start(start: str) -> tuple[int, int, int, str]:
