@@ -303,7 +303,8 @@ class Worker:
             tasks += self._lanes.take_all()
             reason = outcomes[-1].failure
             assert reason is not None
-            untried = refusal(str(reason), reason.__cause__)
+            untried = once_more(reason)
+            untried.refused = True
             outcomes += failed(untried, len(tasks) - len(outcomes))
         else:
             self.progressed = time.monotonic()
