@@ -1869,8 +1869,8 @@ SAFEGUARDS = (
     Safeguard(
         "of many leases that are due, some are renewed in one transaction",
         "stores/_worker.py",
-        "self._lanes.take(self._most)",
-        "self._lanes.take(10**6)",
+        "self._lanes.take(self._most, self._names)",
+        "self._lanes.take(10**6, 10**6)",
         "test_many_leases.py::test_renewals_many_due_at_once_are_at_most_256_in_a_transaction",
     ),
     Safeguard(

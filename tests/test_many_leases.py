@@ -171,6 +171,19 @@ async def test_transactions_that_take_long_are_followed_by_smaller_ones() -> Non
 
 
 @pytest.mark.one_loop
+async def test_operations_on_one_name_are_carried_out_together_however_long_that_takes() -> None:
+    """A long queue is read and written once for all of them."""
+    work = Work()
+    work.held = lambda _: 1.0
+    async with started(work) as worker:
+        asked = [worker.call(*operations("crowd")) for _ in range(1024)]
+        asked += [worker.call(*operations(f"n{number}")) for number in range(32)]
+        work.go_on.set()
+        await asyncio.gather(*asked)
+    assert [*map(len, work.batches[1:])] == [256] * 4 + [16, 16]
+
+
+@pytest.mark.one_loop
 async def test_renewal_that_fails_leaves_the_others_their_answers() -> None:
     """It is unknown, in a call that has others; alone, it is an error."""
     work = Work()

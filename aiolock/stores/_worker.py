@@ -102,14 +102,23 @@ class _Lanes:
                 lane = used[0]
             lane.append(_Task(job, place, operation))
 
-    def take(self, most: int) -> list[_Task]:
-        """The operations that come next."""
+    def take(self, most: int, names: int) -> list[_Task]:
+        """The operations that come next: so many at most, on as many names."""
         others = min(len(self._others), max(most - len(self._renewals), most // _SHARE))
         renewals = min(len(self._renewals), most - others)
-        return [
-            *(self._taken(self._renewals) for _ in range(renewals)),
-            *(self._taken(self._others) for _ in range(others)),
-        ]
+        used, tasks = set[str](), list[_Task]()
+        left = min(others, names // _SHARE)
+        for lane, count, limit in (
+            (self._renewals, renewals, names - left),
+            (self._others, others, names),
+        ):
+            for _ in range(count):
+                new = [name for name in lane[0].operation.names if name not in used]
+                if len(used) + len(new) > limit:
+                    break
+                used.update(new)
+                tasks.append(self._taken(lane))
+        return tasks
 
     def _taken(self, lane: deque[_Task]) -> _Task:
         task = lane.popleft()
@@ -165,8 +174,8 @@ class Worker:
         self._jobs = queue.SimpleQueue[Job | None]()
         self._lanes = _Lanes()
         """What the thread has taken out of that; only the thread uses it, until it has ended."""
-        self._most = self._limit = _TOGETHER
-        """How many operations to carry out together now, and at most."""
+        self._most = self._names = _TOGETHER
+        """How many operations to carry out together, and on how many names now."""
         self.progressed = time.monotonic()
         """When operations were last carried out."""
         self._going_on = True
@@ -271,7 +280,7 @@ class Worker:
                 with contextlib.suppress(queue.Empty):
                     self._accept(self._jobs.get(timeout=self._work.rest))
             self._accept_all()
-            if tasks := self._lanes.take(self._most):
+            if tasks := self._lanes.take(self._most, self._names):
                 self._carry_out(tasks)
             self._work.look_after()
 
@@ -308,15 +317,18 @@ class Worker:
             outcomes += failed(untried, len(tasks) - len(outcomes))
         else:
             self.progressed = time.monotonic()
-            self._pace(done.held, len(operations))
+            self._pace(done.held, len({name for each in operations for name in each.names}))
         self._tell_outcomes(tasks, outcomes, done.told)
 
     def _pace(self, held: float, count: int) -> None:
-        """Take fewer together after those have kept others waiting for long, or as many again."""
+        """Take fewer names after those have kept others waiting for long, or as many again.
+
+        A name with a long queue costs as much for one operation as for many.
+        """
         if held > _STRETCH:
-            self._most = max(min(_FEWEST, self._limit), count // 2)
-        elif held < _STRETCH / 4 and count == self._most:
-            self._most = min(self._limit, 2 * self._most)
+            self._names = max(min(_FEWEST, self._most), count // 2)
+        elif held < _STRETCH / 4 and count == self._names:
+            self._names = min(self._most, 2 * self._names)
 
     def _tell_outcomes(
         self, tasks: Sequence[_Task], outcomes: Sequence[Outcome], told: Sequence[Told]
