@@ -62,7 +62,7 @@ from aiolock._turns import let_go, turns
 from aiolock.errors import ClientClosed
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
-from aiolock.store import Rule, ServerStatus, Several, Status, Store, Versioned
+from aiolock.store import Rule, ServerStatus, Status, Store, Versioned
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -411,8 +411,7 @@ class LockClient(Uncopyable, AsyncOnly):
 
     def servers(self) -> list[ServerStatus]:
         """What this client knows of each server of a quorum; else an empty list. No I/O."""
-        store = self._engine.store
-        return store.servers() if isinstance(store, Several) else []
+        return self._engine.servers()
 
     def _check_kind(self, kind: str) -> None:
         if kind not in self.KINDS:

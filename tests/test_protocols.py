@@ -17,7 +17,7 @@ from aiolock.testing import Peer
 from tests.clusters import Cluster
 from tests.failures import take, until
 from tests.servers import RedisServer, store_on
-from tests.test_cli import Cli
+from tests.commands import Cli
 from tests.worlds import asking, queued
 
 Speak = Callable[[int], None]

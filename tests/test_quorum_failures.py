@@ -264,7 +264,7 @@ async def test_replies_to_a_break_that_are_lost(links: Links) -> None:
         async with links.client() as holder:
             held = await take(holder.lock("a"))
             store: Any = breaker._engine.store
-            for member, proxy, link in zip(store._members, links.proxies, sending, strict=True):
+            for member, proxy, link in zip(store.members, links.proxies, sending, strict=True):
                 member.take_away = partial(_unheard, member.take_away, proxy, link)
             with pytest.raises(aiolock.StoreError, match="nobody knows whether this call broke it"):
                 await breaker.lock("a").break_(held.fence)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from aiolock.store import (
     Party,
     Renewal,
     Rule,
+    ServerStatus,
     Waiter,
 )
 
@@ -91,9 +92,14 @@ class Acquirer:
         client: str,
         *,
         answer_timeout: float,
+        servers: Callable[[], Sequence[ServerStatus]],
     ) -> None:
-        """``answer_timeout``: seconds for the store's answer, if the lock is not waited for."""
+        """``answer_timeout``: seconds for the store's answer, if the lock is not waited for.
+
+        ``servers``: the state of each server, of a store that is on several; else none.
+        """
         self._answer_timeout = answer_timeout
+        self._servers = servers
         self._waiters = waiters
         self._lookout = lookout
         self._events = watchdog.events
@@ -321,7 +327,7 @@ class Acquirer:
                     async with asyncio.timeout(_WHAT_CALLED):
                         holders = (await labelled(self._runs, [status]))[0].holders
         waited = self._time() - attempt.began
-        return refusals.not_in_time(policy, timeout, waited, holders, more)
+        return refusals.not_in_time(policy, timeout, waited, holders, more, self._servers())
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
         """The owner's hold of this lock, if it may have it once more."""

@@ -24,7 +24,7 @@ from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import ClientClosed
 from aiolock.observer import Observer
-from aiolock.store import Status, Store
+from aiolock.store import ServerStatus, Several, Status, Store
 
 ANSWER_TIMEOUT: Final = 1.0
 """Seconds for the store's answer to an acquisition that does not wait, unless told otherwise."""
@@ -100,6 +100,7 @@ class Engine(Uncopyable):
             self.lookout,
             self.client,
             answer_timeout=self._answer_timeout,
+            servers=self.servers,
         )
 
     async def open(self) -> None:
@@ -110,6 +111,10 @@ class Engine(Uncopyable):
             self.state = State.CLOSED  # a lifespan may try again
             raise
         self.state = State.OPEN
+
+    def servers(self) -> list[ServerStatus]:
+        """The state of each server of a quorum; empty for any other store. No I/O."""
+        return self.store.servers() if isinstance(self.store, Several) else []
 
     @property
     def is_open(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
-from aiolock.store import Differs, Full, Party, plain
+from aiolock.store import Differs, Full, Party, ServerStatus, plain
 
 _NOT_YET: Final = {
     "barrier": ("is not complete", "was not complete"),
@@ -25,12 +26,20 @@ def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
     return _timeout(policy, f"{now}{_held_by(holders)}", 0.0, holders)
 
 
-def not_in_time(
-    policy: Policy, timeout: float, waited: float, holders: tuple[Party, ...], more: int
+def not_in_time(  # noqa: PLR0917  # what is known of it
+    policy: Policy,
+    timeout: float,
+    waited: float,
+    holders: tuple[Party, ...],
+    more: int,
+    servers: Sequence[ServerStatus],
 ) -> AcquireTimeout:
-    """The timeout passed, and others had it all the time: these holders, and ``more``."""
+    """The timeout passed, and others had it all the time: these holders, and ``more``.
+
+    Or the ``servers`` of a quorum do not vote yet.
+    """
     _, for_long = _NOT_YET.get(policy.kind, _TAKEN)
-    text = f"{for_long} in {timeout:g} s{_held_by(holders, more)}"
+    text = f"{for_long} in {timeout:g} s{_held_by(holders, more) or _not_voting(servers)}"
     error = _timeout(policy, text, waited, holders)
     error.more_holders = more
     return error
@@ -42,6 +51,18 @@ def _timeout(
     error = AcquireTimeout(f"{policy.called} {text}")
     error.waited, error.holders = waited, holders
     return policy.about(error)
+
+
+def _not_voting(servers: Sequence[ServerStatus]) -> str:
+    """Why no majority of a quorum can vote, if that is so."""
+    silent = sorted((each for each in servers if each.state == "silent"), key=lambda it: it.silent)
+    up = sum(each.state == "up" for each in servers)
+    missing = len(servers) // 2 + 1 - up
+    if not silent or missing <= 0:
+        return ""
+    first = silent[min(missing, len(silent)) - 1]  # with it, a majority votes
+    when = f" for {first.silent:.0f} s more" if first.silent else ""
+    return f": {len(silent)} of {len(servers)} servers do not vote{when}: {first.error}"
 
 
 def _held_by(holders: tuple[Party, ...], more: int = 0) -> str:

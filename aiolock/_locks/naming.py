@@ -33,13 +33,13 @@ def naming(
     ``decorator`` is named in errors. ``plain`` says that ``function`` must not be async; otherwise
     it must be.
     """
+    wanted = "functions that are not async" if plain else "async functions"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{decorator}() decorates functions, and {function!r} is a generator, whose body would"
+            f"{decorator}() decorates {wanted}, and {function!r} is a generator, whose body would"
             " run after the call: take the lock in it"
         )
     if inspect.iscoroutinefunction(function) == plain:
-        wanted = "functions that are not async" if plain else "async functions"
         raise TypeError(f"{decorator}() decorates {wanted}, and {function!r} is not one")
     signature = inspect.signature(function)
     if unknown := fields(template) - set(signature.parameters):
