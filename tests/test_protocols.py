@@ -15,9 +15,9 @@ from aiolock.cli.main import main
 from aiolock.stores.redis import _protocol
 from aiolock.testing import Peer
 from tests.clusters import Cluster
+from tests.commands import Cli
 from tests.failures import take, until
 from tests.servers import RedisServer, store_on
-from tests.commands import Cli
 from tests.worlds import asking, queued
 
 Speak = Callable[[int], None]
