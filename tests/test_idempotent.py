@@ -420,7 +420,7 @@ async def test_dependencies_of_fastapi() -> None:
     async with serving("fastapi", app) as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
         ada = {**KEY, "Authorization": "ada"}
         first = await http.post("/", headers=ada)  # waits for nothing in the background
-        assert happened == ["opened", "done"]
+        assert happened == ["opened", "done", "closed"]
         go.set()
         assert (await http.post("/", headers={**KEY, "Authorization": "bob"})).status_code == 401
         again = await http.post("/", headers=ada)
@@ -743,3 +743,137 @@ def test_a_function_that_cannot_be() -> None:
         idempotent(client, "{order}", remember=1)(lambda order: order)
     with pytest.raises(ValueError, match="remember"):
         idempotent(client, "{order}", remember=-1)
+
+
+class Database:
+    """Counts what is committed; the first commit fails, as one that could not be serialized."""
+
+    def __init__(self) -> None:
+        self.committed = self.tries = 0
+        self.late = list[int]()
+
+    async def session(self) -> AsyncGenerator[None]:
+        """As a dependency that commits after ``yield``."""
+        yield
+        self.tries += 1
+        await asyncio.sleep(0)
+        if self.tries == 1:
+            raise RuntimeError("could not serialize access")
+        self.committed += 1
+
+    async def later(self) -> None:
+        """Work in the background."""
+        self.late.append(self.committed)
+
+
+def ends_in_fastapi(database: Database, client: aiolock.LockClient, *, of_route: bool) -> Any:
+    """A session as FastAPI has it, which ends after the response."""
+    app = FastAPI()
+    once = [fastapi.idempotent(application="till", remember=60, who=lambda: "")] if of_route else []
+    if not of_route:
+        app.add_middleware(
+            Idempotency, client=client, application="till", remember=60, who=lambda _: ""
+        )
+    fastapi.setup(app, client)
+
+    @app.post("/", dependencies=once)
+    async def post(
+        background: BackgroundTasks, _: Annotated[None, Depends(database.session)]
+    ) -> str:
+        background.add_task(database.later)
+        return "paid"
+
+    @app.post("/long", dependencies=once)
+    async def long(_: Annotated[None, Depends(database.session)]) -> StreamingResponse:
+        async def pieces() -> AsyncGenerator[bytes]:
+            for _ in range(3):
+                yield b"x" * 40_000
+
+        return StreamingResponse(pieces())
+
+    return app
+
+
+class Commits:
+    """Middleware with such a session."""
+
+    def __init__(self, app: Any, database: Database) -> None:
+        self._app = app
+        self._database = database
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As any ASGI application."""
+        await self._app(scope, receive, send)
+        if scope["type"] == "http":
+            async for _ in self._database.session():
+                pass
+
+
+def ends_in_starlette(database: Database, client: aiolock.LockClient) -> Any:
+    """A session of middleware inside of `Idempotency`."""
+
+    async def endpoint(request: Request) -> Response:
+        return JSONResponse("paid")
+
+    app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+    app.add_middleware(Commits, database=database)
+    app.add_middleware(
+        Idempotency, client=client, application="till", remember=60, who=lambda _: ""
+    )
+    starlette.setup(app, client)
+    return app
+
+
+def ends_in_aiohttp(database: Database, client: aiolock.LockClient) -> Any:
+    """A session of middleware round the handler."""
+
+    @web.middleware
+    async def session(request: web.Request, handler: Any) -> web.StreamResponse:
+        response: web.StreamResponse = await handler(request)
+        async for _ in database.session():
+            pass
+        return response
+
+    @aiohttp.idempotent(application="till", remember=60, who=lambda _: "")
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response("paid")
+
+    app = web.Application(middlewares=[session])
+    app.router.add_post("/", handler)
+    aiohttp.setup(app, client)
+    return app
+
+
+@pytest.mark.parametrize("way", ["fastapi", "fastapi, middleware", "starlette", "aiohttp"])
+async def test_response_whose_commit_fails_is_neither_kept_nor_sent(way: str) -> None:
+    """What is told to the client, now or later, is in the database."""
+    client, database = aiolock.connect("memory://"), Database()
+    if way.startswith("fastapi"):
+        app = ends_in_fastapi(database, client, of_route=way == "fastapi")
+    else:
+        app = (ends_in_starlette if way == "starlette" else ends_in_aiohttp)(database, client)
+    framework = way.partition(",")[0]
+    async with serving(framework, app) as url, httpx.AsyncClient(timeout=30) as http:
+        assert (await http.post(url, headers=KEY)).status_code == 500
+        assert database.committed == 0
+        for replayed in (None, "true"):
+            reply = await http.post(url, headers=KEY)
+            assert (reply.status_code, reply.json()) == (200, "paid")
+            assert reply.headers.get("Idempotent-Replayed") == replayed
+        # That of aiohttp is round a replay, too.
+        assert database.committed == (2 if way == "aiohttp" else 1)
+    # That of a route is done after the commit, and not at all if that fails.
+    assert database.late == {"fastapi": [1], "fastapi, middleware": [0, 0]}.get(way, [])
+
+
+@pytest.mark.parametrize("of_route", [True, False])
+async def test_long_response_whose_commit_fails_is_seen_to_break_off(*, of_route: bool) -> None:
+    """Its end is held back; the next request is carried out again."""
+    client, database = aiolock.connect("memory://"), Database()
+    app = ends_in_fastapi(database, client, of_route=of_route)
+    async with serving("fastapi", app) as url, httpx.AsyncClient(timeout=30) as http:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.post(f"{url}/long", headers=KEY)
+        assert len((await http.post(f"{url}/long", headers=KEY)).content) == 120_000
+        assert told(await http.post(f"{url}/long", headers=KEY)) == (409, "idempotency_not_kept")
+    assert database.committed == 1

@@ -121,6 +121,7 @@ BESIDE = (
 WEB = [
     "aiolock.integrations._names",
     "aiolock.integrations._waiting",
+    "aiolock.integrations._leases",
     "aiolock.integrations._kept",
     "aiolock.integrations._problems",
     "aiolock.integrations._asgi",
@@ -139,13 +140,13 @@ DECORATORS = {
 FRAMEWORKS = {
     "starlette": set[str](),
     "fastapi": {"aiolock.integrations.starlette", "aiolock.integrations._parameters"},
-    "aiohttp": set[str](),
+    "aiohttp": {"aiolock.integrations._handling"},
     "litestar": set[str](),
     "quart": set[str](),
     "django": {"aiolock.sync._transactions"},
 }
 # A part of one of these, which knows its framework, too.
-PARTS = {"_parameters": "fastapi"}
+PARTS = {"_parameters": "fastapi", "_handling": "aiohttp"}
 TASK_FRAMEWORKS = {"arq", "saq", "taskiq", "celery", "apscheduler", "faststream", "procrastinate"}
 
 
@@ -276,7 +277,7 @@ def test_the_page_uses_what_is_public(module: str) -> None:
 def test_integrations_import_what_is_below(module: str) -> None:
     """What they have in common imports no framework, and each framework's module no other."""
     name = module.rpartition(".")[2]
-    below = {"aiolock", "aiolock._locks.options", "aiolock._locks.naming"}
+    below = {"aiolock", "aiolock._locks.options", "aiolock._locks.naming", "aiolock._engine.policy"}
     below |= set(WEB[: WEB.index(module)] if module in WEB else WEB) | FRAMEWORKS.get(name, set())
     if module in TASKS or name in TASK_FRAMEWORKS:
         below = {"aiolock", *DECORATORS, *({*TASKS} - {module})}

@@ -391,7 +391,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
         "KEY": None,
         "client_of": "(request)",
         "idempotent": "(*, application, remember, who, required=False)",
-        "locked": "(template, *, query=(), **options)",
+        "locked": "(template, *, query=(), scope='request', send_timeout=30.0, **options)",
         "setup": "(app, client)",
     },
     "django": {
@@ -406,23 +406,23 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
         "Idempotent": "(key, lease)",
         "client_of": "(connection)",
         "idempotent": "(*, application, remember, who, required=False)",
-        "locked": "(template, *, query=(), **options)",
+        "locked": "(template, *, query=(), scope='request', send_timeout=30.0, **options)",
         "setup": "(app, client)",
     },
     "litestar": {
         "Locks": "(client)",
         "client_of": "(request)",
-        "locked": "(template, **options)",
+        "locked": "(template, *, scope='request', send_timeout=30.0, **options)",
     },
     "quart": {
         "current_client": "()",
-        "locked": "(template, **options)",
+        "locked": "(template, *, scope='request', send_timeout=30.0, **options)",
         "setup": "(app, client)",
     },
     "starlette": {
         "client_of": "(connection)",
         "idempotent": "(*, application, remember, who, required=False)",
-        "locked": "(template, *, query=(), **options)",
+        "locked": "(template, *, query=(), scope='request', send_timeout=30.0, **options)",
         "setup": "(app, client)",
     },
 }

@@ -14,6 +14,7 @@ import pytest
 
 import aiolock
 from aiolock.integrations._asgi import KEPT, PIECES, Inbox, Interrupted
+from aiolock.integrations._leases import RequestLeases, RequestLock
 from aiolock.integrations._names import BadName, LockOf
 from aiolock.integrations._problems import ERRORS, problem
 from aiolock.integrations._waiting import Disconnected, held
@@ -396,6 +397,68 @@ async def test_cancelled_at_any_step(kind: Kind, monkeypatch: pytest.MonkeyPatch
             async with theirs.lock("x", timeout=10):
                 assert not ours._engine.watchdog.holds
                 assert not ours._engine.waiters.attempts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_leases_of_a_request_cancelled_at_any_step_leave_nothing(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a lock that it waits for, nor one that goes on from one body to the next."""
+    monkeypatch.setattr("aiolock.integrations._waiting.SOON", 0)
+
+    async def never() -> Exception:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    memory = MemoryServer()
+    async with aiolock.connect(memory) as ours, aiolock.connect(memory) as theirs:
+
+        async def scenario() -> None:
+            leases = RequestLeases()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(hold_for_a_while())
+                async with leases.body(never):
+                    async with leases.body():
+                        await leases.take(ours.lock("x"), 1)
+                        async with leases.hold(ours.lock("y"), 1):
+                            await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+
+        async def hold_for_a_while() -> None:
+            async with theirs.lock("x"):
+                for _ in range(5):
+                    await asyncio.sleep(0)
+
+        async for _ in cancel_everywhere(scenario, [kind]):
+            async with theirs.lock("x", timeout=10), theirs.lock("y", timeout=10):
+                assert not ours._engine.watchdog.holds
+                assert not ours._engine.waiters.attempts
+
+
+async def test_a_lease_is_not_taken_for_a_request_that_has_ended() -> None:
+    """A task that outlives its request would hold it for ever: it is told so."""
+    async with aiolock.connect("memory://") as client:
+        leases = RequestLeases()
+        async with leases.body():
+            lease = await leases.take(client.lock("x"), 1)
+            assert lease.remaining() > 0
+        assert lease.state is aiolock.LeaseState.RELEASED
+        with pytest.raises(RuntimeError, match="the request that is to hold 'x' has ended"):
+            await leases.take(client.lock("x"), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"scope": "app"}, ValueError),
+        ({"send_timeout": -1}, ValueError),
+        ({"send_timeout": "1"}, TypeError),
+    ],
+)
+def test_options_of_a_request_that_cannot_be(options: Any, error: type[Exception]) -> None:
+    """They are refused where they are declared."""
+    with pytest.raises(error, match=r"scope must be|send_timeout"):
+        RequestLock("x", **{"scope": "request", "send_timeout": 1, **options})
 
 
 @pytest.mark.parametrize("closed", [True, False])

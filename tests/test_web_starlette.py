@@ -6,14 +6,14 @@ import enum
 import functools
 import uuid
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from typing import Annotated, Any
 
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, WebSocket
 from fastapi.middleware.gzip import GZipMiddleware
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, SecretBytes, SecretStr
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -105,11 +105,22 @@ async def test_round_a_thread() -> None:
     fastapi.setup(generators, aiolock.connect("memory://"))
 
     @generators.get("/")
-    async def pieces(lease: Annotated[Lease, fastapi.locked("x")]) -> AsyncGenerator[str]:
+    def pieces(lease: Annotated[Lease, fastapi.locked("x")]) -> Generator[str]:
         yield "a"
 
-    with pytest.raises(TypeError, match="given back"):
+    with pytest.raises(TypeError, match="without async"):
         await start(generators)
+    short = FastAPI()
+    fastapi.setup(short, aiolock.connect("memory://"))
+
+    @short.get("/")
+    async def piece_by_piece(
+        lease: Annotated[Lease, fastapi.locked("x", scope="function")],
+    ) -> AsyncGenerator[str]:
+        yield "a"
+
+    with pytest.raises(TypeError, match='after scope="function" has ended'):
+        await start(short)
     with pytest.raises(TypeError, match="async functions"):
         starlette.locked("x")(get)  # type: ignore[arg-type]  # that is the test
 
@@ -472,28 +483,45 @@ async def test_answers_of_ones_own(before: bool) -> None:  # a parameter of pyte
 
 
 async def test_what_the_handler_raises() -> None:
-    """It is answered as ever, and the lock is given back before the response is sent."""
+    """It is answered as ever, and the lock is released."""
     client = aiolock.connect("memory://")
     app = FastAPI()
     fastapi.setup(app, client)
-
-    async def slow() -> AsyncGenerator[bytes]:
-        yield str(await client.lock("x").locked()).encode()
-
-    @app.get("/stream")
-    async def stream(lease: Annotated[Lease, fastapi.locked("x")]) -> Response:
-        from fastapi.responses import StreamingResponse
-
-        return StreamingResponse(slow())
 
     @app.get("/error")
     async def error(lease: Annotated[Lease, fastapi.locked("x")]) -> None:
         raise fastapi_error(418)
 
     async with app.router.lifespan_context(app), called(app) as http:
-        assert (await http.get("/stream")).text == "False"
         assert (await http.get("/error")).status_code == 418
         assert not await client.lock("x").locked()
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_lock_of_scope_function_ends_after_the_dependencies_of_that(first: bool) -> None:
+    """Whichever is entered first; and before the response is sent."""
+    client = aiolock.connect("memory://")
+    app, seen = FastAPI(), list[bool]()
+    fastapi.setup(app, client)
+
+    async def session() -> AsyncGenerator[None]:
+        yield
+        seen.append(await client.lock("x").locked())
+
+    async def pieces() -> AsyncGenerator[bytes]:
+        seen.append(await client.lock("x").locked())
+        yield b"sent"
+
+    held = fastapi.locked("x", scope="function")
+    of_function = Depends(session, scope="function")
+
+    @app.get("/", dependencies=[held, of_function] if first else [of_function, held])
+    async def get() -> Response:
+        return StreamingResponse(pieces())
+
+    async with app.router.lifespan_context(app), called(app) as http:
+        assert (await http.get("/")).text == "sent"
+    assert seen == [True, False]
 
 
 async def test_under_other_middleware(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,11 @@ class Scope(Uncopyable):
                     self.lease.name,
                 )
 
+    def move_to(self, task: asyncio.Task[Any] | None) -> None:
+        """The body goes on in ``task``, which a loss cancels from now on, and which closes it."""
+        self.task = task
+        self._before = task.cancelling() if task else 0
+
     async def close(self, error: BaseException | None) -> None:
         """Leave the body: release the lock, and raise `LeaseLost` if the lease was lost.
 

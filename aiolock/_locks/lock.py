@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import warnings
 from collections.abc import Coroutine, Generator
@@ -145,6 +146,11 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         if scope is None:
             raise NotHeld(f"the caller has not entered {self!r}, or has left it already")
         await scope.close(error)
+
+    def _move_to(self, task: asyncio.Task[Any] | None) -> None:
+        """The body goes on in this task: a loss cancels that one, and it leaves the body."""
+        assert self._scope is not None
+        self._scope.move_to(task)
 
     # It is a coroutine as well, because create_task() takes nothing less.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from aiolock import Lease, Lock
-from aiolock.integrations._problems import STOPPED, Problem, header_list
-from aiolock.integrations._waiting import GONE, Disconnected, held
+from aiolock import LeaseLost
+from aiolock.integrations._leases import PLACE, RequestLeases
+from aiolock.integrations._problems import STOPPED, Problem, header_list, problem
+from aiolock.integrations._waiting import GONE, Disconnected
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -67,37 +68,66 @@ class Inbox:
             self._coming = None
 
 
-@asynccontextmanager
-async def held_while_there(
-    lock: Lock, receive: Receive, put: Callable[[Receive], None]
-) -> AsyncGenerator[Lease]:
-    """Hold the lock of a request, as `held` does; it stops waiting if the client has gone.
+class Held:
+    """Middleware in which leases that are taken in a request end with it, and not before.
 
-    The messages received to find that out are kept for the handler: ``put`` gives its request the
-    `receive` that has them. Unlike Starlette's `is_disconnected()`, this loses no message.
+    If there are several, one round the other, they end with the outermost. The inner ones raise a
+    loss as early as they see it.
+
+    :param looks: whether it looks for a client that goes while its request waits. The application
+        must not receive meanwhile.
     """
-    inbox: Inbox | None = None
 
-    async def reason_to_leave() -> Exception:
-        nonlocal inbox
+    def __init__(self, app: Callable[..., Awaitable[None]], *, looks: bool = True) -> None:
+        self._app = app
+        self._looks = looks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As any ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        leases = scope.get(PLACE)
+        if not isinstance(leases, RequestLeases):
+            scope[PLACE] = leases = RequestLeases()
+            send = functools.partial(_send, leases, send)
+        # A handler must get what is received while somebody looks whether the client has gone.
         inbox = Inbox(receive)
-        put(inbox)
-        await inbox.gone()
-        return Disconnected(GONE)
 
-    try:
-        async with held(lock, reason_to_leave) as lease:
-            yield lease
-    finally:
-        if inbox is not None:
+        async def reason_to_leave() -> Exception:
+            await inbox.gone()
+            return Disconnected(GONE)
+
+        try:
+            async with leases.body(reason_to_leave if self._looks else None) as body:
+
+                def noted(message: Message) -> Awaitable[None]:
+                    body.begun = True
+                    return send(message)
+
+                await self._app(scope, inbox, noted)
+        finally:
             inbox.close()
 
 
+def _send(leases: RequestLeases, send: Send, message: Message) -> Awaitable[None]:
+    return leases.sending(functools.partial(send, message))
+
+
+def leases_of(scope: Scope) -> RequestLeases:
+    """The leases of a request; `RuntimeError` without the middleware."""
+    leases = scope.get(PLACE)
+    if isinstance(leases, RequestLeases):
+        return leases
+    raise RuntimeError("this application has not been set up: call setup(app, client)")
+
+
 class Interrupted:
-    """Middleware that answers 503 instead of 500 to a request that the server interrupts.
+    """Middleware that answers 503 instead of 500 to a request that is interrupted from outside.
 
     A server that has waited long enough when it ends cancels the requests that still run. The
-    cancellation goes on in any case.
+    cancellation goes on in any case. And a lock may be lost when the framework, which answers other
+    errors, has done its part.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -123,6 +153,10 @@ class Interrupted:
             if not begun:
                 await answer(STOPPED, send)
             raise
+        except LeaseLost as error:
+            if begun:
+                raise  # the server closes the connection: nobody takes a part for the whole
+            await answer(problem(error), send)
 
 
 async def answer(problem: Problem, send: Send) -> None:

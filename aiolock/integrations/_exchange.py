@@ -1,8 +1,14 @@
 """Requests that the application wants carried out once, in ASGI.
 
 The application runs in a task of its own. When it says that its request has a key (`begin`), it
-goes on only if it is the first with that key, and its response is kept before it is sent. Otherwise
-it is ended there, and the request is answered with the response that was kept.
+goes on only if it is the first with that key. Otherwise it is ended there, and the request is
+answered with the response that was kept.
+
+A framework sends a response before the request has ended: what dependencies do at their end, such
+as a commit, comes after that, and may fail. So a response is held back until the application has
+returned, then kept, and then sent. If the application fails instead, nobody gets that response.
+Background work that a framework does between the two would hold it back as well, so what is known
+of that is done afterwards.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -30,7 +36,6 @@ from aiolock.integrations._kept import (
     is_to_be_tried_again,
     kept,
 )
-from aiolock.integrations._problems import ERRORS
 from aiolock.integrations._waiting import GONE, Disconnected
 
 _PLACE: Final = "aiolock.exchange"
@@ -62,9 +67,14 @@ class Exchanges:
 
 async def begin(scope: Scope, once: Once) -> Lease:
     """Go on as the first with this key, or not at all; `RuntimeError` without the middleware."""
+    return await exchange_of(scope).begin(once)
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of a request with a key; `RuntimeError` without the middleware."""
     exchange = scope.get(_PLACE)
     if isinstance(exchange, Exchange):
-        return await exchange.begin(once)
+        return exchange
     raise RuntimeError("this application has not been set up: call setup(app, client)")
 
 
@@ -85,6 +95,9 @@ class Exchange:
         self._request = _Request(receive)
         self._response = _Response(send)
         loop = asyncio.get_running_loop()
+        self.afterwards = list[Callable[[], Awaitable[None]]]()
+        """Work to be done when the response has been sent, in this order."""
+        self._put_off = list[list[Callable[[], Awaitable[None]]]]()
         self._asked: asyncio.Future[tuple[Once, str]] = loop.create_future()
         self._entered: asyncio.Future[Lease] = loop.create_future()
 
@@ -106,13 +119,27 @@ class Exchange:
     async def run(self) -> None:
         """Have the application answer it. Raises the errors of the application and of `kept`."""
         task = asyncio.create_task(self._call())
-        await _wait(task, self._asked)
+        await wait_or_end(task, self._asked)
         if not self._asked.done() or await self._once(task, *self._asked.result()):
-            await _wait(task)  # also for the application's background work
+            await wait_or_end(task)
             task.result()
+            for work in self.afterwards:
+                await work()
 
     async def _call(self) -> None:
-        await self._app(self._scope, self._receive, self._response.take)
+        await self._app(self._scope, self._receive, self._take)
+
+    async def _take(self, message: Message) -> None:
+        await self._response.take(message)
+        if self._response.done.done():
+            # The framework is about to do this, and its dependencies end after it.
+            for background in self._put_off:
+                self.afterwards += background
+                background.clear()
+
+    def put_off(self, background: list[Callable[[], Awaitable[None]]]) -> None:
+        """Do afterwards what is in this list when the response is complete."""
+        self._put_off.append(background)
 
     async def begin(self, once: Once) -> Lease:
         """Wait until it is the first; called by the application."""
@@ -136,29 +163,31 @@ class Exchange:
     async def _once(self, task: asyncio.Task[None], once: Once, asked: str) -> bool:
         """Whether it was carried out now."""
         response = self._response
+        ended_well = False
 
         async def work(lease: Lease) -> str | None:
+            nonlocal ended_well
             if not self._entered.done():
                 self._entered.set_result(lease)
-            await _wait(task, response.done)
-            if task.done() and not response.done.done():
-                task.result()  # after a complete response, only its background work has failed
+            await wait_or_end(task)
+            task.result()
+            ended_well = True
             return response.recorded(self._headers)
 
         try:
             came, first = await kept(once, asked, work)
         except NotToBeKept:
             came, first = "", True
-        except ERRORS as error:
-            if not self._entered.done():
+        except (StoreError, LeaseLost) as error:
+            if not ended_well:
                 await self._unwind(task)
-                raise
-            if not isinstance(error, StoreError | LeaseLost) or not response.final:
                 raise
             _log.warning("%s", error)  # the request was carried out, so the response is right
             came, first = "", True
         except BaseException:
-            await response.send_on()  # the framework's answer to the error, if any
+            if self._entered.done():
+                await response.send_answer()
+            await self._unwind(task)
             raise
         if first:
             await response.send_on()
@@ -170,7 +199,7 @@ class Exchange:
     async def _unwind(self, task: asyncio.Task[None]) -> None:
         """End an application that must not go on."""
         self._response.ignored = True
-        await _end(task)
+        await end(task)
         if not task.cancelled():
             task.exception()  # retrieved, so that it is not logged
 
@@ -188,16 +217,16 @@ def _texts(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
-async def _wait(task: asyncio.Task[None], *ends: asyncio.Future[Any]) -> None:
+async def wait_or_end(task: asyncio.Task[Any], *ends: asyncio.Future[Any]) -> None:
     """Wait until one of them is done. If this is cancelled, the task is ended first."""
     try:
         await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        await _end(task)
+        await end(task)
         raise
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def end(task: asyncio.Task[Any]) -> None:
     """Cancel the task, and return when it has ended.
 
     A cancellation of this call meanwhile is raised after that. When a server ends, there are two:
@@ -262,6 +291,8 @@ class _Response:
         self._send = send
         self._start: Message | None = None
         self._body = bytearray()
+        self._last: Message | None = None
+        """The end of a response that is being sent on: held back until the request has ended."""
         self.gathers = self.ignored = False
         self.begun = False
         """Whether it is being sent on."""
@@ -287,12 +318,14 @@ class _Response:
             self._start = message
         elif message["type"] == "http.response.body":
             whole = not message.get("more_body", False)
-            if self.begun:
+            if self.begun and whole:
+                self._last = message
+            elif self.begun:
                 await self._send(message)
             else:
                 self._body += message.get("body", b"")
-                if len(self._body) > LONGEST_RESPONSE:
-                    await self._begin(whole=whole)
+                if len(self._body) > LONGEST_RESPONSE and not whole:
+                    await self._begin(whole=False)
             if whole and not self.done.done():
                 self.done.set_result(None)
 
@@ -300,6 +333,17 @@ class _Response:
         """Send what was gathered, if anything: a complete response, or one that broke off."""
         if not self.begun:
             await self._begin(whole=self.done.done())
+        elif self._last is not None:
+            last, self._last = self._last, None
+            await self._send(last)
+
+    async def send_answer(self) -> None:
+        """After an error, send what the framework answers to it, or a part that shows that it is.
+
+        A complete response that says nothing of an error is not sent: what it says is not true.
+        """
+        if not self.final:
+            await self.send_on()
 
     async def replay(self, recorded: Recorded) -> None:
         """Send the response to the first request."""
@@ -317,7 +361,7 @@ class _Response:
         start = self._start
         if start is None or not self.final:
             raise NotToBeKept
-        if self.begun:
+        if self.begun or len(self._body) > LONGEST_RESPONSE:
             return None
         headers = _texts(start.get("headers", ()))
         return Recorded(start["status"], headers, bytes(self._body)).text(request)

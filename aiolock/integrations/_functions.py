@@ -11,6 +11,7 @@ from aiolock import Lease, LockClient
 from aiolock.integrations._names import LockOf
 
 R = TypeVar("R")
+L = TypeVar("L", bound=LockOf)
 
 LEASE: Final = "lease"
 """The parameter that gets the `Lease`, if a handler has it."""
@@ -20,17 +21,17 @@ _STARS: Final[dict[Any, str]] = {
     inspect.Parameter.VAR_KEYWORD: "**",
 }
 
-Hold = Callable[[LockOf, dict[str, Any]], AbstractAsyncContextManager[Lease]]
+Hold = Callable[[L, dict[str, Any]], AbstractAsyncContextManager[Lease]]
 """Holds a lock, with these values for its name, for the request that is being served."""
 
 
-class Locked(Generic[R]):
+class Locked(Generic[L, R]):
     """A handler, and the lock under which it is called.
 
     `ValueError` for a field of the name that is not a parameter of the handler.
     """
 
-    def __init__(self, lock: LockOf, handler: Callable[..., Awaitable[R]]) -> None:
+    def __init__(self, lock: L, handler: Callable[..., Awaitable[R]]) -> None:
         check_async(handler)
         self.signature = inspect.signature(handler)
         # The values gathered in `*args` and `**kwargs` cannot be fields of a name.
@@ -45,7 +46,7 @@ class Locked(Generic[R]):
         self._handler = handler
         self._takes_lease = LEASE in named
 
-    async def call(self, hold: Hold, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
+    async def call(self, hold: Hold[L], args: Sequence[Any], kwargs: dict[str, Any]) -> R:
         """Call it under its lock."""
         given = self.signature.bind_partial(*args, **kwargs)
         given.apply_defaults()

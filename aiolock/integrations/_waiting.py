@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from aiolock import Lease, Lock
+
+T = TypeVar("T")
 
 SOON: Final = 0.05
 """Seconds after which a request checks if its client is still there: most wait for less."""
@@ -31,16 +34,24 @@ async def held(lock: Lock, reason_to_leave: ReasonToLeave | None = None) -> Asyn
     body begins: a body that has begun is finished.
     """
     async with AsyncExitStack() as stack:
-        patience = asyncio.timeout(None)
-        reasons = list[Exception]()
-        try:
-            async with patience, _watched(reason_to_leave, patience, reasons):
-                lease = await stack.enter_async_context(lock.acquire())
-        except TimeoutError as error:
-            if reasons and type(error) is TimeoutError:  # not its subclass AcquireTimeout
-                raise reasons[0] from None
-            raise
-        yield lease
+        enter = functools.partial(stack.enter_async_context, lock.acquire())
+        yield await patient(enter, reason_to_leave)
+
+
+async def patient(wait: Callable[[], Awaitable[T]], reason_to_leave: ReasonToLeave | None) -> T:
+    """Wait; if ``reason_to_leave()`` returns an error meanwhile, raise that.
+
+    That may be after ``wait()`` has its result, but before this returns it.
+    """
+    patience = asyncio.timeout(None)
+    reasons = list[Exception]()
+    try:
+        async with patience, _watched(reason_to_leave, patience, reasons):
+            return await wait()
+    except TimeoutError as error:
+        if reasons and type(error) is TimeoutError:  # not its subclass AcquireTimeout
+            raise reasons[0] from None
+        raise
 
 
 @asynccontextmanager

@@ -16,39 +16,41 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Coroutine
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Coroutine,
+)
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakSet
 
-from aiohttp import BytesPayload, StreamReader, web
+from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.hdrs import CONTENT_LENGTH, METH_ALL
+from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Handler, Middleware
-from multidict import CIMultiDict
 
-from aiolock import ClientClosed, Lease, LeaseLost, LockClient, Once, StoreError, connect
+from aiolock import ClientClosed, Lease, LockClient, connect
+from aiolock._engine.policy import Seconds
 from aiolock._locks.options import LockOptions
 from aiolock.integrations._functions import check_async, check_parameters, checked_client
+from aiolock.integrations._handling import LOOK_EVERY, carry_out, exchanged, leases_here
 from aiolock.integrations._kept import (
     HEADER,
-    LONGEST_RESPONSE,
-    REPLAYED,
-    Headers,
-    NotToBeKept,
-    Recorded,
     check_options,
     fingerprint,
-    is_to_be_tried_again,
-    kept,
     key_of,
     once_of,
     owner,
 )
+from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.integrations._waiting import GONE, Disconnected, held
+from aiolock.integrations._waiting import GONE, Disconnected
 
 __all__ = ["KEY", "client_of", "idempotent", "locked", "setup"]
 
@@ -63,8 +65,6 @@ _log = logging.getLogger("aiolock.web")
 
 _STOPPING: Final = web.AppKey("aiolock stopping", asyncio.Event)
 _MARK: Final = "__aiolock__"
-_LOOK_EVERY: Final = 0.25
-"""Seconds between checks for the client: aiohttp tells no handler that its client has gone."""
 
 
 def setup(app: web.Application, client: LockClient) -> None:
@@ -110,7 +110,12 @@ def client_of(request: web.Request) -> LockClient:
 
 
 def locked(
-    template: str, *, query: Collection[str] = (), **options: Unpack[LockOptions]
+    template: str,
+    *,
+    query: Collection[str] = (),
+    scope: LeaseScope = "request",
+    send_timeout: Seconds | None = SEND_TIMEOUT,
+    **options: Unpack[LockOptions],
 ) -> Callable[
     [Callable[[Source, Lease], Awaitable[Response_co]]],
     Callable[[Source], Coroutine[Any, Any, Response_co]],
@@ -121,15 +126,21 @@ def locked(
 
     It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
     it does not wait. A client that closes the connection meanwhile leaves the queue. The lock is
-    released when the handler has returned. The loss of the lock cancels the handler. `setup`
-    answers its errors.
+    held until all middleware has returned and the response has been sent. The loss of the lock
+    cancels what still runs of the request; a response that has begun is cut off. `setup` answers
+    its errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
         fields. A field is the text that ``request.match_info`` has.
     :param query: the fields that come from the query and not from the path. A request without one
         of them, or with a value that makes no valid name, is answered with 400.
+    :param scope: ``"request"`` holds the lock until the request has ended: its response has been
+        sent, and all that the framework does for it is done. ``"function"`` releases it before the
+        response is sent, when the handler has returned.
+    :param send_timeout: seconds that sending the response may keep the lock waiting for its client,
+        in all; None waits as long as it takes. After that the response is cut off.
     """
-    lock = LockOf(template, query, **options)
+    lock = RequestLock(template, query, scope=scope, send_timeout=send_timeout, **options)
 
     def decorate(
         handler: Callable[[Source, Lease], Awaitable[Response_co]],
@@ -141,8 +152,8 @@ def locked(
         async def call(source: Source) -> Response_co:
             request = _request_of(source)
             values = lock.values(request.match_info, request.query)
-            of_request = lock.on(client_of(request), values)
-            async with held(of_request, functools.partial(_reason_to_leave, request)) as lease:
+            client = client_of(request)
+            async with lock.held_in(leases_here(), client, values) as lease:
                 return await handler(source, lease)
 
         setattr(call, _MARK, lock)
@@ -194,12 +205,8 @@ def idempotent(
             whose = await owner(who(request))
             headers, target = list(request.headers.items()), request.raw_path.encode()
             asked = fingerprint(request.method, target, headers, await _read(request))
-            return await _once(
-                once_of(client_of(request), application, whose, key, remember),
-                asked,
-                functools.partial(handler, source),
-                headers,
-            )
+            once = once_of(client_of(request), application, whose, key, remember)
+            return await exchanged(once, asked, functools.partial(handler, source), headers)
 
         return call
 
@@ -223,66 +230,13 @@ async def _read(request: web.Request) -> bytes:
     return body
 
 
-async def _once(
-    once: Once,
-    asked: str,
-    handler: Callable[[], Awaitable[web.StreamResponse]],
-    headers: Headers,
-) -> web.StreamResponse:
-    response: web.StreamResponse | None = None
-    came = ""
-
-    async def work(_: Lease) -> str | None:
-        nonlocal response
-        try:
-            response = await handler()
-        except web.HTTPException as error:
-            response = error
-        return _recorded(response, headers)
-
-    try:
-        came, _ = await kept(once, asked, work)
-    except NotToBeKept:
-        pass
-    except (StoreError, LeaseLost) as error:
-        if response is None:
-            raise
-        _log.warning("%s", error)  # the request was carried out, so the response is right
-    if response is not None:
-        if isinstance(response, web.HTTPException):
-            raise response
-        return response
-    before = Recorded.of(came, headers)
-    return web.Response(
-        status=before.status,
-        body=before.body,
-        headers=CIMultiDict([*before.headers, (REPLAYED, "true")]),
-    )
-
-
-def _recorded(response: web.StreamResponse, request: Headers) -> str | None:
-    """The text to keep; None if it cannot be kept."""
-    if is_to_be_tried_again(response.status, response.headers.items()):
-        raise NotToBeKept
-    if not isinstance(response, web.Response) or response.prepared:
-        return None
-    body: object = response.body
-    if isinstance(body, BytesPayload):
-        body = bytes(body._value)  # aiohttp makes one of a str
-    if not isinstance(body, bytes | bytearray | None) or len(body or b"") > LONGEST_RESPONSE:
-        return None
-    headers = [(name, value) for name, value in response.headers.items() if name != CONTENT_LENGTH]
-    headers += [("Set-Cookie", cookie.OutputString()) for cookie in response.cookies.values()]
-    return Recorded(response.status, headers, bytes(body or b"")).text(request)
-
-
 async def _reason_to_leave(request: web.Request) -> Exception:
     stopping = request.config_dict[_STOPPING]
     while not stopping.is_set():
         if request.transport is None or request.transport.is_closing():
             return Disconnected(GONE)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_EVERY):
+            async with asyncio.timeout(LOOK_EVERY):
                 await stopping.wait()
     return ClientClosed("this server is shutting down")
 
@@ -291,7 +245,7 @@ def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
     @web.middleware
     async def answers(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            return await handler(request)
+            return await carry_out(request, handler, functools.partial(_reason_to_leave, request))
         except ERRORS as error:
             if request.writer in begun:
                 raise  # the response has begun, so the connection is closed

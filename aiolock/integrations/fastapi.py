@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any, Final, Unpack
+from typing import Annotated, Any, Final, Unpack, cast
 
-from fastapi import Depends, FastAPI, Header, Query, Request, routing
+from fastapi import BackgroundTasks, Depends, FastAPI, Header, Query, Request, routing
 from fastapi.dependencies.models import Dependant
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, WebSocketRoute
 
 from aiolock import Lease, LockClient, connect
+from aiolock._engine.policy import Seconds
 from aiolock._locks.options import LockOptions
-from aiolock.integrations._exchange import begin, keys_in
+from aiolock.integrations._asgi import leases_of
+from aiolock.integrations._exchange import begin, exchange_of, keys_in
 from aiolock.integrations._kept import HEADER, check_options, key_of, once_of
-from aiolock.integrations._names import LockOf
+from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._parameters import check_values, values_of
-from aiolock.integrations.starlette import NO_HTTP, held_for, set_up
+from aiolock.integrations.starlette import NO_HTTP, set_up
 from aiolock.integrations.starlette import client_of as _client_of
 
 __all__ = ["Client", "Idempotent", "client_of", "idempotent", "locked", "setup"]
@@ -66,14 +69,21 @@ Client = Annotated[LockClient, Depends(client_of)]
 """The client, as a dependency."""
 
 
-def locked(template: str, *, query: Collection[str] = (), **options: Unpack[LockOptions]) -> Any:
-    """A dependency that holds a lock while the path operation runs, and gives its `Lease`.
+def locked(
+    template: str,
+    *,
+    query: Collection[str] = (),
+    scope: LeaseScope = "request",
+    send_timeout: Seconds | None = SEND_TIMEOUT,
+    **options: Unpack[LockOptions],
+) -> Any:
+    """A dependency that holds a lock until the request has ended, and gives its `Lease`.
 
     It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
     it does not wait. A client that closes the connection meanwhile leaves the queue. The lock is
-    released when the path operation has returned, before the response is sent
-    (``scope="function"``). The loss of the lock cancels the path operation. `setup` answers its
-    errors.
+    held until the response has been sent and all dependencies have ended, in whatever order they
+    are declared. The loss of the lock cancels what still runs of the request; a response that has
+    begun is cut off. `setup` answers its errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
         fields. A field has the value that the parameter of this name has in the path operation, or
@@ -82,13 +92,28 @@ def locked(template: str, *, query: Collection[str] = (), **options: Unpack[Lock
         parameter stands for has the text in the path.
     :param query: the fields that come from the query and not from the path. They become required
         query parameters.
+    :param scope: ``"request"`` holds the lock until the request has ended: its response has been
+        sent, and all that the framework does for it is done. ``"function"`` releases it before the
+        response is sent, when the path operation has returned and dependencies
+        with ``scope="function"`` have ended, in any order.
+    :param send_timeout: seconds that sending the response may keep the lock waiting for its client,
+        in all; None waits as long as it takes. After that the response is cut off.
     """
-    lock = LockOf(template, query, **options)
+    lock = RequestLock(template, query, scope=scope, send_timeout=send_timeout, **options)
 
-    async def hold(aiolock_request: Request, **_: str) -> AsyncGenerator[Lease]:
-        values = values_of(aiolock_request, lock, _is_lock)
-        async with held_for(aiolock_request, lock, values) as lease:
-            yield lease
+    async def hold(aiolock_request: Request, **_: str) -> Lease:
+        of_request = lock.on(client_of(aiolock_request), values_of(aiolock_request, lock, _is_lock))
+        leases = leases_of(aiolock_request.scope)
+        if lock.scope == "request":
+            return await leases.take(of_request, lock.send_timeout)
+        # Dependencies that were entered before end before the lease, too.
+        stack: AsyncExitStack = aiolock_request.scope["fastapi_function_astack"]
+        entered_before = stack.pop_all()
+        try:
+            held = leases.hold(of_request, lock.send_timeout)
+            return await stack.enter_async_context(held)
+        finally:
+            stack.push_async_exit(entered_before)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("aiolock_request", kind, annotation=Request)]
@@ -101,7 +126,7 @@ def locked(template: str, *, query: Collection[str] = (), **options: Unpack[Lock
     ]
     hold.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for inspect
     setattr(hold, _MARK, lock)
-    return Depends(hold, scope="function")
+    return Depends(hold, scope="function" if lock.scope == "function" else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +167,17 @@ def idempotent(
     async def of_request(
         request: Request,
         whose: str,
+        background: BackgroundTasks,
         key: str | None,  # noqa: ARG001  # for the documentation: of several, FastAPI gives one
     ) -> Idempotent:
         checked = key_of(keys_in(request.scope), required=required)
         if checked is None:
             return Idempotent(None, None)
         once = once_of(client_of(request), application, whose, checked, remember)
-        return Idempotent(checked, await begin(request.scope, once))
+        lease = await begin(request.scope, once)
+        # All dependencies and the path operation have this one object.
+        exchange_of(request.scope).put_off(cast("list[Any]", background.tasks))
+        return Idempotent(checked, lease)
 
     # So that FastAPI documents the header. `key_of` checks it.
     header = Annotated[str | None, Header(alias=HEADER)]
@@ -157,13 +186,14 @@ def idempotent(
         [
             inspect.Parameter("request", kind, annotation=Request),
             inspect.Parameter("whose", kind, annotation=Annotated[str, Depends(who)]),
+            inspect.Parameter("background", kind, annotation=BackgroundTasks),
             inspect.Parameter("key", kind, annotation=header, default=None),
         ]
     )
     return Depends(of_request)
 
 
-def _locks_of(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
+def _locks_of(route: BaseRoute) -> Iterator[tuple[RequestLock, str]]:
     for context in _flat(route):
         dependant = getattr(context, "dependant", None)
         if not isinstance(dependant, Dependant):
@@ -171,7 +201,11 @@ def _locks_of(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
         path = str(context.path)
         for lock in _locks_in(dependant):
             route = getattr(context, "original_route", context)
-            if why := NO_HTTP if isinstance(route, WebSocketRoute) else _unfit(dependant.call):
+            if (
+                why := NO_HTTP
+                if isinstance(route, WebSocketRoute)
+                else _unfit(dependant.call, lock)
+            ):
                 raise TypeError(f"{path!r} holds a lock, {lock.template!r}, round {why}")
             check_values(repr(path), dependant, lock, _is_lock)
             yield lock, path
@@ -185,26 +219,28 @@ def _flat(route: BaseRoute) -> Iterable[Any]:
 
 
 def _is_lock(dependant: Dependant) -> bool:
-    return isinstance(getattr(dependant.call, _MARK, None), LockOf)
+    return isinstance(getattr(dependant.call, _MARK, None), RequestLock)
 
 
-def _locks_in(dependant: Dependant) -> Iterable[LockOf]:
+def _locks_in(dependant: Dependant) -> Iterable[RequestLock]:
     for each in dependant.dependencies:
         lock = getattr(each.call, _MARK, None)
-        if isinstance(lock, LockOf):
+        if isinstance(lock, RequestLock):
             yield lock
         yield from _locks_in(each)
 
 
-def _unfit(function: Callable[..., Any] | None) -> str | None:
+def _unfit(function: Callable[..., Any] | None, lock: RequestLock) -> str | None:
     """Why a path operation cannot be under a lock; None if it can."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function) if function else None
     # A callable object is as good as a function.
     forms = (function, getattr(function, "__call__", None))  # noqa: B004  # its type says nothing
-    if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in forms):
-        return "a generator: what it yields is sent when the lock has been given back"
+    if any(inspect.isasyncgenfunction(f) for f in forms):
+        if lock.scope == "request":
+            return None
+        return 'a generator: what it yields is sent after scope="function" has ended'
     if any(inspect.iscoroutinefunction(f) for f in forms):
         return None
     return "a function without async: that runs in a thread, which no loss of the lock could end"

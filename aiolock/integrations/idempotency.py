@@ -70,8 +70,9 @@ class Idempotency:
     with its key then get 409.
 
     While a request is carried out, it is not told that its client has gone: it is completed, and
-    the client's next try gets its response. A framework's background work after the response is
-    done without the key, as ever: the response is kept even if that work fails.
+    the client's next try gets its response. The response is held back until the application has
+    returned: what its dependencies do at their end, such as a commit, and background tasks are a
+    part of the request. If that fails, the response is neither kept nor sent.
 
     The middleware does not open the client; `setup` does, for example. If the store cannot say
     whether a request was carried out, it is not, and gets 503. A request that loses its lease is

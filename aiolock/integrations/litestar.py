@@ -26,10 +26,11 @@ from litestar.config.app import AppConfig
 from litestar.plugins import InitPlugin
 
 from aiolock import Lease, LockClient
+from aiolock._engine.policy import Seconds
 from aiolock._locks.options import LockOptions
-from aiolock.integrations._asgi import Interrupted, held_while_there
+from aiolock.integrations._asgi import Held, Interrupted, leases_of
 from aiolock.integrations._functions import LEASE, Locked, checked_client
-from aiolock.integrations._names import LockOf
+from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 
 __all__ = ["Locks", "client_of", "locked"]
@@ -56,7 +57,7 @@ class Locks(InitPlugin):
         config: Any = app_config  # Litestar and aiolock have different types for the same ASGI
         config.state[_KEY] = self._client
         config.lifespan.insert(0, self._opened)
-        config.middleware.insert(0, Interrupted)
+        config.middleware[:0] = [Interrupted, Held]
         for error in ERRORS:
             config.exception_handlers.setdefault(error, _answer)
         return app_config
@@ -76,21 +77,31 @@ def client_of(request: Request[Any, Any, Any]) -> LockClient:
 
 
 def locked(
-    template: str, **options: Unpack[LockOptions]
+    template: str,
+    *,
+    scope: LeaseScope = "request",
+    send_timeout: Seconds | None = SEND_TIMEOUT,
+    **options: Unpack[LockOptions],
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R]]]:
     """Decorate a handler, which gets the `Lease` if it has a parameter ``lease``.
 
     It stands below the decorator that makes the handler a route. It waits its turn, for 10 seconds
     at most unless ``timeout`` says otherwise; with ``timeout=0`` it does not wait. A client that
-    closes the connection meanwhile leaves the queue. The lock is released when the handler has
-    returned, before the response is sent. The loss of the lock cancels the handler. `Locks` answers
-    its errors.
+    closes the connection meanwhile leaves the queue. The lock is held until dependencies have
+    ended, the response has been sent and all middleware has returned. A loss cancels
+    what still runs of the request; a response that has begun is cut off. `Locks` answers its
+    errors.
 
     :param template: the name, with parameters of the handler as fields: ``"order:{order}"``,
         whether they come from the path, the query or a dependency. `ValueError` for other fields. A
         request for which one is None is answered with 400.
+    :param scope: ``"request"`` holds the lock until the request has ended: its response has been
+        sent, and all that the framework does for it is done. ``"function"`` releases it before the
+        response is sent, when the handler has returned, and before its dependencies end.
+    :param send_timeout: seconds that sending the response may keep the lock waiting for its client,
+        in all; None waits as long as it takes. After that the response is cut off.
     """
-    lock = LockOf(template, **options)
+    lock = RequestLock(template, scope=scope, send_timeout=send_timeout, **options)
 
     def decorate(handler: Callable[..., Awaitable[R]]) -> Callable[..., Coroutine[Any, Any, R]]:
         under_lock = Locked(lock, handler)
@@ -121,14 +132,10 @@ def locked(
 
 
 def _held_for(
-    request: Request[Any, Any, Any], lock: LockOf, values: dict[str, Any]
+    request: Request[Any, Any, Any], lock: RequestLock, values: dict[str, Any]
 ) -> AbstractAsyncContextManager[Lease]:
-    receive: Any = request.receive  # Litestar has its own types of ASGI
-
-    def put(inbox: Any) -> None:
-        request.receive = inbox  # the handler gets this very request
-
-    return held_while_there(lock.on(client_of(request), values), receive, put)
+    scope: Any = request.scope  # Litestar has its own types of ASGI
+    return lock.held_in(leases_of(scope), client_of(request), values)
 
 
 def _answer(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

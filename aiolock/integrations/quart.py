@@ -14,19 +14,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar, Unpack
 
-from quart import Quart, Response, current_app
+from quart import Quart, Response, current_app, request
 
 from aiolock import Lease, LockClient
+from aiolock._engine.policy import Seconds
 from aiolock._locks.options import LockOptions
-from aiolock.integrations._asgi import Interrupted
+from aiolock.integrations._asgi import Held, Interrupted, leases_of
 from aiolock.integrations._functions import Locked, checked_client
-from aiolock.integrations._names import LockOf
+from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.integrations._waiting import held
 
 __all__ = ["current_client", "locked", "setup"]
 
@@ -50,7 +50,21 @@ def setup(app: Quart, client: LockClient) -> None:
     for error in ERRORS:
         if error not in app.error_handler_spec[None][None]:
             app.register_error_handler(error, _answer)
-    app.asgi_app = Interrupted(app.asgi_app)  # type: ignore[assignment]  # any ASGI app
+    app.asgi_http_class = _ending_leases(app.asgi_http_class)
+    # Quart itself looks whether a client is there.
+    held = Held(app.asgi_app, looks=False)
+    app.asgi_app = Interrupted(held)  # type: ignore[assignment]  # any ASGI app
+
+
+def _ending_leases(connection: Any) -> Any:
+    """The class of connections, but a loss also ends the task that makes and sends a response."""
+
+    class Connection(connection):  # type: ignore[misc]  # of any class that the application has
+        async def handle_request(self, request: Any, send: Any) -> None:
+            async with leases_of(request.scope).body():
+                await connection.handle_request(self, request, send)
+
+    return Connection
 
 
 def current_client() -> LockClient:
@@ -62,19 +76,28 @@ def current_client() -> LockClient:
 
 
 def locked(
-    template: str, **options: Unpack[LockOptions]
+    template: str,
+    *,
+    scope: LeaseScope = "request",
+    send_timeout: Seconds | None = SEND_TIMEOUT,
+    **options: Unpack[LockOptions],
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R]]]:
     """Decorate a view, which gets the `Lease` if it has a parameter ``lease``.
 
     It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
     it does not wait. Quart cancels a view whose client has gone: that leaves the queue, or releases
-    the lock. The lock is released when the view has returned. The loss of the lock cancels the
-    view. `setup` answers its errors.
+    the lock. The lock is held until the response has been sent. The loss of the lock cancels what
+    still runs of the request; a response that has begun is cut off. `setup` answers its errors.
 
     :param template: the name, with parameters of the view as fields: ``"order:{order}"``.
         `ValueError` for other fields. A request for which one is None is answered with 400.
+    :param scope: ``"request"`` holds the lock until the request has ended: its response has been
+        sent, and all that the framework does for it is done. ``"function"`` releases it before the
+        response is sent, when the view has returned.
+    :param send_timeout: seconds that sending the response may keep the lock waiting for its client,
+        in all; None waits as long as it takes. After that the response is cut off.
     """
-    lock = LockOf(template, **options)
+    lock = RequestLock(template, scope=scope, send_timeout=send_timeout, **options)
 
     def decorate(view: Callable[..., Awaitable[R]]) -> Callable[..., Coroutine[Any, Any, R]]:
         under_lock = Locked(lock, view)
@@ -88,10 +111,9 @@ def locked(
     return decorate
 
 
-@asynccontextmanager
-async def _hold(lock: LockOf, values: dict[str, Any]) -> AsyncGenerator[Lease]:
-    async with held(lock.on(current_client(), values)) as lease:
-        yield lease
+def _hold(lock: RequestLock, values: dict[str, Any]) -> AbstractAsyncContextManager[Lease]:
+    scope: Any = request.scope  # Hypercorn has its own types of ASGI
+    return lock.held_in(leases_of(scope), current_client(), values)
 
 
 async def _answer(error: Exception) -> Response:

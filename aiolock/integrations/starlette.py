@@ -21,9 +21,8 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-    Mapping,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final, TypeVar, Unpack
 
@@ -33,11 +32,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute, compile_path
 
 from aiolock import Lease, LockClient, connect
+from aiolock._engine.policy import Seconds
 from aiolock._locks.options import LockOptions
-from aiolock.integrations._asgi import Interrupted, Receive, held_while_there
-from aiolock.integrations._exchange import Exchanges, begin, keys_in
+from aiolock.integrations._asgi import Held, Interrupted, leases_of
+from aiolock.integrations._exchange import Exchanges, begin, exchange_of, keys_in
 from aiolock.integrations._functions import check_async, check_parameters, checked_client
 from aiolock.integrations._kept import check_options, key_of, once_of, owner
+from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 
@@ -78,7 +79,7 @@ def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
     app.state.aiolock = checked_client(client)
     for error in ERRORS:
         app.exception_handlers.setdefault(error, _answer)
-    app.router.middleware_stack = Exchanges(app.router.middleware_stack)
+    app.router.middleware_stack = Exchanges(Held(app.router.middleware_stack))
     inner = app.router.lifespan_context
 
     @asynccontextmanager
@@ -92,10 +93,14 @@ def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
 
 
 def _stand_outermost(app: Starlette) -> None:
-    """Put `Interrupted` around all middleware: some of it hides an interruption."""
+    """Put `Interrupted` and `Held` around all middleware.
+
+    Some of it hides an interruption, and some of it ends what must end before the locks, such as a
+    transaction.
+    """
     stack = app.middleware_stack or app.build_middleware_stack()
     if not isinstance(stack, Interrupted):
-        app.middleware_stack = Interrupted(stack)
+        app.middleware_stack = Interrupted(Held(stack))
 
 
 def client_of(connection: HTTPConnection) -> LockClient:
@@ -107,7 +112,12 @@ def client_of(connection: HTTPConnection) -> LockClient:
 
 
 def locked(
-    template: str, *, query: Collection[str] = (), **options: Unpack[LockOptions]
+    template: str,
+    *,
+    query: Collection[str] = (),
+    scope: LeaseScope = "request",
+    send_timeout: Seconds | None = SEND_TIMEOUT,
+    **options: Unpack[LockOptions],
 ) -> Callable[
     [Callable[[Request, Lease], Awaitable[R]]], Callable[[Request], Coroutine[Any, Any, R]]
 ]:
@@ -115,15 +125,21 @@ def locked(
 
     It waits its turn, for 10 seconds at most unless ``timeout`` says otherwise; with ``timeout=0``
     it does not wait. A client that closes the connection meanwhile leaves the queue. The lock is
-    released when the endpoint has returned, before the response is sent. The loss of the lock
-    cancels the endpoint. `setup` answers its errors.
+    held until the response has been sent and all middleware has returned. The loss of the lock
+    cancels what still runs of the request; a response that has begun is cut off. `setup` answers
+    its errors.
 
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
         fields. Fields of the path are as their converters make them: ``{order:uuid}``.
     :param query: the fields that come from the query and not from the path. A request without one
         of them, or with a value that makes no valid name, is answered with 400.
+    :param scope: ``"request"`` holds the lock until the request has ended: its response has been
+        sent, and all that the framework does for it is done. ``"function"`` releases it before the
+        response is sent, when the endpoint has returned.
+    :param send_timeout: seconds that sending the response may keep the lock waiting for its client,
+        in all; None waits as long as it takes. After that the response is cut off.
     """
-    lock = LockOf(template, query, **options)
+    lock = RequestLock(template, query, scope=scope, send_timeout=send_timeout, **options)
 
     def decorate(
         endpoint: Callable[[Request, Lease], Awaitable[R]],
@@ -134,24 +150,14 @@ def locked(
         @functools.wraps(endpoint)
         async def call(request: Request) -> R:
             values = lock.values(request.path_params, request.query_params)
-            async with held_for(request, lock, values) as lease:
+            client = client_of(request)
+            async with lock.held_in(leases_of(request.scope), client, values) as lease:
                 return await endpoint(request, lease)
 
         setattr(call, _MARK, lock)
         return call
 
     return decorate
-
-
-def held_for(
-    request: Request, lock: LockOf, values: Mapping[str, object]
-) -> AbstractAsyncContextManager[Lease]:
-    """Hold the lock of a request, and check meanwhile whether its client is still there."""
-
-    def put(receive: Receive) -> None:
-        request._receive = receive  # the handler gets this very request
-
-    return held_while_there(lock.on(client_of(request), values), request.receive, put)
 
 
 def idempotent(
@@ -186,12 +192,16 @@ def idempotent(
         @functools.wraps(endpoint)
         async def call(request: Request) -> R:
             key = key_of(keys_in(request.scope), required=required)
-            if key is not None:
-                whose = await owner(who(request))
-                client = client_of(request)
-                once = once_of(client, application, whose, key, remember)
-                await begin(request.scope, once)
-            return await endpoint(request)
+            if key is None:
+                return await endpoint(request)
+            whose = await owner(who(request))
+            once = once_of(client_of(request), application, whose, key, remember)
+            await begin(request.scope, once)
+            response = await endpoint(request)
+            if isinstance(response, Response) and response.background is not None:
+                exchange_of(request.scope).afterwards.append(response.background)
+                response.background = None
+            return response
 
         return call
 

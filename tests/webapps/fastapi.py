@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 
 from aiolock import Lease
 from aiolock.integrations.fastapi import locked, setup
@@ -16,6 +17,8 @@ def build(bodies: Bodies) -> Any:
     waiting = locked("order:{order}", timeout=bodies.patience)
     trying = locked("order:{order}", timeout=0)
     few_wait = locked("order:{order}", timeout=bodies.patience, max_waiters=1)
+    slow = locked("order:{order}", timeout=bodies.patience, send_timeout=bodies.send_timeout)
+    short = locked("order:{order}", timeout=bodies.patience, scope="function")
     of_query = locked("search:{q}", query={"q"})
 
     @app.post("/orders/{order}")
@@ -37,5 +40,17 @@ def build(bodies: Bodies) -> Any:
     @app.post("/twice/{order}")
     async def twice(lease: Annotated[Lease, waiting]) -> Any:
         return await bodies.twice(lease)
+
+    @app.post("/stream/{order}")
+    async def stream(lease: Annotated[Lease, waiting]) -> Any:
+        return StreamingResponse(bodies.stream(lease))
+
+    @app.post("/endless/{order}")
+    async def endless(lease: Annotated[Lease, slow]) -> Any:
+        return StreamingResponse(bodies.endless(lease))
+
+    @app.post("/brief/{order}")
+    async def brief(lease: Annotated[Lease, short]) -> Any:
+        return StreamingResponse(bodies.stream(lease))
 
     return app

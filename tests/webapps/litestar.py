@@ -4,6 +4,7 @@ from typing import Any
 
 from litestar import Controller, Litestar, Request, post
 from litestar.params import FromPath, FromQuery
+from litestar.response import Stream
 
 from aiolock import Lease
 from aiolock.integrations.litestar import Locks, locked
@@ -41,4 +42,20 @@ def build(bodies: Bodies) -> Any:
     async def twice(order: FromPath[str], lease: Lease) -> dict[str, Any]:
         return await bodies.twice(lease)
 
-    return Litestar([orders, Others, search, twice], plugins=[Locks(bodies.client)])
+    @post("/stream/{order:str}", status_code=200)
+    @locked("order:{order}", timeout=bodies.patience)
+    async def stream(order: FromPath[str], lease: Lease) -> Stream:
+        return Stream(bodies.stream(lease))
+
+    @post("/endless/{order:str}", status_code=200)
+    @locked("order:{order}", timeout=bodies.patience, send_timeout=bodies.send_timeout)
+    async def endless(order: FromPath[str], lease: Lease) -> Stream:
+        return Stream(bodies.endless(lease))
+
+    @post("/brief/{order:str}", status_code=200)
+    @locked("order:{order}", timeout=bodies.patience, scope="function")
+    async def brief(order: FromPath[str], lease: Lease) -> Stream:
+        return Stream(bodies.stream(lease))
+
+    handlers: list[Any] = [orders, Others, search, twice, stream, endless, brief]
+    return Litestar(handlers, plugins=[Locks(bodies.client)])

@@ -44,4 +44,19 @@ def build(bodies: Bodies) -> Any:
     async def twice(order: str, lease: Lease) -> Any:
         return await bodies.twice(lease)
 
+    @app.post("/stream/<order>")
+    @locked("order:{order}", timeout=bodies.patience)
+    async def stream(order: str, lease: Lease) -> Any:
+        return bodies.stream(lease)
+
+    @app.post("/endless/<order>")
+    @locked("order:{order}", timeout=bodies.patience, send_timeout=bodies.send_timeout)
+    async def endless(order: str, lease: Lease) -> Any:
+        return bodies.endless(lease)
+
+    @app.post("/brief/<order>")
+    @locked("order:{order}", timeout=bodies.patience, scope="function")
+    async def brief(order: str, lease: Lease) -> Any:
+        return bodies.stream(lease)
+
     return app

@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aiolock import Lease
@@ -35,12 +35,27 @@ def build(bodies: Bodies) -> Any:
     async def twice(request: Request, lease: Lease) -> Response:
         return JSONResponse(await bodies.twice(lease))
 
+    @locked("order:{order}", timeout=bodies.patience)
+    async def stream(request: Request, lease: Lease) -> Response:
+        return StreamingResponse(bodies.stream(lease))
+
+    @locked("order:{order}", timeout=bodies.patience, send_timeout=bodies.send_timeout)
+    async def endless(request: Request, lease: Lease) -> Response:
+        return StreamingResponse(bodies.endless(lease))
+
+    @locked("order:{order}", timeout=bodies.patience, scope="function")
+    async def brief(request: Request, lease: Lease) -> Response:
+        return StreamingResponse(bodies.stream(lease))
+
     routes = [
         Route("/orders/{order}", orders, methods=["POST"]),
         Route("/now/{order}", now, methods=["POST"]),
         Route("/few/{order}", few, methods=["POST"]),
         Route("/search", search, methods=["POST"]),
         Route("/twice/{order}", twice, methods=["POST"]),
+        Route("/stream/{order}", stream, methods=["POST"]),
+        Route("/endless/{order}", endless, methods=["POST"]),
+        Route("/brief/{order}", brief, methods=["POST"]),
     ]
     app = Starlette(routes=routes)
     setup(app, bodies.client)
