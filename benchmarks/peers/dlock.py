@@ -10,12 +10,10 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy.exc import OperationalError  # type: ignore[import-not-found]
-from sqlalchemy.ext.asyncio import (  # type: ignore[import-not-found]  # in its own environment
-    create_async_engine,
-)
-from sqlalchemy.pool import NullPool  # type: ignore[import-not-found]
-from sqlalchemy_dlock import create_async_sadlock  # type: ignore[import-not-found]
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+from sqlalchemy_dlock import create_async_sadlock  # type: ignore[import-not-found]  # in its own environment
 
 
 class Lock:
