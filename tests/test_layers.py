@@ -237,9 +237,7 @@ def test_the_machine_is_pure() -> None:
     """The protocol's state machine has no clock, no event loop and no I/O."""
     assert ours(MACHINE) == {"aiolock.store"}
     beside = {name for name in imports(MACHINE) if not name.startswith("aiolock")}
-    assert beside == {
-        *("__future__", "bisect", "collections.abc", "dataclasses", "heapq", "typing")
-    }
+    assert beside == {*("__future__", "bisect", "collections.abc", "dataclasses", "typing")}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.testing")])

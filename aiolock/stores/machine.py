@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from aiolock.store import (
@@ -477,10 +476,15 @@ class Step:
         held = self._state.holders
         if waiters:
             return self.status_of(name, self.holders(held), self.waiters(self._state.queue))
-        alive = [grant for grant, holder in held.items() if holder.end > self._ms]
-        few = nsmallest(FEW, alive, key=lambda grant: held[grant].end)
+        few, passed = list[Grant](), 0
+        for grant, holder in held.items():
+            if len(few) == FEW:
+                break
+            passed += 1
+            if holder.end > self._ms:
+                few.append(grant)
         found = self.status_of(name, self.holders(few), ())
-        return replace(found, more_holders=len(alive) - len(few))
+        return replace(found, more_holders=len(held) - passed)
 
     def holders(self, grants: Iterable[Grant]) -> list[Party]:
         """Those of these grants that are held, for a status; those without an owner as well."""
