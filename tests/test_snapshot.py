@@ -179,3 +179,44 @@ async def test_without_the_right_to_scan(redis_server: RedisServer, prefix: str)
         redis_server.call("ACL", "SETUSER", user, "+scan")
         assert await client.names() == ["a"]
     redis_server.call("ACL", "DELUSER", user)
+
+
+MALFORMED = [
+    b"\xff\xfe:7",
+    b"\xff",
+    b"x9000:me:1:no-number",
+    b"x9000:me:1:" + b"9" * 400,
+    b"x9000:me:" + b"9" * 5000 + b":7",
+    b":",
+]
+"""What others may have written where Redis keeps holders, or waiters."""
+
+
+@pytest.mark.parametrize("member", MALFORMED, ids=range(len(MALFORMED)))
+async def test_a_malformed_neighbour_spoils_nothing(
+    redis_server: RedisServer, prefix: str, member: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is shown somehow, and keeps its own name busy; all else goes on as before."""
+    keys = redis.Redis.from_url(redis_server.url)
+    for key, score in (("holders", 4e12), ("queue", 1.0)):
+        keys.zadd(f"{prefix}:{{lock:theirs}}:{key}", {member: score})
+        keys.expire(f"{prefix}:{{lock:theirs}}:{key}", 60)
+    for name in (b"lock:text", b"\xff"):
+        keys.set(prefix.encode() + b":{" + name + b"}:holders", "theirs", ex=60)
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client, client.lock("ours"):
+        keys.publish(f"{prefix}:push:{client.id}", b"\xff\xfe nonsense")
+        theirs = client.lock("theirs")
+        status = await theirs.status()
+        assert (len(status.holders), len(status.waiters)) == (1, 1)
+        assert str(status)
+        with pytest.raises(aiolock.AcquireTimeout):
+            async with theirs.acquire(timeout=0.1):
+                pass
+        assert await theirs.acquire(blocking=False) is None
+        assert await theirs.locked()
+        with pytest.raises(aiolock.StoreError, match="something else than a lock"):
+            await client.lock("text").status()
+        found = await client.snapshot()
+        assert [each.name for each in found] == ["ours", "theirs"]
+    assert "could not deal with" not in caplog.text
+    keys.close()

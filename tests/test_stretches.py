@@ -185,7 +185,7 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ho
     semaphore = other.semaphore("api", holders)
 
     async def times_out() -> None:
-        more = f"and {holders - 1} more has held it"
+        more = f"; {holders - 1} more hold it, too"
         with pytest.raises(AcquireTimeout, match=more) as caught:
             async with semaphore.acquire(timeout=0.5):
                 pass

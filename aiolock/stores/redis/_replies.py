@@ -42,11 +42,10 @@ def answer(reply: Any) -> Answer:
 def _busy(until: int, grant: bytes | None = None, says: bytes = b"") -> Busy:
     if grant is None:
         return Busy(until)
-    text, _, minted = grant.decode().rpartition(":")
+    text, _, minted = _text(grant).rpartition(":")
     waiter, form, _ = decode_any(text)
-    return Busy(
-        until, _party(waiter, form, says, int(minted), fence=int(minted), remaining=until / 1000)
-    )
+    fence = _fence(minted)
+    return Busy(until, _party(waiter, form, says, fence, fence=fence, remaining=until / 1000))
 
 
 def _queued(  # noqa: PLR0917  # in the order of the reply
@@ -142,7 +141,7 @@ class Seen:
                 self._closed = max(self._closed, left)
                 continue
             says, alive = known.get(waiter.client, (b"", False))
-            fence = int(minted) if minted.isdecimal() and len(minted) <= _DIGITS else 0
+            fence = _fence(minted)
             self._holders[text] = _party(
                 *(waiter, form, says, fence),
                 fence=fence,
@@ -190,7 +189,7 @@ class Seen:
 
 
 _DIGITS: Final = 18
-"""Digits of a fence, at most."""
+"""Digits of a fence, or of a process, at most."""
 
 
 class Part(NamedTuple):
@@ -207,6 +206,11 @@ def status(name: str, reply: Any) -> Status:
     seen = Seen(name)
     seen.read(reply)
     return seen.status()
+
+
+def _fence(minted: str) -> int:
+    """The fence of a grant; 0 for one that others have written."""
+    return int(minted) if minted.isdecimal() and len(minted) <= _DIGITS else 0
 
 
 def _text(member: bytes) -> str:
@@ -230,7 +234,7 @@ def _party(
     return Party(
         client=waiter.client,
         host=host,
-        pid=int(pid) if pid.isdecimal() else 0,
+        pid=int(pid) if pid.isdecimal() and len(pid) <= _DIGITS else 0,
         since=since / 1e6,
         place=place,
         fence=fence,
@@ -245,7 +249,7 @@ def _party(
 def said_of(party: Party, says: bytes) -> Party:
     """A party of a status, with what its client says of itself."""
     host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
-    return replace(party, host=host, pid=int(pid) if pid.isdecimal() else 0)
+    return replace(party, host=host, pid=int(pid) if pid.isdecimal() and len(pid) <= _DIGITS else 0)
 
 
 def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:
