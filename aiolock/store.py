@@ -99,17 +99,16 @@ class Form:
     """For how many ms at most its grant may close the lock beyond its lease; 0: it never does."""
     plain: bool = field(init=False, repr=False, compare=False)
     """Whether the lock is exclusive, renewed, and open again as soon as the grant has ended."""
+    permits: int = field(init=False, repr=False, compare=False)
+    """How many permits it takes; 0 for a waiter of another kind."""
 
     def __post_init__(self) -> None:
         closes = max(self.after_loss, self.after_grant, self.period)
         odd = self.shared or self.fixed or self.once or self.downgrades or self.declared
         object.__setattr__(self, "closes", closes)  # frozen
         object.__setattr__(self, "plain", not odd and not closes)
-
-    @property
-    def permits(self) -> int:
-        """How many permits it takes; 0 for a waiter of another kind."""
-        return self.number if self.rule is Rule.PERMITS else 0
+        permits = self.number if self.rule is Rule.PERMITS else 0
+        object.__setattr__(self, "permits", permits)
 
     @property
     def counts(self) -> bool:
