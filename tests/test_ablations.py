@@ -3880,7 +3880,7 @@ SAFEGUARDS = (
     Safeguard(
         "… round all middleware",
         "integrations/starlette.py",
-        "Interrupted(Held(stack))",
+        "Interrupted(Held(stack, looks=False))",
         "Interrupted(stack)",
         "test_web_lifetimes.py::test_lease_lost_in_middleware_cancels_that[fastapi-/orders/42]",
         seconds=20,
@@ -3908,6 +3908,22 @@ SAFEGUARDS = (
         "",
         "test_web_lifetimes.py::test_client_that_is_slow_keeps_the_lock_no_longer_than_send_timeout[aiohttp-True]",
         seconds=20,
+    ),
+    Safeguard(
+        "… and one that sends its body slowly",
+        "integrations/_asgi.py",
+        "            message = await leases.receiving(inbox)\n",
+        "            message = await inbox()\n",
+        "test_web_lifetimes.py::test_client_that_sends_its_body_slowly_keeps_the_lock_no_longer_than_send_timeout[True-starlette]",
+        seconds=40,
+    ),
+    Safeguard(
+        "… also in aiohttp",
+        "integrations/_handling.py",
+        "        if (full or lacks) and leases.bound is not None:\n",
+        "        if full and leases.bound is not None:\n",
+        "test_web_lifetimes.py::test_client_that_sends_its_body_slowly_keeps_the_lock_no_longer_than_send_timeout[True-aiohttp]",
+        seconds=40,
     ),
     Safeguard(
         "web: what aiohttp sends is sent before its lease ends",

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 import aiolock
 from aiolock.integrations import fastapi
+from aiolock.integrations._waiting import SOON
 from aiolock.stores.memory import MemoryServer
 from tests.failures import until
 from tests.webapps.bodies import Bodies
@@ -141,6 +142,35 @@ async def test_client_that_is_slow_keeps_the_lock_no_longer_than_send_timeout(
         writer.transport.abort()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+
+@pytest.mark.parametrize("framework", ["starlette", "fastapi", "litestar", "aiohttp"])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_client_that_sends_its_body_slowly_keeps_the_lock_no_longer_than_send_timeout(
+    framework: str, memory: MemoryServer, others: aiolock.LockClient, *, waits: bool
+) -> None:
+    """Also a part that it was to send while it waited; Quart has BODY_TIMEOUT for all of it."""
+    bodies = Bodies(aiolock.connect(memory), send_timeout=0.5)
+    lock = others.lock("order:42", timeout=WITHIN)
+    async with served(framework, bodies) as url, contextlib.AsyncExitStack() as stack:
+        if waits:
+            await stack.enter_async_context(lock)
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /orders/42 HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx")
+        while len((status := await lock.status()).waiters) < waits or not status.holders:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.005)
+        if waits:
+            await asyncio.sleep(2 * SOON)  # now it looks for its client, too
+        await stack.aclose()
+        async with lock:
+            pass
+        if framework != "aiohttp":  # which can only close the connection
+            assert (await reader.readline()).split()[1] == b"408"
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+    assert not bodies.entered
 
 
 class Commits(BaseHTTPMiddleware):

@@ -74,8 +74,9 @@ class Held:
     If there are several, one round the other, they end with the outermost. The inner ones raise a
     loss as early as they see it.
 
-    :param looks: whether it looks for a client that goes while its request waits. The application
-        must not receive meanwhile.
+    :param looks: whether it looks for a client that goes while its request waits, and for one that
+        keeps a lock by sending its request slowly. The application must not receive while its
+        request waits, and otherwise receive what it needs.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], *, looks: bool = True) -> None:
@@ -93,10 +94,19 @@ class Held:
             send = functools.partial(_send, leases, send)
         # A handler must get what is received while somebody looks whether the client has gone.
         inbox = Inbox(receive)
+        whole = not self._looks
 
         async def reason_to_leave() -> Exception:
             await inbox.gone()
             return Disconnected(GONE)
+
+        async def received() -> Message:
+            nonlocal whole
+            if whole:  # what comes now is the end of the connection
+                return await inbox()
+            message = await leases.receiving(inbox)
+            whole = not message.get("more_body", False)
+            return message
 
         try:
             async with leases.body(reason_to_leave if self._looks else None) as body:
@@ -105,13 +115,13 @@ class Held:
                     body.begun = True
                     return send(message)
 
-                await self._app(scope, inbox, noted)
+                await self._app(scope, received, noted)
         finally:
             inbox.close()
 
 
 def _send(leases: RequestLeases, send: Send, message: Message) -> Awaitable[None]:
-    return leases.sending(functools.partial(send, message))
+    return leases.bounded(functools.partial(send, message))
 
 
 def leases_of(scope: Scope) -> RequestLeases:

@@ -80,7 +80,7 @@ async def _send(request: web.Request, response: web.StreamResponse, leases: Requ
     try:
         if isinstance(response, web.FileResponse) and not response.prepared:
             # The system sends it, so nobody sees how much of it is on its way.
-            await leases.sending(functools.partial(_finish, request, response))
+            await leases.bounded(functools.partial(_finish, request, response))
         else:
             await _finish(request, response)
     except SlowClient:
@@ -96,7 +96,7 @@ async def _finish(request: web.Request, response: web.StreamResponse) -> None:
 
 @contextmanager
 def _bounded(request: web.Request, leases: RequestLeases) -> Generator[None]:
-    """Cut off a client that takes its response too slowly: see whether what is sent piles up."""
+    """Cut off a client that is too slow: see whether what is sent piles up, or the body lacks."""
     loop = asyncio.get_running_loop()
     full = False
     timer: asyncio.TimerHandle | None = None
@@ -109,7 +109,9 @@ def _bounded(request: web.Request, leases: RequestLeases) -> Generator[None]:
         low, high = transport.get_write_buffer_limits()
         # The writer waits from when there is more than `high`, until there is no more than `low`.
         full = transport.get_write_buffer_size() > (low if full else high)
-        if full and leases.bound is not None:
+        # The handler waits for a part of the body.
+        lacks = getattr(request.content, "_waiter", None) is not None
+        if (full or lacks) and leases.bound is not None:
             leases.waited(LOOK_EVERY)
             if not leases.patience:
                 leases.too_slow()

@@ -19,13 +19,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, Self, Unpack
+from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
 from aiolock import Acquisition, Lease, LeaseLost, LeaseState, Lock, LockClient
 from aiolock._engine.policy import Seconds, seconds
 from aiolock._locks.options import LockOptions
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._waiting import ReasonToLeave, held, patient
+
+T = TypeVar("T")
 
 PLACE: Final = "aiolock.leases"
 """Where a request has its leases."""
@@ -36,9 +38,10 @@ LeaseScope = Literal["request", "function"]
 ALIVE: Final = (LeaseState.HELD, LeaseState.AT_RISK)
 
 SEND_TIMEOUT: Final = 30.0
-"""Seconds that sending a response may keep a lock waiting for the client, by default.
+"""Seconds that a client may keep a lock waiting, by default.
 
-As long as a lease: a client that does not read costs the others no more than a process that died.
+As long as a lease: a client that does not read, or does not send, costs the others no more than a
+process that died.
 """
 
 _NO_WAIT: Final = 0.01
@@ -48,7 +51,7 @@ _log = logging.getLogger("aiolock.web")
 
 
 class SlowClient(OSError):
-    """The client takes its response too slowly for the locks that its request holds."""
+    """The client sends its request, or takes its response, too slowly for the locks it keeps."""
 
 
 class RequestLeases:
@@ -58,10 +61,11 @@ class RequestLeases:
         self._bodies = list[Body]()
         self._taken = list[tuple[Lease, float]]()
         self._waited = 0.0
+        self._receives = False
 
     @property
     def bound(self) -> float | None:
-        """Seconds that sending may wait for the client in all; None if no lease is held."""
+        """Seconds that the request may wait for its client; None if it holds no lease."""
         return min((bound for lease, bound in self._taken if lease.state in ALIVE), default=None)
 
     @property
@@ -107,17 +111,26 @@ class RequestLeases:
             raise RuntimeError(f"the request that is to hold {lock.name!r} has ended")
         return self._bodies[-1]
 
-    async def sending(self, send: Callable[[], Awaitable[None]]) -> None:
-        """Send a part of the response; `SlowClient` if its client has kept the locks too long."""
+    async def receiving(self, receive: Callable[[], Awaitable[T]]) -> T:
+        """Receive a part of the request, as `bounded`; of one within another, one counts."""
+        if self._receives:
+            return await receive()
+        self._receives = True
+        try:
+            return await self.bounded(receive)
+        finally:
+            self._receives = False
+
+    async def bounded(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Wait for the client; `SlowClient` if it has kept the locks too long."""
         if not self._taken or self.bound is None:
-            await send()
-            return
+            return await wait()
         loop = asyncio.get_running_loop()
         began = loop.time()
         patience = asyncio.timeout(None if math.isinf(self.patience) else self.patience)
         try:
             async with patience:
-                await send()
+                return await wait()
         except TimeoutError:
             if not patience.expired():
                 raise
@@ -126,15 +139,15 @@ class RequestLeases:
             self.waited(loop.time() - began)
 
     def waited(self, seconds: float) -> None:
-        """Sending has taken so long."""
+        """It has taken so long."""
         if seconds > _NO_WAIT:
             self._waited += seconds
 
     def too_slow(self) -> SlowClient:
-        """The error of a client that reads too slowly; logs it."""
+        """The error of a client that is too slow; logs it."""
         names = ", ".join(sorted({repr(lease.name) for lease, _ in self._taken}))
         error = SlowClient(
-            f"the response was cut off: in all, its client has let {names} wait for"
+            f"the request was cut off: in all, its client has let {names} wait for"
             f" {self.bound:g} s (send_timeout)"
         )
         _log.warning("%s", error)
@@ -243,8 +256,8 @@ class RequestLock(LockOf):
 
     :param scope: ``"request"`` holds it until the request has ended; ``"function"`` until its
         handler has.
-    :param send_timeout: seconds that sending the response may keep the lock waiting for the client,
-        in all; None waits as long as it takes.
+    :param send_timeout: seconds that the client may keep the lock waiting, in all, while it sends
+        its request or is sent its response; None waits as long as it takes.
     """
 
     def __init__(

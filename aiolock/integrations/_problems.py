@@ -23,6 +23,7 @@ from aiolock.integrations._kept import (
     NotKept,
     UnderWay,
 )
+from aiolock.integrations._leases import SlowClient
 from aiolock.integrations._names import BadName
 from aiolock.integrations._waiting import Disconnected
 
@@ -106,6 +107,11 @@ _ANSWERS: Final[Mapping[type[Exception], Problem]] = {
     StoreError: UNKNOWN,
     ClientClosed: CLOSING,
     Disconnected: GONE,
+    SlowClient: Problem(
+        408,
+        "slow_client",
+        "The request was sent too slowly. Part of it may have been done: check, then try again.",
+    ),
     BadName: Problem(400, "bad_lock_name", ""),
     BadKey: Problem(
         400,

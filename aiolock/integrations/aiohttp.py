@@ -137,8 +137,9 @@ def locked(
     :param scope: ``"request"`` holds the lock until the request has ended: its response has been
         sent, and all that the framework does for it is done. ``"function"`` releases it before the
         response is sent, when the handler has returned.
-    :param send_timeout: seconds that sending the response may keep the lock waiting for its client,
-        in all; None waits as long as it takes. After that the response is cut off.
+    :param send_timeout: seconds that the client may keep the lock waiting, in all, by sending its
+        body or reading its response slowly; None waits as long as it takes. After that the request
+        is cut off.
     """
     lock = RequestLock(template, query, scope=scope, send_timeout=send_timeout, **options)
 

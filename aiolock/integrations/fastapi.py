@@ -96,8 +96,9 @@ def locked(
         sent, and all that the framework does for it is done. ``"function"`` releases it before the
         response is sent, when the path operation has returned and dependencies
         with ``scope="function"`` have ended, in any order.
-    :param send_timeout: seconds that sending the response may keep the lock waiting for its client,
-        in all; None waits as long as it takes. After that the response is cut off.
+    :param send_timeout: seconds that the client may keep the lock waiting, in all, by sending its
+        body or reading its response slowly; None waits as long as it takes. After that the request
+        is cut off.
     """
     lock = RequestLock(template, query, scope=scope, send_timeout=send_timeout, **options)
 

@@ -12,7 +12,7 @@ from tests.webapps.bodies import Bodies
 def build(bodies: Bodies) -> Any:
     """It in aiohttp."""
 
-    @locked("order:{order}", timeout=bodies.patience)
+    @locked("order:{order}", timeout=bodies.patience, send_timeout=bodies.send_timeout)
     async def orders(request: web.Request, lease: Lease) -> web.Response:
         return web.json_response(await bodies.run(lease, await request.read()))
 

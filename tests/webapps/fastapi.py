@@ -22,7 +22,7 @@ def build(bodies: Bodies) -> Any:
     of_query = locked("search:{q}", query={"q"})
 
     @app.post("/orders/{order}")
-    async def orders(request: Request, lease: Annotated[Lease, waiting]) -> Any:
+    async def orders(request: Request, lease: Annotated[Lease, slow]) -> Any:
         return await bodies.run(lease, await request.body())
 
     @app.post("/now/{order}")

@@ -15,7 +15,7 @@ def build(bodies: Bodies) -> Any:
     """It in Litestar."""
 
     @post("/orders/{order:str}", status_code=200)
-    @locked("order:{order}", timeout=bodies.patience)
+    @locked("order:{order}", timeout=bodies.patience, send_timeout=bodies.send_timeout)
     async def orders(
         request: Request[Any, Any, Any], order: FromPath[str], lease: Lease
     ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.webapps.bodies import Bodies
 def build(bodies: Bodies) -> Any:
     """It in Starlette."""
 
-    @locked("order:{order}", timeout=bodies.patience)
+    @locked("order:{order}", timeout=bodies.patience, send_timeout=bodies.send_timeout)
     async def orders(request: Request, lease: Lease) -> Response:
         return JSONResponse(await bodies.run(lease, await request.body()))
 
