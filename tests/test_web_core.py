@@ -117,7 +117,8 @@ def test_answers_say_nothing_of_ours(
 ) -> None:
     """The text of an error is in the log; only what a request did wrong is said to it."""
     with caplog.at_level(logging.INFO, "aiolock.web"):
-        found = problem(kind("SECRET"))
+        closed = {"closed": True} if kind is aiolock.ClientClosed else {}
+        found = problem(kind("SECRET", **closed))
     if kind is BadName:
         assert found.detail == "SECRET"
         return

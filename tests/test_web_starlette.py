@@ -139,6 +139,15 @@ async def test_set_up_in_a_wrong_way() -> None:
             await http.get("/1")
 
 
+async def test_request_without_the_lifespan_raises_that_the_client_is_not_open() -> None:
+    """As in a test that forgot it: not a 503, which says that the server shuts down."""
+    app = Starlette(routes=[Route("/{order}", order_endpoint)])
+    starlette.setup(app, aiolock.connect("memory://"))
+    async with called(app) as http:
+        with pytest.raises(aiolock.ClientClosed, match="not open yet"):
+            await http.get("/1")
+
+
 async def test_the_store_is_down_at_the_start() -> None:
     """The application does not start, and says why."""
     app = FastAPI()

@@ -134,7 +134,13 @@ ERRORS: Final = tuple(_ANSWERS)
 
 
 def problem(error: Exception) -> Problem:
-    """The answer to one of `ERRORS`; also logs a line about it."""
+    """The answer to one of `ERRORS`; also logs a line about it.
+
+    Raises `ClientClosed` again if it says that nobody has opened the client: that is a mistake in
+    the program, as a test without the lifespan, and no end of the server.
+    """
+    if isinstance(error, ClientClosed) and not error.closed:
+        raise error
     found = _problem(error)
     if found is not GONE:
         level = logging.WARNING if found.status >= 500 else logging.INFO  # noqa: PLR2004  # HTTP's
