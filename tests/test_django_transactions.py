@@ -259,6 +259,22 @@ def test_a_release_within_a_transaction_rolls_it_back(
     assert stock(database) == 1
 
 
+def test_an_exit_within_a_transaction_raises_while_another_error_is_handled(
+    client: aiolock.sync.LockClient, database: PostgresServer
+) -> None:
+    """As where work is tried again: that error is not the body's."""
+    transaction.set_autocommit(False)
+    try:
+        _ = 1 // 0
+    except ZeroDivisionError:
+        with pytest.raises(RuntimeError, match="released in a transaction"), client.lock("a"):
+            add()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert stock(database) == 0
+
+
 @pytest.mark.usefixtures("database")
 def test_the_error_of_a_body_is_the_one_that_is_raised(client: aiolock.sync.LockClient) -> None:
     """A release in a `finally` does not replace it."""

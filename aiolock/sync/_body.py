@@ -106,7 +106,7 @@ class Body(Uncopyable, Generic[T]):
         finally:
             process().drop(self)
         if error is None and self.value is not None:  # None: work that was done already
-            check_released(self.value)
+            check_released(self.value, failing=False)
 
     def close(self) -> None:
         """Leave it without waiting, if it was not left; it then counts as cancelled."""

@@ -43,9 +43,15 @@ def refuse_in_transaction(what: object, otherwise: str = "it would be released")
         )
 
 
-def check_released(what: object) -> None:
-    """`RuntimeError`, which rolls it back, if a transaction is open when a lock was released."""
-    if sys.exc_info()[0] is None and (database := open_transaction()) is not None:
+def check_released(what: object, *, failing: bool | None = None) -> None:
+    """`RuntimeError`, which rolls it back, if a transaction is open when a lock was released.
+
+    None is raised beside the error of a body that is ``failing``. Without it, an error that is
+    being handled counts as that: it may be on its way through a ``finally``.
+    """
+    if failing is None:
+        failing = sys.exc_info()[0] is not None
+    if not failing and (database := open_transaction()) is not None:
         raise RuntimeError(
             f"{what!r} was released in a transaction of the database {database!r} that is not"
             " committed yet, and others would not see what it has written: end the transaction"
