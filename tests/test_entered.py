@@ -466,6 +466,20 @@ def test_in_a_unittest(name: str) -> None:
 
 @every(EVERY)
 @virtual
+async def test_imitated_by_a_mock(make: Make) -> None:
+    """An imitation is entered and left with `async with`; that of a lock for threads without."""
+    async with opened() as (client, _):
+        manager = make(client)
+        for imitation in (mock.create_autospec(manager), mock.NonCallableMagicMock(spec=manager)):
+            async with imitation:
+                pass
+            imitation.__aexit__.assert_awaited_once_with(None, None, None)
+    with mock.create_autospec(aiolock.sync.Lock, instance=True) as lease:
+        assert not inspect.isawaitable(lease)
+
+
+@every(EVERY)
+@virtual
 async def test_in_a_decorator(make: Make) -> None:
     """A class or a generator that decorates functions, and enters a lock for each call."""
     async with opened() as (client, _):

@@ -12,7 +12,9 @@ one of the bodies that were entered in the same way (see `Entered.take`).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
@@ -100,7 +102,7 @@ def _entry_of(note: _Lookup | None, key: object) -> tuple[_Lookup, Entry] | None
     """The last lookup of an entry of this key that was not used yet."""
     while (note := _pending(note)) is not None:
         half = note()
-        if type(half) is Entry and half.key is key:
+        if isinstance(half, Entry) and half.key is key:
             return note, half
         note = note.before
     return None
@@ -158,6 +160,16 @@ class Entry:
             paired.body = (entrance, body)
 
 
+class AsyncEntry(Entry):
+    """One whose call gives a coroutine: `unittest.mock` looks for that in what it is to imitate."""
+
+
+if sys.version_info >= (3, 12):
+    inspect.markcoroutinefunction(AsyncEntry)
+else:
+    AsyncEntry._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # the mark of 3.11
+
+
 class Exit:
     """The object that a lookup of ``__aexit__`` gives: call it to leave what its entry entered."""
 
@@ -191,8 +203,11 @@ class Exit:
 class _Entering:
     """The descriptor of ``__aenter__``, or of ``__enter__``."""
 
+    def __init__(self, kind: type[Entry]) -> None:
+        self._kind = kind
+
     def __get__(self, of: Any, kind: type) -> Entry:
-        entry = Entry()
+        entry = self._kind()
         entry.of, entry.key = of, kind if of is None else of
         last = _last.lookup
         if last is None:
@@ -221,10 +236,10 @@ class _Leaving:
         leave.of, leave.key = of, kind if of is None else of
         last = _last.lookup
         other = None if last is None else last()
-        if type(other) is not Entry or other.used or other.key is not leave.key:
+        if not isinstance(other, Entry) or other.used or other.key is not leave.key:
             found = _entry_of(last, leave.key)
             last, other = (last, None) if found is None else found
-        if type(other) is Entry:
+        if isinstance(other, Entry):
             assert last is not None
             note = _Lookup(leave)
             # It takes the place of its entry, in case it belongs to one that is still to come.
@@ -239,7 +254,8 @@ class _Leaving:
         return leave.leave if self._is_async else leave
 
 
-entering: Final = _Entering()
+entering: Final = _Entering(Entry)
+entering_async: Final = _Entering(AsyncEntry)
 leaving: Final = _Leaving(is_async=False)
 leaving_async: Final = _Leaving(is_async=True)
 
@@ -261,7 +277,7 @@ class Enterable(CopiedAsItself, Generic[Value_co]):
         ) -> None: ...
 
     else:
-        __aenter__ = entering
+        __aenter__ = entering_async
         __aexit__ = leaving_async
 
     @property
