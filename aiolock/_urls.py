@@ -23,6 +23,8 @@ _INVISIBLE: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e
 _HALF_ENCODED: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ADDRESS: Final = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::([0-9]+))?")
 _HOST: Final = re.compile(r"\w(?:[\w-]{0,62})(?:\.[\w-]{1,63})*\.?")
+_LOGIN_IN_PATH: Final = re.compile(r"/+[^/?:]*:[^/?][^?]*@")
+"""Behind a slash too many; a file may have an @ in its name, and a drive."""
 _NAME: Final = re.compile(r"[A-Za-z]\w{0,40}", re.ASCII)
 _AROUND: Final = " \t\r\n\"'`<>"
 _BARE: Final = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:]+\])(?::([0-9]+))?(?:/[0-9]{0,2})?")
@@ -225,7 +227,7 @@ def parse(text: str, example: str, *, inner: str = "", sockets: bool = False) ->
     authority, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
     # What is in an inner URL is checked when that is parsed.
     outside = re.sub(rf"([?&]{inner}=)[^&]*", r"\1", tail) if inner else tail
-    if authority and "@" in outside:
+    if "@" in outside and (authority or _LOGIN_IN_PATH.match(tail)):
         raise wrong(f"there is an @ behind the first / or ? of this URL: {ENCODE}", example)
     login, at, places = authority.rpartition("@")
     if "@" in login:
@@ -366,6 +368,9 @@ class Shown:
             error.strerror = self.text(error.strerror)
         for number, note in enumerate(getattr(error, "__notes__", ())):
             error.__notes__[number] = self.text(note)
+        for name, value in vars(error).items():  # psycopg keeps all that it connects with
+            if self.text(repr(value)) != repr(value):
+                vars(error)[name] = None
         shown = f"{error} {error!r}"
         return self.text(shown) == shown
 

@@ -53,6 +53,8 @@ URLS: Final = [
     "memory://name/{}",
     "sqlite://app:{}@host/locks.db",
     "sqlite:///app:{}@host/locks.db",
+    "sqlite:////app:{}@host/locks.db",
+    "unix:///app:{}@host/0",
     "postgresql://app:{}@127.0.0.1:{port}/shop?connect_timeout=1",
     "postgresql://127.0.0.1:{port}/shop?connect_timeout=1&password={}",
     "postgresql://127.0.0.1:{port}/shop?password={}&connect_timeout=x",
@@ -325,6 +327,13 @@ class TestShown:
         shown = Shown([secret])
         clean: Any = shown.error(error)
         assert leaked(all_texts(clean)) == []
+
+    def test_error_that_keeps_a_secret_loses_it(self) -> None:
+        """Some drivers keep all that they connect with."""
+        error: Any = ValueError("refused")
+        error.settings, error.number = {"password": LEFT}, 7
+        assert Shown([LEFT]).error(error) is error
+        assert vars(error) == {"settings": None, "number": 7}
 
     def test_error_that_cannot_be_changed_is_replaced(self) -> None:
         """By one that names its type."""
