@@ -74,8 +74,8 @@ class Log(Observer):
             _log.warning("aiolock: the link to the store is there again")
         elif state == "down":
             _log.warning(
-                "aiolock: the link to the store broke: %s. It is dialled again, and who waits keeps"
-                " the place; what is held is lost unless that works before the leases end",
+                "aiolock: the link to the store broke: %s. It is dialled again, and waiters keep"
+                " their places; what is held is lost unless that works before the leases end",
                 error,
             )
 
