@@ -278,8 +278,8 @@ class Both:
     def status(self) -> None:
         step = self.step()
         ours = step.status("n")
-        text, told = self.ask("status", self.key, True)
-        theirs = codec.status("n", text)
+        text, told = self.ask("status", self.key, 1000, *codec.FIRST, 1000, 0)
+        theirs = codec.part("n", text).status
         self.check("status", theirs, ours, step, told)
 
     def go_on(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiolock.store import (
     Answer,
@@ -17,7 +18,6 @@ from aiolock.store import (
     Granted,
     Inbox,
     Late,
-    Page,
     Party,
     Posted,
     Queued,
@@ -204,20 +204,65 @@ def posted(text: str) -> Posted:
     return Posted(int(count), bytes.fromhex(value).decode())
 
 
-def status(name: str, text: str) -> Status:
-    """The answer of `status`."""
+class Part(NamedTuple):
+    """Some of the holders and waiters of a name, in order."""
+
+    status: Status
+    last: tuple[int, str, int]
+    """Where the last of the waiters stands."""
+    holding: int
+    """How many holders there are, if no waiters were asked for."""
+
+
+FIRST: Final = (-(2**63), "", 0)
+"""A place before all waiters."""
+
+
+def part(name: str, text: str, before: int = 0) -> Part:
+    """The answer of `status`; ``before`` is how many waiters stand before these."""
     data: dict[str, Any] = json.loads(text)
     (row,) = data["names"]
-    return _status(name, row, _Known(data))
+    return _part(name, row, _Known(data), before)
 
 
-def page(text: str, most: int) -> Page:
-    """The answer of `snapshot`; ``most`` is how many names were asked for."""
+class Parts(NamedTuple):
+    """The answer of `snapshot`: the first part of each name."""
+
+    parts: Sequence[Part]
+    more: str
+
+
+def page(text: str) -> Parts:
+    """The answer of `snapshot`."""
     data: dict[str, Any] = json.loads(text)
     known = _Known(data)
     found = [(bytes.fromhex(row[0]), row) for row in data["names"] or ()]
-    statuses = [_status(key.decode().partition("\0")[2], row, known) for key, row in found]
-    return Page(statuses, found[-1][0].hex() if len(found) == most else "")
+    parts = [_part(key.decode().partition("\0")[2], row, known) for key, row in found]
+    return Parts(parts, found[-1][0].hex() if data["more"] else "")
+
+
+def joined(
+    name: str, waiters: Iterable[Party], holders: Iterable[Party], last: Status
+) -> Generator[int, None, Status]:
+    """The status of these parts, of which that was the last; see `aiolock._turns.in_parts`.
+
+    Whoever was seen to wait first, and later to hold, holds.
+    """
+    held, waiting = dict[Waiter, Party](), dict[Waiter, Party]()
+    for party in holders:
+        held[Waiter(party.client, party.seq)] = party
+        yield len(held) % _FOR_A_UNIT == 0
+    for party in waiters:
+        who = Waiter(party.client, party.seq)
+        if who not in held and who not in waiting:
+            place = len(waiting) + 1
+            waiting[who] = party if party.place == place else replace(party, place=place)
+            yield len(waiting) % _FOR_A_UNIT == 0
+    return replace(last, name=name, holders=tuple(held.values()), waiters=tuple(waiting.values()))
+
+
+_FOR_A_UNIT: Final = 8
+"""So many parties are put in order for a unit of work."""
 
 
 class _Known:
@@ -228,7 +273,7 @@ class _Known:
         self._clients = {client: rest for client, *rest in data["clients"] or ()}
 
     def party(self, each: list[Any], *, place: int = 0) -> Party:
-        client, seq, shared, permits, since, *ends = each
+        client, seq, shared, permits, since, end = each
         host, pid, alive = self._clients[client]
         return Party(
             client=client,
@@ -237,7 +282,7 @@ class _Known:
             since=since / 1e6,
             place=place,
             fence=0 if place else since,
-            remaining=0.0 if place else (ends[0] - self.now / 1000) / 1000,
+            remaining=0.0 if place else (end - self.now / 1000) / 1000,
             shared=shared,
             permits=permits,
             seq=seq,
@@ -245,13 +290,17 @@ class _Known:
         )
 
 
-def _status(name: str, row: list[Any], known: _Known) -> Status:
-    _, permits, closed, holders, waiters = row
-    return Status(
+def _part(name: str, row: list[Any], known: _Known, before: int = 0) -> Part:
+    _, permits, closed, holders, waiters, holding = row
+    status = Status(
         name,
         tuple(known.party(each) for each in holders or ()),
-        tuple(known.party(each, place=place) for place, each in enumerate(waiters or (), 1)),
+        tuple(known.party(each, place=at) for at, each in enumerate(waiters or (), before + 1)),
         max(0.0, (closed - known.now / 1000) / 1000) if closed else 0.0,
         permits,
         now=known.now / 1e6,
     )
+    if not waiters:
+        return Part(status, FIRST, holding)
+    client, seq, *_, ticket = waiters[-1]
+    return Part(status, (ticket, client, seq), holding)

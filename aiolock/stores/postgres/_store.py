@@ -7,15 +7,18 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import psycopg
 
 from aiolock._copying import Uncopyable
+from aiolock._turns import in_parts
 from aiolock.errors import StoreError
 from aiolock.store import (
     BREAK_UNKNOWN,
+    FEW,
     WAS_ABSENT,
     WAS_UNKNOWN,
     Answer,
@@ -51,6 +54,8 @@ _SOON: Final = 0.01
 """Seconds after which it does so again if there may be more, at the earliest."""
 _PAGE: Final = 200
 """Names on one page of a snapshot."""
+_PARTIES: Final = 128
+"""Waiters, or holders, that are read at one moment; a page of a snapshot has some more."""
 _SWEPT: Final = 100
 """Names that are checked in one sweep, and clients that are forgotten, at most."""
 
@@ -291,14 +296,64 @@ class PostgresStore(Uncopyable):
         return self._call("renew", "", arguments, _held, late=True)
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        arguments = (self._key(name), number(waiters))
-        return self._call("status", name, arguments, lambda text, _: codec.status(name, text))
+        return asyncio.ensure_future(self._status(name) if waiters else self._few(name))
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
+        return asyncio.ensure_future(self._snapshot(start))
+
+    async def _ask(
+        self,
+        name: str,
+        *,
+        waiters: int = 0,
+        behind: tuple[int, str, int] = codec.FIRST,
+        before: int = 0,
+        holders: int = 0,
+        fence: int = 0,
+    ) -> codec.Part:
+        """A part of the status: so many waiters behind a place, so many holders behind a fence."""
+        ticket, client, seq = behind
+        arguments = (
+            *(self._key(name), number(waiters), number(ticket), client.encode(), number(seq)),
+            *(number(holders), number(fence)),
+        )
+        part: codec.Part = await self._call(
+            "status", name, arguments, lambda text, _: codec.part(name, text, before)
+        )
+        return part
+
+    async def _few(self, name: str) -> Status:
+        part = await self._ask(name, holders=FEW)
+        few = len(part.status.holders)
+        return replace(part.status, more_holders=part.holding - few if few == FEW else 0)
+
+    async def _status(self, name: str) -> Status:
+        return await self._read(name, await self._ask(name, waiters=_PARTIES, holders=_PARTIES))
+
+    async def _read(self, name: str, part: codec.Part) -> Status:
+        """The status that begins with this part; see `Store.status` for one of many parties."""
+        waiters = [*part.status.waiters]
+        if max(len(waiters), len(part.status.holders)) < _PARTIES:
+            return part.status
+        while len(part.status.waiters) == _PARTIES:
+            part = await self._ask(name, waiters=_PARTIES, behind=part.last, before=len(waiters))
+            waiters += part.status.waiters
+        part = await self._ask(name, holders=_PARTIES)
+        holders = [*part.status.holders]
+        while len(part.status.holders) == _PARTIES:
+            part = await self._ask(name, holders=_PARTIES, fence=holders[-1].fence)
+            holders += part.status.holders
+        return await in_parts(codec.joined(name, waiters, holders, part.status))
+
+    async def _snapshot(self, start: str) -> Page:
         own = codec.key(self._prefix, "")
         behind = bytes.fromhex(start) or own
-        arguments = (codec.bytea(own), codec.bytea(behind), number(_PAGE))
-        return self._call("snapshot", "", arguments, lambda text, _: codec.page(text, _PAGE))
+        arguments = (codec.bytea(own), codec.bytea(behind), number(_PAGE), number(_PARTIES))
+        found: codec.Parts = await self._call(
+            "snapshot", "", arguments, lambda text, _: codec.page(text)
+        )
+        parts, more = found
+        return Page([await self._read(part.status.name, part) for part in parts], more)
 
     def finish(
         self, name: str, waiter: Waiter, form: Form, fence: int, remember: int

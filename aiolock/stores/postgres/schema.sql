@@ -43,7 +43,8 @@ DECLARE
 BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p
         WHERE p.pronamespace = 'aiolock'::regnamespace AND (p.proname, p.pronargs)
-            IN (('release', 6), ('downgrade', 4), ('resize', 7), ('post', 8))
+            IN (('release', 6), ('downgrade', 4), ('resize', 7), ('post', 8), ('status', 2),
+                ('snapshot', 3), ('_statuses', 2))
     LOOP
         EXECUTE concat('DROP FUNCTION ', f);
     END LOOP;
@@ -1046,53 +1047,77 @@ BEGIN
     RETURN NOT FOUND;
 END $$;
 
--- The status of these names, in the given order; without `queue`, no waiters.
-CREATE OR REPLACE FUNCTION aiolock._statuses(ns bytea[], queue boolean) RETURNS text
+-- The status of these names, in the given order: of each `ws` waiters at most, those behind this
+-- place in the queue, and `hs` holders, those behind this fence. If no waiters are wanted, also how
+-- many holders there are. `more`: whether there are names behind these.
+CREATE OR REPLACE FUNCTION aiolock._statuses(
+    ns bytea[], ws bigint, t bigint, c text, s bigint, hs bigint, f bigint, more boolean
+) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     us bigint := aiolock._clock();
 BEGIN
-    RETURN json_build_object(
+    RETURN (WITH held AS (
+        SELECT g.* FROM unnest(ns) n, LATERAL (SELECT * FROM aiolock.grants
+            WHERE name = n AND fence > f AND client <> '-' AND (ends > us / 1000
+                OR ends <= 0 AND aiolock._is_checked(n, fence))
+            ORDER BY fence LIMIT hs) g
+    ), waiting AS (
+        SELECT w.* FROM unnest(ns) n, LATERAL (SELECT * FROM aiolock.waiters
+            WHERE name = n AND (ticket, client, seq) > (t, c COLLATE "C", s)
+            ORDER BY ticket, client, seq LIMIT ws) w
+    ), grouped_held AS (
+        SELECT name, json_agg(json_build_array(client, seq, shared,
+            CASE WHEN rule = '*' THEN number ELSE 0 END, fence,
+            greatest(ends, us / 1000 + 1)) ORDER BY fence) AS parties FROM held GROUP BY name
+    ), grouped_waiting AS (
+        SELECT name, json_agg(json_build_array(client, seq, shares,
+            CASE WHEN rule = '*' THEN number ELSE 0 END,
+            ticket - priority * 100000000000000, ticket)
+            ORDER BY ticket, client, seq) AS parties FROM waiting GROUP BY name
+    ) SELECT json_build_object(
         'now', us,
-        'clients', (SELECT json_agg(json_build_array(c.client, x.host, x.pid,
-                aiolock._listens(c.client)))
-            FROM (SELECT client FROM aiolock.grants WHERE name = ANY (ns)
-                UNION SELECT client FROM aiolock.waiters WHERE queue AND name = ANY (ns)) c
-            LEFT JOIN aiolock.clients x ON x.id = c.client),
+        'more', more,
+        'clients', (SELECT json_agg(json_build_array(each.client, x.host, x.pid,
+                aiolock._listens(each.client)))
+            FROM (SELECT client FROM held UNION SELECT client FROM waiting) each
+            LEFT JOIN aiolock.clients x ON x.id = each.client),
         'names', (SELECT json_agg(json_build_array(
             encode(n, 'hex'),
             (SELECT permits FROM aiolock.names
                 WHERE name = n AND NOT keep_until BETWEEN 1 AND us / 1000),
             (SELECT max(ends) FROM aiolock.grants
                 WHERE name = n AND client = '-' AND ends > us / 1000),
-            (SELECT json_agg(json_build_array(g.client, g.seq, g.shared,
-                    CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, g.fence,
-                    greatest(g.ends, us / 1000 + 1))
-                    ORDER BY g.fence) FROM aiolock.grants g
-                WHERE g.name = n AND g.client <> '-' AND (g.ends > us / 1000
-                    OR g.ends <= 0 AND aiolock._is_checked(n, g.fence))),
-            (SELECT json_agg(json_build_array(w.client, w.seq, w.shares,
-                    CASE WHEN w.rule = '*' THEN w.number ELSE 0 END,
-                    w.ticket - w.priority * 100000000000000) ORDER BY w.ticket, w.client, w.seq)
-                FROM aiolock.waiters w WHERE queue AND w.name = n)
+            (SELECT parties FROM grouped_held WHERE name = n),
+            (SELECT parties FROM grouped_waiting WHERE name = n),
+            CASE WHEN ws = 0 THEN
+                (SELECT count(*) FROM aiolock.grants WHERE name = n AND client <> '-') ELSE 0 END
             ) ORDER BY place) FROM unnest(ns) WITH ORDINALITY AS x (n, place))
-    )::text;
+    )::text);
 END $$;
 
-CREATE OR REPLACE FUNCTION aiolock.status(n bytea, queue boolean) RETURNS text
+-- The status of a name, or a part of it.
+CREATE OR REPLACE FUNCTION aiolock.status(
+    n bytea, ws bigint, t bigint, c text, s bigint, hs bigint, f bigint
+) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN aiolock._statuses(ARRAY[n], queue);
+    RETURN aiolock._statuses(ARRAY[n], ws, t, c, s, hs, f, false);
 END $$;
 
--- The status of up to `most` names behind `start` that begin with `prefix`.
-CREATE OR REPLACE FUNCTION aiolock.snapshot(prefix bytea, start bytea, most integer) RETURNS text
+-- The status of names behind `start` that begin with `prefix`: up to `most` of them, and fewer if they
+-- have more than `parties` waiters and holders together. Each has so many of either at most.
+CREATE OR REPLACE FUNCTION aiolock.snapshot(
+    prefix bytea, start bytea, most integer, parties bigint
+) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     n bytea := start;
     ns bytea[] := '{}';
+    seen bigint := 0;
+    more boolean := false;
 BEGIN
-    FOR i IN 1 .. most LOOP
+    LOOP
         -- Finding the next name takes one look into each index, however many rows a name has.
         SELECT x.name INTO n FROM (
             (SELECT name FROM aiolock.grants WHERE name > n ORDER BY name LIMIT 1)
@@ -1100,9 +1125,14 @@ BEGIN
             (SELECT name FROM aiolock.waiters WHERE name > n ORDER BY name LIMIT 1)
         ) x ORDER BY 1 LIMIT 1;
         EXIT WHEN n IS NULL OR substr(n, 1, length(prefix)) <> prefix;
+        more := cardinality(ns) >= most OR seen >= parties;
+        EXIT WHEN more;
         ns := ns || n;
+        seen := seen
+            + (SELECT count(*) FROM (SELECT FROM aiolock.grants WHERE name = n LIMIT parties) x)
+            + (SELECT count(*) FROM (SELECT FROM aiolock.waiters WHERE name = n LIMIT parties) x);
     END LOOP;
-    RETURN aiolock._statuses(ns, true);
+    RETURN aiolock._statuses(ns, parties, (-9223372036854775807)::bigint - 1, '', 0, parties, 0, more);
 END $$;
 
 
