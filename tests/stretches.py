@@ -51,7 +51,9 @@ class Stretches:
         """A callback has taken so long."""
         self._ran = (self._ran[0] + 1, self._ran[1] + took)
         if took > self.callback and not self._over:
+            before = time.thread_time()
             self.callback, self.culprit = took, repr(handle)
+            self._before += time.thread_time() - before  # it may be of a long answer
 
     def end(self) -> None:
         """Count what runs now, and no more after that."""
