@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import redis.asyncio
 
 import aiolock
 from aiolock.store import FEW
 from aiolock.stores.memory import MemoryServer
+from tests.servers import RedisServer
 from tests.stretches import check_short
-from tests.test_stretches import MANY, _kept, all_wait, each
+from tests.test_stretches import _AT_A_TIME, MANY, _kept, all_wait, each
 
 pytestmark = [pytest.mark.one_loop, pytest.mark.long]
 
@@ -21,18 +24,24 @@ _SLOW: Final = 2000
 """Names or parties where each takes a store milliseconds; what takes long then grows in steps."""
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb", "quorum", "cluster"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+STORES: Final = ["sqlite", "postgres", "mariadb", "quorum", "redis-quorum", "cluster"]
+
+
+@pytest.fixture(params=STORES)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Where a client connects to."""
     match request.param:
         case "sqlite":
-            return f"sqlite:///{tmp_path}/locks.db"
+            yield f"sqlite:///{tmp_path}/locks.db"
         case "quorum":
-            return [MemoryServer() for _ in range(3)]
+            yield [MemoryServer() for _ in range(3)]
+        case "redis-quorum":
+            with contextlib.ExitStack() as stack:
+                yield [stack.enter_context(RedisServer()).url for _ in range(3)]
         case "cluster":
-            return request.getfixturevalue("cluster").url
+            yield request.getfixturevalue("cluster").url
         case _:
-            return request.getfixturevalue(f"{request.param}_server").url("app")
+            yield request.getfixturevalue(f"{request.param}_server").url("app")
 
 
 @pytest.fixture
@@ -93,3 +102,41 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ta
     assert (len(few.holders), few.more_holders) == (FEW, _SLOW - FEW)
     status = await semaphore.status()
     assert len({holder.seq for holder in status.holders}) == _SLOW
+
+
+async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str) -> None:
+    """Ten thousand answers and as many pushes, read from the sockets in one piece."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        store: Any = client._engine.runs._store
+        told = list[str]()
+        store._subscription._inbox.done = told.append
+        wires = (store._pipe._wire, store._subscription._link.wire)
+
+        async def pause() -> None:
+            told.clear()
+            for wire in wires:
+                wire._transport.pause_reading()
+            async with redis.asyncio.Redis.from_url(redis_server.url) as publisher:
+                channel = store._names.channels + client.id
+                async with publisher.pipeline(transaction=False) as pipeline:
+                    for number in range(MANY):
+                        key = store._names.keys(f"name:{number}")[0]
+                        _ = pipeline.publish(channel, f"d {key}")
+                    assert await pipeline.execute() == [1] * MANY
+            answers[:] = []
+            for number in range(MANY):
+                answers.append(store.read(f"name:{number}"))
+                if number % _AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
+
+        async def read() -> None:
+            for wire in wires:
+                wire._transport.resume_reading()
+            while not answers[-1].done() or len(told) < MANY:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
+
+        answers = list[Any]()
+        await check_short(read, pause)
+        assert told == [f"name:{number}" for number in range(MANY)]
+        assert all(answer.result().count == 0 for answer in answers)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis.asyncio
@@ -14,7 +14,7 @@ import uvloop
 from fakeredis import FakeAsyncRedis
 
 import aiolock
-from aiolock.stores.redis._wire import Wire, _PublicWire, _TransportWire
+from aiolock.stores.redis._wire import MOST, Wire, _PublicWire, _TransportWire
 from tests.failures import until
 from tests.procs import Worker
 from tests.proxy import Proxy
@@ -236,3 +236,64 @@ async def test_forked_child_keeps_no_connection(loop: str, tls: bool, prefix: st
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(forked["child"], signal.SIGKILL)
+
+
+class _Unread:
+    """A transport from which nothing is read."""
+
+    aborted = False
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Ours."""
+
+    def resume_reading(self) -> None:
+        """It does not read."""
+
+    def get_extra_info(self, _: str) -> None:
+        """There is no socket."""
+
+    def abort(self) -> None:
+        """It is closed."""
+        self.aborted = True
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("closes", [False, True])
+async def test_many_replies_at_once_are_received_in_turns(closes: bool) -> None:
+    """In order, and the end of the connection behind them; none after it was closed."""
+    found, ends, transport = list[int](), list[Exception](), cast("Any", _Unread())
+
+    def received(reply: int) -> None:
+        found.append(reply)
+        if closes and len(found) == MOST + 1:
+            wire.close()
+
+    wire = _TransportWire(cast("Any", _Unread()), transport, received, ends.append)
+    count = 2 * MOST + 10
+    data = b"".join(b":%d\r\n" % number for number in range(count))
+    wire.data_received(data[:-3])
+    assert found == list(range(MOST))
+    wire.data_received(data[-3:] + b":-1\r\n")
+    wire.connection_lost(None)
+    assert len(found) == MOST
+    assert not ends
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert transport.aborted
+    if closes:
+        assert found == list(range(MOST + 1))
+        assert not ends
+    else:
+        assert found == [*range(count), -1]
+        assert [type(end) for end in ends] == [ConnectionResetError]
+
+
+@pytest.mark.one_loop
+async def test_a_few_replies_before_the_end_are_received_at_once() -> None:
+    """As many as come: nothing waits for the next iteration."""
+    found, ends = list[int](), list[Exception]()
+    wire = _TransportWire(cast("Any", _Unread()), cast("Any", _Unread()), found.append, ends.append)
+    wire.data_received(b":1\r\n:2\r\n")
+    wire.connection_lost(None)
+    assert found == [1, 2]
+    assert len(ends) == 1

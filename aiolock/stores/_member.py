@@ -272,8 +272,11 @@ class Member(Protocol):
     def request(self, name: str, heard: Heard) -> None:
         """Tell the owner of the vote that another client wants the lock; how many were told."""
 
-    def status(self, name: str, heard: Heard) -> None:
-        """The owner of the vote, and the waiters in line: a `Status`."""
+    def status(self, name: str, heard: Heard, *, waiters: bool = True) -> None:
+        """The owner of the vote, and the waiters in line, unless not wanted: a `Status`.
+
+        If there are many, they may be read in parts: see `Store.status`.
+        """
 
     def names(self, start: str, heard: Heard) -> None:
         """Some names of which there are votes: a tuple of them, and where the next page begins."""

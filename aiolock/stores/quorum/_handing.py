@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -258,8 +259,8 @@ class Handing(Marking):
 
     # Questions of other clients
 
-    def as_handed_on(self, status: Status) -> Status:
-        """A status that shows the bearer in place of the waiter whose votes it has.
+    def as_handed_on(self, status: Status) -> Generator[int, None, Status]:
+        """A status, part by part, that shows the bearer in place of the waiter whose votes it has.
 
         A waiter that has come back has the number by which its client knows it.
         """
@@ -271,10 +272,12 @@ class Handing(Marking):
             fence = standing.ballot.fence if party.fence and standing.inside else party.fence
             return replace(party, seq=standing.bearer.seq, fence=fence)
 
-        holders, waiters = status.holders, status.waiters
-        return replace(
-            status, holders=tuple(map(present, holders)), waiters=tuple(map(present, waiters))
-        )
+        holders, waiters = list[Party](), list[Party]()
+        for shown, parties in ((holders, status.holders), (waiters, status.waiters)):
+            for party in parties:
+                shown.append(present(party))
+                yield len(shown) % 4 == 0
+        return replace(status, holders=tuple(holders), waiters=tuple(waiters))
 
     def fences(self) -> dict[int, Waiter]:
         """The fences that were handed on, with the waiter whose votes they rest on."""

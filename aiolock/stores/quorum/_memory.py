@@ -7,11 +7,13 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from aiolock._turns import in_parts
 from aiolock.errors import QuorumMismatch, StoreError
 from aiolock.store import PRIORITY, Form, Party, Status, Waiter
 from aiolock.stores._member import (
@@ -26,6 +28,10 @@ from aiolock.stores.memory import MemoryServer, server_finder
 from aiolock.stores.quorum._voter import VoterState, VoterStep
 
 _SWEEP_AT: Final = 1024
+_PAGE: Final = 200
+"""Names on one page."""
+_LISTINGS: Final = 32
+"""Listings of names that may be read at a time, before one has to begin again."""
 
 
 class MemoryVoter:
@@ -42,6 +48,9 @@ class MemoryVoter:
         self._votes_from = 0
         self._its_run = ""
         self._sweep_at = _SWEEP_AT
+        self._listings = OrderedDict[str, list[str]]()
+        """The names of snapshots that are being taken, by their numbers."""
+        self._numbers = itertools.count(1)
 
     def now(self) -> int:
         """The server's clock, in µs."""
@@ -59,10 +68,27 @@ class MemoryVoter:
         if empty:
             self.forget()
 
-    @property
-    def left_behind(self) -> list[str]:
-        """The names with a vote or a line."""
-        return [name for name, state in self.states.items() if state.out or state.line]
+    def listed(self, start: str) -> tuple[tuple[str, ...], str]:
+        """Some names with a vote or a line, and where the next page begins.
+
+        As in `MemoryServer.listed`, the names are listed for the first page.
+        """
+        listing, _, first = start.partition(".")
+        names, at = self._listings.pop(listing, None), int(first or 0)
+        if names is None:
+            names, at = list(self.states), 0
+        here = list[str]()
+        for name in names[at : at + _PAGE]:
+            state = self.states.get(name)
+            if state is not None and (state.out or state.line):
+                here.append(name)
+        if at + _PAGE >= len(names):
+            return tuple(here), ""
+        listing = listing or str(next(self._numbers))
+        self._listings[listing] = names
+        if len(self._listings) > _LISTINGS:
+            self._listings.popitem(last=False)
+        return tuple(here), f"{listing}.{at + _PAGE}"
 
     def enrol(self, charter: Charter, memory: Memory) -> Enrolled:
         """See ``lua/quorum/enrol.lua``."""
@@ -99,23 +125,28 @@ class MemoryVoter:
                 loop.call_soon(push.deliver, name, inbox)
         return answer
 
-    def status(self, name: str) -> Status:
-        """The holders of a vote of this name, and the waiters in line."""
-        state, now = self.states.get(name) or VoterState(), self.now()
+    def status(self, name: str, *, waiting: bool) -> Generator[int, None, Status]:
+        """The holders of a vote of this name, and the waiters in line, part by part."""
+        state = self.states.get(name) or VoterState()
+        waiters = list[Party]()
+        for ticket, waiter in list(state.line) if waiting else ():
+            stood = state.waiting.get(waiter)
+            if stood is not None:  # it has not left meanwhile
+                form, place = stood[1], len(waiters) + 1
+                since = (ticket - form.priority * PRIORITY) / 1e6
+                waiters.append(self._party(waiter, form, since, place))
+                yield 1
+        now = self.now()
         holders, closed = list[Party](), 0.0
-        for vote in state.out:
+        for vote in list(state.out):
+            yield 1
             left = vote.end / 1000 - now / 1e6
             if left > 0 and vote.nobodys:
                 closed = max(closed, left)
             elif left > 0:
                 holder = self._party(vote.waiter, vote.form, vote.granted / 1000, 0)
                 holders.append(replace(holder, fence=vote.number, remaining=left))
-        waiters = tuple(
-            self._party(waiter, form, (ticket - form.priority * PRIORITY) / 1e6, place)
-            for place, (ticket, waiter) in enumerate(state.line, start=1)
-            for form in (state.waiting[waiter][1],)
-        )
-        return Status(name, tuple(holders), waiters, closed, now=now / 1e6)
+        return Status(name, tuple(holders), tuple(waiters), closed, now=now / 1e6)
 
     def _party(self, waiter: Waiter, form: Form, since: float, place: int) -> Party:
         return Party(
@@ -171,6 +202,7 @@ class MemoryMember:
         self._find = find
         self.address = address
         self._client: str | None = None
+        self._reading = set[asyncio.Task[Status]]()
 
     async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
         self.voter = voter_of(self._find())
@@ -183,6 +215,10 @@ class MemoryMember:
         if self._client is not None:
             self.voter.listeners.pop(self._client, None)
             self._client = None
+        for reading in self._reading:
+            reading.cancel()
+        if self._reading:
+            await asyncio.wait(self._reading)
 
     def waits_for(self) -> float:
         return 0.0
@@ -245,11 +281,26 @@ class MemoryMember:
     def request(self, name: str, heard: Heard) -> None:
         self._step(name, VoterStep.request, heard)
 
-    def status(self, name: str, heard: Heard) -> None:
-        self._start(lambda: self.voter.status(name), heard)
+    def status(self, name: str, heard: Heard, *, waiters: bool = True) -> None:
+        def begin(_: object, error: Exception | None) -> None:
+            if error is not None:
+                heard(None, error)
+                return
+            reading = self._loop.create_task(in_parts(self.voter.status(name, waiting=waiters)))
+            self._reading.add(reading)
+            reading.add_done_callback(read)
+
+        def read(reading: asyncio.Task[Status]) -> None:
+            self._reading.discard(reading)
+            if reading.cancelled():
+                heard(None, _closed())
+            else:
+                heard(reading.result(), None)
+
+        self._start(lambda: None, begin)
 
     def names(self, start: str, heard: Heard) -> None:
-        self._start(lambda: (tuple(self.voter.left_behind), ""), heard)
+        self._start(lambda: self.voter.listed(start), heard)
 
     def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
         self._step(name, lambda step: step.post(count, value, remember), heard)
@@ -262,9 +313,7 @@ class MemoryMember:
 
     def _start(self, operation: Callable[[], Any], heard: Heard) -> None:
         if self._client is None:
-            error = StoreError("the store is closed")
-            error.refused = True
-            self._loop.call_soon(heard, None, error)
+            self._loop.call_soon(heard, None, _closed())
             return
         try:
             answer = operation()
@@ -272,6 +321,12 @@ class MemoryMember:
             self._loop.call_soon(heard, None, error)
         else:
             self._loop.call_soon(heard, answer, None)
+
+
+def _closed() -> StoreError:
+    error = StoreError("the store is closed")
+    error.refused = True
+    return error
 
 
 def member_at(url: str, prefix: str) -> MemoryMember:

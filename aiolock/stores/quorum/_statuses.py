@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from heapq import merge
+from operator import attrgetter
+from typing import Final
 
+from aiolock._turns import at_once
 from aiolock.store import Party, Status, Waiter
 
 
@@ -16,31 +20,84 @@ def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Stat
     It is not known for whom the members without an answer vote. So a waiter that may have a
     majority with them is taken for the holder, if it has more votes than any other.
     """
+    return at_once(merging(name, said, size, now))
+
+
+def merging(
+    name: str, said: Mapping[int, Status], size: int, now: float
+) -> Generator[int, None, Status]:
+    """The same, part by part: see `aiolock._turns.in_parts`."""
     quorum = size // 2 + 1
     votes, waiting = dict[Waiter, list[Party]](), dict[Waiter, Party]()
     for status in said.values():
-        for party in status.holders:
+        for number, party in enumerate(status.holders):
             votes.setdefault(Waiter(party.client, party.seq), []).append(party)
-        for party in status.waiters:
+            yield number % _FOR_A_UNIT == 0
+        for number, party in enumerate(status.waiters):
             who = Waiter(party.client, party.seq)
             waiting[who] = _alive(waiting.get(who, party), party)
+            yield number % _FOR_A_UNIT == 0
     holders = list[Party]()
+    any_other, alone = _Most(), _Most()
+    for number, (who, parties) in enumerate(votes.items()):
+        any_other.count(who, len(parties))
+        if not parties[0].shared:
+            alone.count(who, len(parties))
+        yield number % _FOR_A_UNIT == 0
     for who, parties in votes.items():
+        yield 1
+        others = alone if parties[0].shared else any_other
         known = len(parties) >= quorum
-        most = all(
-            len(parties) > len(each)
-            for other, each in votes.items()
-            if other != who and not (parties[0].shared and each[0].shared)
-        )
+        most = len(parties) > others.beside(who)
         if known or (most and len(parties) + size - len(said) >= quorum):
             holders.append(_holder(parties, quorum))
             waiting.pop(who, None)
         elif who not in waiting:
             waiting[who] = replace(parties[0], fence=0, remaining=0.0)
-    holders.sort(key=lambda party: party.fence)
-    order = sorted(waiting.items(), key=lambda each: (each[1].since, each[0]))
-    waiters = tuple(replace(party, place=n) for n, (_, party) in enumerate(order, start=1))
-    return Status(name, tuple(holders), waiters, _closed(list(said.values()), quorum), now=now)
+    holders.sort(key=attrgetter("fence"))
+    waiters = list[Party]()
+    for party in (yield from _in_order(list(waiting.values()))):
+        place = len(waiters) + 1
+        waiters.append(party if party.place == place else replace(party, place=place))
+        yield place % 4 == 0
+    closed = _closed(list(said.values()), quorum)
+    return Status(name, tuple(holders), tuple(waiters), closed, now=now)
+
+
+_FOR_A_UNIT: Final = 8
+"""So many parties are looked at for a unit of work."""
+_SORTED: Final = 500
+"""So many are sorted at a time."""
+
+_turn = attrgetter("since", "client", "seq")
+
+
+def _in_order(parties: list[Party]) -> Generator[int, None, Iterable[Party]]:
+    """The waiters by the time of their tickets."""
+    runs = list[list[Party]]()
+    for start in range(0, len(parties), _SORTED):
+        yield _SORTED // _FOR_A_UNIT
+        runs.append(sorted(parties[start : start + _SORTED], key=_turn))
+    return merge(*runs, key=_turn)
+
+
+class _Most:
+    """The most votes that any waiter has, and the most of any other."""
+
+    def __init__(self) -> None:
+        self._who: Waiter | None = None
+        self._most = self._next = 0
+
+    def count(self, who: Waiter, votes: int) -> None:
+        """A waiter has so many."""
+        if votes > self._most:
+            self._who, self._most, self._next = who, votes, self._most
+        else:
+            self._next = max(self._next, votes)
+
+    def beside(self, who: Waiter) -> int:
+        """The most that any other than this one has."""
+        return self._next if who == self._who else self._most
 
 
 def _alive(party: Party, other: Party) -> Party:
@@ -66,10 +123,11 @@ def _closed(said: Sequence[Status], quorum: int) -> float:
     return closed[quorum - 1] if len(closed) >= quorum else 0.0
 
 
-def numbered(said: Mapping[int, Status]) -> dict[int, Waiter]:
-    """The waiter for each number of a vote."""
-    return {
-        party.fence: Waiter(party.client, party.seq)
-        for status in said.values()
-        for party in status.holders
-    }
+def numbered(said: Mapping[int, Status]) -> Generator[int, None, dict[int, Waiter]]:
+    """The waiter for each number of a vote, part by part."""
+    found = dict[int, Waiter]()
+    for status in said.values():
+        for number, party in enumerate(status.holders):
+            found[party.fence] = Waiter(party.client, party.seq)
+            yield number % _FOR_A_UNIT == 0
+    return found

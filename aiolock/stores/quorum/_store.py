@@ -13,9 +13,11 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock._copying import Uncopyable
+from aiolock._turns import in_parts, turns
 from aiolock.errors import StoreError, Unsupported
 from aiolock.store import (
     BREAK_UNKNOWN,
+    FEW,
     Answer,
     Form,
     Inbox,
@@ -33,7 +35,7 @@ from aiolock.stores._opening import Opening
 from aiolock.stores.quorum._candidates import Candidates
 from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._seat import Seat
-from aiolock.stores.quorum._statuses import merged, numbered
+from aiolock.stores.quorum._statuses import merging, numbered
 
 OFFERS: Final = frozenset({"lock", "rwlock", "once", "election", "periodic"})
 """The kinds that a majority can decide."""
@@ -51,6 +53,10 @@ _NO_DOWNGRADE: Final = (
     "who writes on several servers cannot go on as a reader: those that have not heard of it would"
     " take it for somebody else. Release it and acquire the read lock, or use one server"
 )
+_TOGETHER: Final = 32
+"""Statuses of a snapshot that are asked for at a time."""
+_ASKED: Final = 30
+"""Units of work to ask all members for one: see `Turns`."""
 _A_MOMENT: Final = 1_000
 """Milliseconds: a value that ends sooner than this is not written back."""
 
@@ -280,16 +286,21 @@ class QuorumStore(Uncopyable):
         return future
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        return asyncio.ensure_future(self._status(name, waiters=waiters))
+
+    async def _status(self, name: str, *, waiters: bool = True) -> Status:
         council = self._council
         if council is None:
-            return self._failed(_closed())
-
-        def conclude(said: dict[int, Status]) -> Status:
-            found = merged(name, said, council.size, council.clocks.now(council.time()) / 1e6)
-            found = self._candidates.as_handed_on(found)
-            return found if waiters else replace(found, waiters=())
-
-        return council.ask(lambda member, heard: member.status(name, heard), conclude)
+            raise _closed()
+        said: dict[int, Status] = await council.ask(
+            lambda member, heard: member.status(name, heard, waiters=waiters), dict
+        )
+        now = council.clocks.now(council.time()) / 1e6
+        found = await in_parts(merging(name, said, council.size, now))
+        if not waiters:
+            few, all_ = found.holders[:FEW], len(found.holders)
+            found = replace(found, holders=few, waiters=(), more_holders=all_ - len(few))
+        return await in_parts(self._candidates.as_handed_on(found))
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
         return asyncio.ensure_future(self._snapshot(start))
@@ -322,7 +333,13 @@ class QuorumStore(Uncopyable):
                 member.names(begin, heard)
 
         names = await self._council.ask(ask, conclude)
-        statuses = await asyncio.gather(*[self.status(name) for name in names])
+        statuses = list[Status]()
+        for first in range(0, len(names), _TOGETHER):
+            asked = list[asyncio.Future[Status]]()
+            for name in names[first : first + _TOGETHER]:
+                await turns().take(_ASKED)
+                asked.append(self.status(name))
+            statuses += await asyncio.gather(*asked)
         return Page(statuses, "" if ended else " ".join(after))
 
     def request(self, name: str) -> asyncio.Future[int]:
@@ -341,11 +358,11 @@ class QuorumStore(Uncopyable):
         if self._council is None:
             raise _closed()
         council = self._council
-        found = await council.ask(
-            lambda member, heard: member.status(name, heard),
-            lambda said: (merged(name, said, council.size, 0.0), numbered(said)),
+        said: dict[int, Status] = await council.ask(
+            lambda member, heard: member.status(name, heard), dict
         )
-        status, numbers = found
+        status = await in_parts(merging(name, said, council.size, 0.0))
+        numbers = await in_parts(numbered(said))
         holders = {Waiter(party.client, party.seq): party.fence for party in status.holders}
         numbers |= self._candidates.fences()
         # The fence of one reader may be the number of a vote of another reader.

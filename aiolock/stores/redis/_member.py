@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -23,16 +24,14 @@ from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._command import Called
 from aiolock.stores.redis._errors import ClusterNodeError, Place, code_of, store_error
+from aiolock.stores.redis._reading import FIRST, read, read_holders
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._sentinel import is_managed
 from aiolock.stores.redis._session import Session
 from aiolock.stores.redis._store import KEPT
 from aiolock.stores.redis._subscription import Subscription
-from aiolock.stores.redis._voting import Admitted, VoteNames, VoteText, seen
+from aiolock.stores.redis._voting import Admitted, SeenVotes, VoteNames, VoteText
 
-_ANY: Final = 1_000_000_000
-_ALL: Final = b"".join(map(bulk, (_ANY, "-inf", _ANY, "")))
-"""The last arguments of a status: all waiters and all holders."""
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of names: less than a millisecond."""
 _REMEMBERED: Final = 600_000
@@ -78,6 +77,7 @@ class RedisMember(Session):
         self._leaves = lru_cache(maxsize=4096)(self._encode_leaves)
         self._place = Place.of(pool, prefix)
         self.address = f"{self._place.address}/{self._place.database}"
+        self._reading = set[asyncio.Task[Status]]()
 
     def _encode_asks(
         self,
@@ -105,6 +105,10 @@ class RedisMember(Session):
     async def leave(self, patience: float) -> None:
         self._patience = patience
         await self.aclose()
+        for reading in self._reading:
+            reading.cancel()
+        if self._reading:
+            await asyncio.wait(self._reading)
 
     def waits_for(self) -> float:
         return self._pipe.waits_for
@@ -280,10 +284,33 @@ class RedisMember(Session):
         values = bulk(1) + bulk(votes) + self._channels
         self._call(scripts.REQUEST, 3, values, heard, late=True)
 
-    def status(self, name: str, heard: Heard) -> None:
+    def status(self, name: str, heard: Heard, *, waiters: bool = True) -> None:
+        reading = asyncio.get_running_loop().create_task(self._status(name, waiters=waiters))
+        self._reading.add(reading)
+        reading.add_done_callback(partial(self._has_read, heard))
+
+    async def _status(self, name: str, *, waiters: bool) -> Status:
+        ask, votes = partial(self._ask_for_status, name), SeenVotes(name)
+        try:
+            return await (read(votes, ask, ask(*FIRST)) if waiters else read_holders(votes, ask))
+        except (TypeError, ValueError, LookupError) as wrong:
+            raise StoreError(f"not an answer of aiolock's: {wrong}") from wrong
+
+    def _ask_for_status(
+        self, name: str, waiters: int, ticket: str, holders: int, end: str
+    ) -> asyncio.Future[Any]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        arguments = keys + self._channels + _ALL
-        self._call(scripts.STATUS, 8, arguments, partial(_seen, name, heard))
+        most = b"".join(map(bulk, (waiters, ticket, holders, end)))
+        return self._pipe.call(scripts.STATUS, 8, keys + self._channels + most)
+
+    def _has_read(self, heard: Heard, reading: asyncio.Task[Status]) -> None:
+        self._reading.discard(reading)
+        if reading.cancelled():
+            heard(None, StoreError("the store is closed"))
+        elif (error := reading.exception()) is None:
+            heard(reading.result(), None)
+        else:
+            heard(None, error if isinstance(error, Exception) else StoreError(str(error)))
 
     def names(self, start: str, heard: Heard) -> None:
         own = self._own_keys()
@@ -322,13 +349,3 @@ class RedisMember(Session):
         _ = self._pipe.call(
             *(script, count, values), late=late, buries=buries, waiter=waiter, reply=reply
         )
-
-
-def _seen(name: str, heard: Heard, reply: Any, error: Exception | None) -> None:
-    found: Status | None = None
-    if error is None:
-        try:
-            found = seen(name, reply)
-        except (TypeError, ValueError, KeyError) as wrong:
-            error = StoreError(f"not an answer of aiolock's: {wrong}")
-    heard(found, error)

@@ -6,12 +6,12 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock._turns import in_parts, turns
+from aiolock._turns import turns
 from aiolock.errors import StoreError
 from aiolock.store import (
     FEW,
@@ -28,6 +28,7 @@ from aiolock.store import (
 from aiolock.stores.redis import _replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._errors import code_of
+from aiolock.stores.redis._reading import FIRST, read
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._session import Session
 
@@ -37,8 +38,6 @@ _NEWCOMER: Final = bulk(0)
 """The ticket of a newcomer, which has none."""
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of a snapshot: less than a millisecond."""
-_PARTIES: Final = 256
-"""Holders, and waiters, that one answer of the server has at most: less than a millisecond."""
 _FOREIGN: Final = "WRONGTYPE"
 """The error for a key that has a name of ours, but that others have written."""
 _ASKED: Final = 3
@@ -201,41 +200,13 @@ class RedisStore(Session):
 
     async def _status(self, name: str, *, waiters: bool) -> Status:
         if waiters:
-            return await self._read(name, self._ask_for_status(name, *_FIRST))
+            return await self._read(name, self._ask_for_status(name, *FIRST))
         seen = _replies.Seen(name)
         part = seen.read(await self._ask_for_status(name, 0, "-inf", FEW, ""))
         return replace(seen.status(), more_holders=seen.holding - part.holders)
 
     async def _read(self, name: str, first: asyncio.Future[Any]) -> Status:
-        """The status of which this is the first answer; more answers, if it has many parties.
-
-        The waiters come first then, and the holders after all of them: who waits at first and holds
-        later is seen in any case.
-        """
-        take = turns().take
-        reply = await first
-        seen = _replies.Seen(name)
-        await take(1 + (len(reply[1]) + len(reply[2])) // 2)
-        part = seen.read(reply)
-        if max(part.waiters, part.holders) < _PARTIES:
-            return seen.status()
-        most, at = _PARTIES, part.ticket
-        while part.waiters == most:
-            reply = await self._ask_for_status(name, most, at, 0, "")
-            await take(len(reply[2]) // 2)
-            part = seen.read(reply)
-            # As many may have one score: then more are read from there.
-            most, at = (2 * most, at) if part.ticket == at else (_PARTIES, part.ticket)
-        seen.begin_holders()
-        most, at = _PARTIES, ""
-        while True:
-            reply = await self._ask_for_status(name, 0, "-inf", most, at)
-            await take(len(reply[1]) // 2)
-            part = seen.read(reply)
-            if part.holders < most:
-                break
-            most, at = (2 * most, at) if part.end == at else (_PARTIES, part.end)
-        return await in_parts(seen.in_parts())
+        return await read(_replies.Seen(name), partial(self._ask_for_status, name), first)
 
     async def _snapshot(self, start: str) -> Page:
         own = self._own_keys()
@@ -248,7 +219,7 @@ class RedisStore(Session):
                 name = self._names.name(key)
                 if name not in asked:
                     await turns().take(_ASKED)
-                    asked[name] = self._ask_for_status(name, *_FIRST)
+                    asked[name] = self._ask_for_status(name, *FIRST)
             for name, first in asked.items():
                 try:
                     statuses.append(await self._read(name, first))
@@ -261,10 +232,6 @@ class RedisStore(Session):
                 if not first.cancel() and not first.cancelled():
                     first.exception()  # it is raised for the first of them
         return Page(statuses, "" if cursor == "0" else cursor)
-
-
-_FIRST: Final = (_PARTIES, "-inf", _PARTIES, "")
-"""What the first answer of a status has."""
 
 
 async def together(parts: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:

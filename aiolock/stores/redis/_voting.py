@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
@@ -18,9 +19,9 @@ from aiolock.stores._member import (
     Silent,
     Voted,
 )
-from aiolock.stores.redis._codec import NOBODY, decode_any
+from aiolock.stores.redis._codec import decode_any
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._replies import broken_before, said_of, status
+from aiolock.stores.redis._replies import Part, Seen, broken_before, said_of
 from aiolock.stores.redis._scripts import Script, bulk, command
 
 
@@ -156,21 +157,32 @@ def _stands(reply: Any) -> bool:
     return bool(reply == 1)
 
 
-def seen(name: str, reply: Any) -> Status:
-    """The status of a name, from the votes and the line in the script's reply."""
-    now, votes, *rest = reply
-    held, known = list[bytes](), dict[int, VoteText]()
-    closed = 0.0
-    for text, end in zip(votes[::2], votes[1::2], strict=True):
-        vote = VoteText.read(text.decode())
-        if decode_any(vote.waiter)[0].client == NOBODY:
-            closed = max(closed, (int(float(end)) - now / 1000) / 1000)
-            continue
-        known[vote.number] = vote
-        held += [f"{vote.waiter}:{vote.number}".encode(), end]
-    found = status(name, [now, held, *rest])
-    holders = tuple(replace(p, since=known[p.fence].granted / 1000) for p in found.holders)
-    return replace(found, holders=holders, closed=closed)
+class SeenVotes(Seen):
+    """The parts of the status of a name, from the votes and the line in the script's answers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._granted = dict[int, float]()
+        """When each vote was given, by its number."""
+
+    def read(self, reply: Any) -> Part:
+        """Add what an answer says."""
+        now, votes, *rest = reply
+        held = list[bytes]()
+        for text, end in zip(votes[::2], votes[1::2], strict=True):
+            vote = VoteText.read(text.decode())
+            self._granted[vote.number] = vote.granted / 1000
+            held += [f"{vote.waiter}:{vote.number}".encode(), end]
+        return super().read([now, held, *rest])
+
+    def in_parts(self) -> Generator[int, None, Status]:
+        """All that was read."""
+        found = yield from super().in_parts()
+        holders = list[Party]()
+        for party in found.holders:
+            holders.append(replace(party, since=self._granted.get(party.fence, party.since)))
+            yield len(holders) % 4 == 0
+        return replace(found, holders=tuple(holders))
 
 
 ENROL: Final = Script("quorum/enrol", _admitted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -41,6 +42,8 @@ CONNECT_TIMEOUT: Final = 5.0
 FEW: Final = 2
 """Up to this many commands at a time are each sent at once: so the server begins with the first (it
 may be a release that a task waits for) while we prepare the second. More are sent together."""
+MOST: Final = 256
+"""So many replies are received in one iteration of the loop; the rest in the next one."""
 _MANY: Final = 32
 """So many are sent without waiting for the end of the iteration: the server works meanwhile."""
 
@@ -200,6 +203,10 @@ class _TransportWire(asyncio.Protocol):
         self._corked = False
         self._held_back: list[bytes] = []
         self._closed = False
+        self._behind = False
+        """Whether replies have come that are received in the next iteration."""
+        self._lost: Exception | None = None
+        """Why the connection has ended, until all that came before is received."""
         transport.set_protocol(self)
         # redis-py's stream may have paused the transport; this protocol reads without pauses.
         transport.resume_reading()
@@ -230,10 +237,16 @@ class _TransportWire(asyncio.Protocol):
         reader, received, replies = self._reader, self._received, 0
         try:
             reader.feed(data)
-            # False is hiredis for "not enough yet": RESP2 has no booleans.
-            while (reply := reader.gets()) is not False and not self._closed:
+            if self._behind:
+                return  # behind all that has come before
+            for replies in range(MOST):  # noqa: B007  # it is read after the loop
+                # False is hiredis for "not enough yet": RESP2 has no booleans.
+                if (reply := reader.gets()) is False or self._closed:
+                    break
                 received(reply)
-                replies += 1
+            else:
+                self._behind = True
+                self._soon(self._catch_up)
         except hiredis.ProtocolError as error:
             self._end(redis.exceptions.InvalidResponse(str(error)))
         except Exception as error:
@@ -245,8 +258,17 @@ class _TransportWire(asyncio.Protocol):
             self._corked = True
             self._soon(self._flush)
 
+    def _catch_up(self) -> None:
+        """Go on with what has come already."""
+        self._behind = False
+        self.data_received(b"")
+        if self._lost is not None and not self._behind:
+            self._end(self._lost)
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(exc or ConnectionResetError("the server closed the connection"))
+        self._lost = exc or ConnectionResetError("the server closed the connection")
+        if not self._behind:  # else once all is received that came before
+            self._end(self._lost)
 
     def _end(self, error: Exception) -> None:
         if not self._closed:
@@ -301,7 +323,11 @@ class _PublicWire:
 
     async def _read(self) -> None:
         connection: Any = self._connection  # its reply has no type
-        while not self._closed:
+        for number in itertools.count(1):
+            if self._closed:
+                return
+            if number % MOST == 0:
+                await asyncio.sleep(0)
             try:
                 reply = await connection.read_response(
                     disable_decoding=True, disconnect_on_error=False
