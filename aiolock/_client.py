@@ -140,7 +140,7 @@ def connect(
     `MemoryServer`: a ``FakeAsyncRedis`` is refused there.
 
     ``answer_timeout`` is for how many seconds an acquisition that does not wait for the lock
-    (``timeout=0``, ``blocking=False``) waits for the store's answer; without one, that raises
+    (`Lock.try_acquire`, ``timeout=0``) waits for the store's answer; without one, that raises
     `StoreError`.
 
     Raises `ValueError` or `TypeError` for invalid arguments. `StoreError` is raised only when the

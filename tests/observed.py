@@ -62,9 +62,9 @@ class Scene:
     async def _in_vain(self, why: str) -> None:
         lock = self.ours.lock("order:2")
         if why == "busy":
-            assert await lock.acquire(blocking=False) is None
+            assert await lock.try_acquire() is None
         elif why == "timeout":
-            assert await lock.acquire(timeout=2) is None
+            assert await lock.try_acquire(timeout=2) is None
         elif why == "full":
             waits = asking(self.theirs.lock("order:2"))
             await queued(lock, 1)

@@ -5565,7 +5565,7 @@ SAFEGUARDS = (
         "_engine/acquirer.py",
         "        limit = timeout if wait else self._answer_timeout\n",
         "        limit = timeout if wait else None\n",
-        "test_errors.py::test_acquisition_that_does_not_wait_ends_in_time_without_an_answer[given0-1.0-options0]",
+        "test_errors.py::test_acquisition_that_does_not_wait_ends_in_time_without_an_answer[given0-1.0-try_acquire]",
     ),
     Safeguard(
         "why a link stays broken is told",

@@ -61,9 +61,9 @@ async def test_acquisition_that_does_not_wait_while_the_server_hangs_ends_in_tim
     async with aiolock.connect(url, prefix=prefix, answer_timeout=SHORT) as client:
         with hang():
             tries = [
-                client.lock("a").acquire(blocking=False),
+                client.lock("a").try_acquire(),
                 client.lock("b").acquire(timeout=0),
-                client.semaphore("c", 2).acquire(blocking=False),
+                client.semaphore("c", 2).try_acquire(),
             ]
             async with asyncio.timeout(3):
                 errors = await asyncio.gather(*tries, return_exceptions=True)

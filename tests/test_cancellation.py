@@ -211,7 +211,6 @@ async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
 
     async def scenario() -> None:
         lease = await stand.lock.acquire(timeout=30)
-        assert lease is not None
         try:
             await lease.verify()
             await lease.extend(50)
@@ -221,7 +220,7 @@ async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
     await _everywhere(stand, kind, scenario, least=4)
 
 
-@pytest.mark.parametrize("how", ["entered", "awaited"])
+@pytest.mark.parametrize("how", ["entered", "awaited", "tried"])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
     """Several locks as one: of no step is it left with some of them."""
@@ -232,7 +231,8 @@ async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
             async with both:
                 await asyncio.sleep(0)
         else:
-            lease = await both.acquire(timeout=30)
+            waiting = both.acquire(timeout=30) if how == "awaited" else both.try_acquire(timeout=30)
+            lease = await waiting
             assert lease is not None
             await lease.release()
 
@@ -244,12 +244,13 @@ async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
     await _everywhere(stand, kind, scenario, second_is_free, least=3)
 
 
+@pytest.mark.parametrize("timeout", [0, 30])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_not_waiting(stand: Stand, kind: Kind) -> None:
-    """A try that does not wait, on a lock that is free."""
+async def test_not_waiting(stand: Stand, kind: Kind, timeout: float) -> None:
+    """A try that does not wait, or would for so long, on a lock that is free."""
 
     async def scenario() -> None:
-        lease = await stand.lock.acquire(blocking=False)
+        lease = await stand.lock.try_acquire(timeout=timeout)
         assert lease is not None
         await lease.release()
 

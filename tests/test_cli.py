@@ -522,7 +522,7 @@ async def test_run_is_exclusive(cli: Cli, client: aiolock.LockClient) -> None:
         assert (await cli("run", "-t", "0.1", "job", *sh("echo ran")))[:2] == (75, "")
     async with cli.started("run", "job", *sh("echo in; exec sleep 30")) as it:
         assert await line_of(it) == "in"
-        assert await client.lock("job").acquire(blocking=False) is None
+        assert await client.lock("job").try_acquire() is None
 
 
 async def test_run_leaves_arguments_alone(cli: Cli) -> None:

@@ -134,7 +134,7 @@ def enter(context: Any) -> None:
 WAYS: dict[str, Callable[[aiolock.sync.LockClient], object]] = {
     "lock": lambda client: enter(client.lock("a")),
     "acquire": lambda client: client.lock("a").acquire(),
-    "try": lambda client: client.lock("a").acquire(blocking=False),
+    "try": lambda client: client.lock("a").try_acquire(),
     "decorator": lambda client: client.locked("a")(add)(),
     "multilock": lambda client: enter(client.multilock("a", "b")),
     "multilock, acquire": lambda client: client.multilock("a", "b").acquire(),

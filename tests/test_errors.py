@@ -70,7 +70,7 @@ async def test_not_free_says_who_holds_it(world: World) -> None:
     async with world.client() as ours, world.client() as theirs:
         async with theirs.lock("a") as held:
             with pytest.raises(AcquireTimeout, match="the lock 'a' is not free: process") as caught:
-                async with ours.lock("a").acquire(blocking=False):
+                async with ours.lock("a").acquire(timeout=0):
                     pass
         assert caught.value.waited == 0
         assert [holder.fence for holder in caught.value.holders] == [held.fence]
@@ -90,7 +90,7 @@ async def test_who_holds_it_costs_no_round_trip() -> None:
         with pytest.raises(AcquireTimeout):
             await ours.lock("a", timeout=5).acquire()
         assert (faulty.calls["release"], faulty.calls["status"]) == (1, 1)
-        assert await ours.lock("a").acquire(timeout=5) is None
+        assert await ours.lock("a").try_acquire(timeout=5) is None
         assert faulty.calls["status"] == 1, "who gets None is not told"
         began = loop.time()
         faulty.hold("read")
@@ -238,10 +238,10 @@ async def test_no_answer_within_the_timeout() -> None:
 
 
 @virtual
-@pytest.mark.parametrize("options", [{"blocking": False}, {"timeout": 0}])
+@pytest.mark.parametrize("how", ["try_acquire", "acquire"])
 @pytest.mark.parametrize(("given", "limit"), [({}, 1.0), ({"answer_timeout": 0.2}, 0.2)])
 async def test_acquisition_that_does_not_wait_ends_in_time_without_an_answer(
-    options: dict[str, Any], given: dict[str, Any], limit: float
+    how: str, given: dict[str, Any], limit: float
 ) -> None:
     """It is a `StoreError` after the client's answer_timeout, and leaves nothing behind."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
@@ -251,7 +251,7 @@ async def test_acquisition_that_does_not_wait_ends_in_time_without_an_answer(
             faulty.hold("acquire")
             began = clock()
             with pytest.raises(StoreError, match=f"within the answer_timeout of {limit:g} s"):
-                await lock.acquire(**options)
+                await (lock.acquire(timeout=0) if how == "acquire" else lock.try_acquire())
             assert clock() - began == pytest.approx(limit, abs=0.01)
             faulty.resume()
         async with client.lock("a", timeout=1), client.semaphore("b", 2, timeout=1):
@@ -274,7 +274,7 @@ async def test_link_that_stays_broken_is_logged_with_its_latest_cause(
                 waiters.link(PermissionError("wrong password"))
             faulty.hold("acquire")
             with pytest.raises(StoreError, match="the link to it is broken: wrong password"):
-                await client.lock("a").acquire(blocking=False)
+                await client.lock("a").try_acquire()
             faulty.resume()
             waiters.link(None)
             first, still, _ = [record.getMessage() for record in caplog.records]

@@ -371,7 +371,7 @@ async def test_readers_enter_beside_who_has_downgraded(
             holders = (await rates.status()).holders
             assert {holder.pid for holder in holders} == {refresher.pid, reader.pid}
             assert all(holder.shared for holder in holders)
-            assert await rates.write().acquire(blocking=False) is None
+            assert await rates.write().try_acquire() is None
 
 
 async def test_crawlers_share_the_permits(

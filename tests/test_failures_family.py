@@ -237,7 +237,7 @@ async def test_replies_lost(
     proxy.swallow_replies(1, command_link(proxy))
     await semaphore.resize(2)
     async with client.semaphore("lock", 2).acquire(2):
-        assert await semaphore.acquire(blocking=False) is None
+        assert await semaphore.try_acquire() is None
 
 
 async def test_grants_lost_with_the_subscription(

@@ -52,7 +52,6 @@ async def acquires_with(client: LockClient, inside: Inside) -> None:
 async def acquires(client: LockClient, inside: Inside) -> None:
     """By hand."""
     lease = await client.lock("a").acquire(timeout=100)
-    assert lease is not None
     try:
         await inside()
     finally:
@@ -81,6 +80,16 @@ async def enters_several(client: LockClient, inside: Inside) -> None:
     """Several locks."""
     async with client.multilock("a", "b"):
         await inside()
+
+
+async def tries(client: LockClient, inside: Inside) -> None:
+    """By hand, for so long."""
+    lease = await client.lock("a").try_acquire(timeout=100)
+    assert lease is not None
+    try:
+        await inside()
+    finally:
+        await lease.release()
 
 
 async def acquires_several(client: LockClient, inside: Inside) -> None:
@@ -123,7 +132,7 @@ async def runs(client: LockClient, inside: Inside) -> None:
 
 WAYS = [
     *(enters, acquires_with, acquires, calls, writes_twice, takes_permits, enters_several),
-    *(acquires_several, does_once, wants_outcome, leads, runs),
+    *(tries, acquires_several, does_once, wants_outcome, leads, runs),
 ]
 
 

@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 
@@ -56,13 +57,11 @@ async def test_awaited(client: aiolock.LockClient, other: aiolock.LockClient) ->
     """`await lock.acquire()` gives a lease that is held until it is released."""
     lock = client.lock("a")
     lease = await lock.acquire()
-    assert lease is not None
     assert lock.held()
-    assert await other.lock("a").acquire(timeout=0) is None
+    assert await other.lock("a").try_acquire(timeout=0) is None
     assert await lease.release() is True
     assert not lock.held()
     theirs = await other.lock("a").acquire(timeout=0)
-    assert theirs is not None
     assert theirs.fence > lease.fence
     await theirs.release()
 
@@ -107,7 +106,6 @@ async def test_release_in_the_body(client: aiolock.LockClient, other: aiolock.Lo
         async with lock as lease:
             assert await (lease if how == "lease" else lock).release() is True
             theirs = await other.lock("a").acquire(timeout=0)
-            assert theirs is not None
         assert await theirs.verify()
         await theirs.release()
 
@@ -116,18 +114,20 @@ async def test_release_in_the_body(client: aiolock.LockClient, other: aiolock.Lo
 
 
 async def test_timeout_awaited(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
-    """`acquire(timeout=...)` gives None in the end; the lock's own timeout is an error."""
+    """`acquire` raises in the end, whoever set the timeout; `try_acquire` gives None."""
     async with other.lock("a"):
-        assert await client.lock("a", timeout=0.5).acquire(blocking=False) is None
+        assert await client.lock("a", timeout=0.5).try_acquire() is None
         # Both at once, for the time must be long enough for a busy store to answer in it.
-        own, locks_own = await asyncio.gather(
+        attempt = asyncio.create_task(client.lock("a").try_acquire(timeout=0.5))
+        errors = await asyncio.gather(
             client.lock("a").acquire(timeout=0.5),
             client.lock("a", timeout=0.5).acquire(),
             return_exceptions=True,
         )
-        assert own is None
-        assert isinstance(locks_own, AcquireTimeout)
-        assert "'a'" in str(locks_own)
+        assert await attempt is None
+        for error in errors:
+            assert isinstance(error, AcquireTimeout)
+            assert "'a'" in str(error)
         await queued(other.lock("a"), 0)
     assert not await client.lock("a").locked()
 
@@ -152,26 +152,36 @@ async def test_timeout_entered(client: aiolock.LockClient, other: aiolock.LockCl
 
 
 async def test_not_blocking(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
-    """`blocking=False` and `timeout=0` get a free lock, do not queue for a taken one."""
-    for wish in ({"blocking": False}, {"timeout": 0}, {"blocking": False, "timeout": 0}):
-        async with other.lock("a"):
-            assert await client.lock("a").acquire(**wish) is None
-            with pytest.raises(AcquireTimeout, match="'a' is not free"):
-                async with client.lock("a").acquire(**wish):
-                    pytest.fail("the body has run without the lock")
-            await queued(other.lock("a"), 0)
-        async with client.lock("a").acquire(**wish):
-            assert await other.lock("a").locked()
+    """`try_acquire()` and `timeout=0` get a free lock, do not queue for a taken one."""
+    async with other.lock("a"):
+        assert await client.lock("a").try_acquire() is None
+        assert await client.lock("a").try_acquire(timeout=0) is None
+        with pytest.raises(AcquireTimeout, match="'a' is not free"):
+            await client.lock("a").acquire(timeout=0)
+        with pytest.raises(AcquireTimeout, match="'a' is not free"):
+            async with client.lock("a").acquire(timeout=0):
+                pytest.fail("the body has run without the lock")
+        await queued(other.lock("a"), 0)
+    async with client.lock("a").acquire(timeout=0):
+        assert await other.lock("a").locked()
+    for lease in (
+        await client.lock("a").acquire(timeout=0),
+        await client.lock("b").try_acquire(),
+        await client.lock("c").try_acquire(timeout=0),
+    ):
+        assert lease is not None
+        assert await other.lock(lease.name).locked()
+        await lease.release()
 
 
 async def test_not_blocking_whatever_the_lock_says(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
-    """`blocking=False` overrules the lock's own timeout; so does any timeout that is given."""
+    """`try_acquire` overrules the lock's own timeout; so does any timeout that is given."""
     lock = client.lock("a", timeout=30)
     async with other.lock("a"):
-        assert await lock.acquire(blocking=False) is None
-        assert await lock.acquire(timeout=0) is None
+        assert await lock.try_acquire() is None
+        assert await lock.try_acquire(timeout=0) is None
         with pytest.raises(AcquireTimeout, match="not free"):
             async with client.lock("a", timeout=0):
                 pytest.fail("the body has run without the lock")
@@ -192,7 +202,7 @@ async def test_a_process_that_stands_still_past_its_timeout(free: bool) -> None:
     async with aiolock.connect(store) as client, aiolock.connect(server) as other:
         if not free:
             await other.lock("a").acquire()
-        acquiring = asyncio.create_task(client.lock("a").acquire(timeout=0.01))
+        acquiring = asyncio.create_task(client.lock("a").try_acquire(timeout=0.01))
         loop.call_soon(loop.advance, 1.0)  # when it has asked
         lease = await acquiring
         assert (lease is not None) == free
@@ -206,7 +216,7 @@ async def test_timeout_is_exact() -> None:
         async with theirs.lock("a"):
             for timeout in (0.001, 2.5, 500):
                 begun = now()
-                assert await ours.lock("a").acquire(timeout=timeout) is None
+                assert await ours.lock("a").try_acquire(timeout=timeout) is None
                 assert now() - begun == pytest.approx(timeout)
 
 
@@ -223,7 +233,7 @@ async def test_timeout_with_the_answer() -> None:
                 begun = loop.time()
                 loop.call_at(begun + 1 + early, faulty.resume)
                 with contextlib.suppress(aiolock.StoreError):  # the answer was a trifle late
-                    assert await ours.lock("a").acquire(timeout=1) is None
+                    assert await ours.lock("a").try_acquire(timeout=1) is None
                 assert loop.time() - begun == pytest.approx(1)
                 await queued(theirs.lock("a"), 0)
 
@@ -237,6 +247,8 @@ async def test_timeout_without_an_answer() -> None:
         faulty.hold("acquire")
         with pytest.raises(aiolock.StoreError, match=r"timeout of 1 s.*nobody knows"):
             await client.lock("a").acquire(timeout=1)
+        with pytest.raises(aiolock.StoreError, match=r"timeout of 1 s.*nobody knows"):
+            await client.lock("a").try_acquire(timeout=1)
         faulty.resume()
         assert not await client.lock("a").locked()
     assert not server.names()
@@ -273,7 +285,9 @@ async def test_max_waiters(client: aiolock.LockClient, other: aiolock.LockClient
                 async with acquisition:
                     pytest.fail("the body has run without the lock")
         assert len((await lock.status()).waiters) == 2
-        assert await lock.acquire(blocking=False) is None
+        with pytest.raises(QueueFull, match=r"2 wait"):
+            await lock.try_acquire(timeout=5)
+        assert await lock.try_acquire() is None
     for task in waiting:
         await (await task).release()
 
@@ -319,7 +333,7 @@ async def test_child_task_is_another_owner(client: aiolock.LockClient) -> None:
 
     async def child() -> None:
         assert not lock.held()
-        assert await lock.acquire(blocking=False) is None
+        assert await lock.try_acquire() is None
         with pytest.raises(NotHeld):
             await lock.release()
 
@@ -341,7 +355,7 @@ async def test_would_deadlock(world: World) -> None:
                         pytest.fail("the body has run twice")
                 assert isinstance(caught.value, RuntimeError)
             with pytest.raises(WouldDeadlock):
-                await lock.acquire(blocking=False)
+                await lock.try_acquire()
             assert faulty.calls.total() == sent
             assert lease.state == "held"
             assert lock.held()
@@ -356,13 +370,44 @@ async def test_never_awaited(client: aiolock.LockClient) -> None:
     closed = client.lock("a").acquire()
     closed.close()
     del closed  # and this one does not: a warning would be an error
+    attempt = client.lock("a").try_acquire()
+    with pytest.warns(RuntimeWarning, match=r"'Lock.try_acquire' was never awaited"):
+        del attempt
+
+
+async def test_try_acquire_belongs_to_the_task_that_called_it(client: aiolock.LockClient) -> None:
+    """Whichever task awaits it: `wait_for` and `create_task` have one of their own."""
+    lock = client.lock("a")
+    assert await asyncio.wait_for(lock.try_acquire(timeout=1), 5)
+    assert lock.held()
+    assert await lock.release()
+    lease = await asyncio.create_task(lock.try_acquire())
+    assert lease is not None
+    assert lock.held()
+    with pytest.raises(WouldDeadlock):
+        await asyncio.create_task(lock.try_acquire(timeout=1))
+    assert await asyncio.create_task(_tried(lock)) is None
+    assert await lock.release()
+
+
+async def _tried(lock: aiolock.Lock) -> aiolock.Lease | None:
+    return await lock.try_acquire()
+
+
+async def test_try_acquire_is_not_entered(client: aiolock.LockClient) -> None:
+    """It may give None, so it is awaited only; an error says so before anything is locked."""
+    attempt: Any = client.lock("a").try_acquire()
+    with pytest.raises(TypeError, match="context manager"):
+        async with attempt:
+            pytest.fail("the body has run without the lock")
+    attempt.close()
+    assert not await client.lock("a").locked()
 
 
 async def test_acquisition_is_good_once(client: aiolock.LockClient) -> None:
     """One acquisition gives one lease: for another one `acquire` has to be called again."""
     acquisition = client.lock("a").acquire()
     lease = await acquisition
-    assert lease is not None
     with pytest.raises(RuntimeError, match="call acquire"):
         await acquisition
     with pytest.raises(RuntimeError, match="call acquire"):
@@ -615,7 +660,7 @@ async def test_not_blocking_does_not_overtake(
     waiting = asking(lock)
     await queued(lock, 1)
     await held.release()
-    assert await other.lock("a").acquire(blocking=False) is None
+    assert await other.lock("a").try_acquire() is None
     lease = await waiting
     await lease.release()
 
@@ -803,7 +848,6 @@ async def test_lock_is_a_description(client: aiolock.LockClient) -> None:
     assert re.fullmatch(r"<Acquisition of 'order:42' timeout=3\.0>", repr(acquisition))
     lease = await acquisition
     assert re.fullmatch(r"<Lease 'order:42' fence=\d+ held \d+\.\d+ s>", repr(lease))
-    assert lease is not None
     await lease.release()
     assert re.fullmatch(r"<Lease 'order:42' fence=\d+ released .*>", repr(lease))
 

@@ -32,7 +32,7 @@ async def test_async_with(world: World) -> None:
             await lease.extend(20)
             assert lease.remaining() <= 20
             for name in "ab":
-                assert await theirs.lock(name).acquire(blocking=False) is None
+                assert await theirs.lock(name).try_acquire() is None
             async with theirs.lock("c", timeout=0):
                 pass
         assert lease.state == "released"
@@ -45,13 +45,15 @@ async def test_awaited(world: World) -> None:
         both = ours.multilock("a", "b")
         lease = await both.acquire()
         assert lease is not None
-        assert await theirs.multilock("b", "c").acquire(timeout=0.5) is None
-        assert await theirs.multilock("b", "c").acquire(blocking=False) is None
+        assert await theirs.multilock("b", "c").try_acquire(timeout=0.5) is None
+        with pytest.raises(AcquireTimeout, match="'b'"):
+            await theirs.multilock("b", "c").acquire(timeout=0.5)
+        assert await theirs.multilock("b", "c").try_acquire() is None
         assert await free(theirs, "c")
         assert await lease.release()
         assert await lease.release()
         async with theirs.lock("b"):
-            assert await both.acquire(timeout=0.5) is None
+            assert await both.try_acquire(timeout=0.5) is None
             await empty(theirs.lock("a"))
             with pytest.raises(AcquireTimeout, match="'b'"):
                 async with ours.multilock("a", "b", timeout=0.5):
@@ -111,7 +113,7 @@ async def test_one_timeout_for_all() -> None:
         assert b is not None
         loop.call_later(3, lambda: asyncio.ensure_future(a.release()))
         start = loop.time()
-        assert await ours.multilock("a", "b").acquire(timeout=5) is None
+        assert await ours.multilock("a", "b").try_acquire(timeout=5) is None
         assert 5 <= loop.time() - start < 5.01
         await b.release()
         assert not server.names()
@@ -232,7 +234,7 @@ async def test_held_already(world: World) -> None:
         with pytest.raises(WouldDeadlock, match="'b'"):
             async with client.multilock("a", "b"):
                 raise AssertionError
-        assert await client.lock("a").acquire(timeout=5) is not None
+        assert await client.lock("a").try_acquire(timeout=5) is not None
 
 
 async def test_not_entered() -> None:
@@ -253,3 +255,5 @@ async def test_bad_arguments() -> None:
             client.multilock("a", timeout=-1)
         with pytest.raises(ValueError, match="timeout"):
             await client.multilock("a").acquire(timeout=-1)
+        with pytest.raises(ValueError, match="timeout"):
+            await client.multilock("a").try_acquire(timeout=-1)

@@ -1465,7 +1465,7 @@ async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
             async with pair(url) as (ours, theirs):
                 await hand_on(ours, theirs)
                 async with ours.lock("x"), theirs.lock("y"):
-                    assert await theirs.lock("x").acquire(blocking=False) is None
+                    assert await theirs.lock("x").try_acquire() is None
                     assert [each.name for each in await ours.snapshot()] == ["x", "y"]
     finally:
         own_rights.execute("ALTER ROLE app RESET search_path")
@@ -1511,7 +1511,7 @@ async def test_check_fence(own_postgres: PostgresServer) -> None:
             await asyncio.sleep(2)
             assert not waiting.done()
             assert not breaking.done()
-            asking = theirs.lock("x").acquire(blocking=False)
+            asking = theirs.lock("x").try_acquire()
             assert await asyncio.wait_for(asking, 1.5) is None  # nor does who asks for it
             with pytest.raises(psycopg.Error, match="is not held under the fence"):
                 check(connection, lease)  # the lease has ended: nothing more may begin
@@ -1579,7 +1579,7 @@ async def test_release_beside_a_transaction_that_has_checked_is_deferred_until_i
                     pass
                 await asyncio.sleep(1.0)
                 assert not waiting.done()
-                assert await theirs.lock("x").acquire(blocking=False) is None
+                assert await theirs.lock("x").try_acquire() is None
                 holders = (await theirs.lock("x").status()).holders
                 assert [each.fence for each in holders] == [lease.fence]
                 with (

@@ -24,12 +24,12 @@ async def test_open(aiolock_client, aiolock_server):
         assert lease.state == "held"
         assert aiolock_server.names() == ["lock:a"]
         async with aiolock.connect(aiolock_server) as another:
-            assert await another.lock("a").acquire(blocking=False) is None
+            assert await another.lock("a").try_acquire() is None
 
 async def test_busy(aiolock_client, aiolock_others):
     lock = aiolock_client.lock("a")
     with aiolock_others.hold("a") as fence:
-        assert await lock.acquire(timeout=0.01) is None
+        assert await lock.try_acquire(timeout=0.01) is None
         waiting = asyncio.create_task(lock.acquire())
         while not (await lock.status()).waiters:
             pass
@@ -137,7 +137,7 @@ def test_an_application(pytester: pytest.Pytester) -> None:
         def test_threads(aiolock_server, aiolock_others):
             with aiolock.sync.connect(aiolock_server) as client:
                 with aiolock_others.hold("a"):
-                    assert client.lock("a").acquire(timeout=0.01) is None
+                    assert client.lock("a").try_acquire(timeout=0.01) is None
                 with client.lock("a"):
                     pass
         """

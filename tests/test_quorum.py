@@ -163,7 +163,7 @@ async def test_servers_by_what_is_given() -> None:
     ):
         async with aiolock.connect(target) as ours, aiolock.connect(target) as other:
             async with ours.lock("a") as lease:
-                assert await other.lock("a").acquire(blocking=False) is None
+                assert await other.lock("a").try_acquire() is None
             async with other.lock("a") as second:
                 assert second.fence > lease.fence
 
@@ -692,7 +692,7 @@ async def test_without_a_majority() -> None:
         with pytest.raises(aiolock.StoreError, match="2 of 3 servers do not answer: server 0: it"):
             await lock.acquire()
         with pytest.raises(aiolock.StoreError, match="server 2: it was killed"):
-            await lock.acquire(blocking=False)
+            await lock.try_acquire()
         with pytest.raises(aiolock.StoreError, match="2 of 3 servers"):
             await lock.status()
         waiting = later(lock)
@@ -718,7 +718,7 @@ async def test_one_votes_one_is_taken_and_one_is_away(goes: str) -> None:
         first.voter.states.clear()
         getattr(third, goes)()
         async with asyncio.timeout(1):
-            assert await other.lock("a").acquire(blocking=False) is None
+            assert await other.lock("a").try_acquire() is None
         waiting = later(other.lock("a"))
         await asyncio.sleep(20)
         assert not waiting.done()
@@ -1270,7 +1270,7 @@ async def test_cancelled_at_every_step(kind: Kind, fail: str) -> None:
                     await asyncio.sleep(0)
                 finally:
                     waiting.cancel()
-            lease = await lock.acquire(blocking=False)
+            lease = await lock.try_acquire()
             if lease is not None:
                 await lease.release()
 

@@ -268,7 +268,7 @@ async def test_no_downgrade() -> None:
                     await lease.downgrade()
                 assert not lease._hold.shared
             assert await lease.verify()
-            assert await other.rwlock("a").read().acquire(blocking=False) is None
+            assert await other.rwlock("a").read().try_acquire() is None
         assert await left_behind(of) == []
 
 
@@ -310,7 +310,7 @@ async def test_cancelled_at_every_step(kind: Kind, fail: str) -> None:
                     await asyncio.sleep(0)
                 finally:
                     waiting.cancel()
-            lease = await writing.acquire(blocking=False)
+            lease = await writing.try_acquire()
             if lease is not None:
                 await lease.release()
 

@@ -165,7 +165,7 @@ async def test_a_majority_stopped(of: list[RedisServer], prefix: str) -> None:
         with pytest.raises(aiolock.LeaseLost):
             await hold()
         with pytest.raises(aiolock.StoreError, match="2 of 3 servers do not answer: 127"):
-            await client.lock("a").acquire(blocking=False)
+            await client.lock("a").try_acquire()
         of[0].resume()
         of[1].resume()
         await _enter(client.lock("a"))
@@ -179,7 +179,7 @@ async def test_emptied_while_it_runs(of: list[RedisServer], prefix: str) -> None
             of[1].call("FLUSHALL")
             async with asyncio.timeout(20):
                 while other.servers()[1].state != "silent":  # the other two may answer before it
-                    assert await other.lock("a").acquire(blocking=False) is None
+                    assert await other.lock("a").try_acquire() is None
                     await asyncio.sleep(0.01)
             await asyncio.sleep(LONGEST)
             assert lease.state is LeaseState.HELD
@@ -298,7 +298,7 @@ async def test_durable_servers_vote_at_once(
         for client in (ours, other):
             await until(lambda: [each.state for each in client.servers()] == ["up", "up", "out"])  # noqa: B023  # called here
         assert await lease.verify()
-        assert await other.lock("a").acquire(blocking=False) is None
+        assert await other.lock("a").try_acquire() is None
         await _enter(other.lock("b"))
         waiting = asyncio.create_task(_enter(other.lock("a")))
         await queued(ours.lock("a"), 1)
@@ -349,7 +349,7 @@ async def test_a_durable_server_that_is_emptied(
             durable[1].call("FLUSHALL")
             async with asyncio.timeout(20):
                 while other.servers()[1].silent < 0.9 * FOR_LONG:  # the others may answer before it
-                    assert await other.lock("a").acquire(blocking=False) is None
+                    assert await other.lock("a").try_acquire() is None
             assert other.servers()[1].silent < 1.05 * FOR_LONG
             durable[1].kill()
             await until(lambda: other.servers()[1].state == "out")
@@ -398,7 +398,7 @@ async def test_clients_of_the_callers(of: list[RedisServer], prefix: str) -> Non
     async with ours as client, connect(of, prefix) as other:
         await until_all_vote(client)
         async with client.lock("a"):
-            assert await other.lock("a").acquire(blocking=False) is None
+            assert await other.lock("a").try_acquire() is None
     for driver in drivers:
         assert await driver.ping()
         await driver.aclose()

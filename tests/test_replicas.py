@@ -339,7 +339,7 @@ async def test_given_back(one: Cluster, prefix: str, hasty: None) -> None:
         with pytest.raises(aiolock.StoreError, match=wrong):
             await take(client.lock("lock"))
         with pytest.raises(aiolock.StoreError, match=wrong):
-            await client.lock("lock").acquire(blocking=False)
+            await client.lock("lock").try_acquire()
         async with plain.lock("lock"):
             pushed = asyncio.create_task(take(client.lock("lock")))
             await master.queued(1)
@@ -384,7 +384,7 @@ async def test_not_for_longer_than_the_caller_waits(
             await client.lock("lock").acquire(timeout=0.1)
         await until(lambda: not master.holders())
         held = await take(other.lock("lock"))
-        asking = asyncio.create_task(client.lock("lock").acquire(timeout=0.5))
+        asking = asyncio.create_task(client.lock("lock").try_acquire(timeout=0.5))
         await master.queued(1)
         assert await held.release()
         assert await asking is None
@@ -556,7 +556,7 @@ async def test_what_all_have_survives(prefix: str) -> None:
             assert [grant.rpartition(":")[2] for grant in grants] == [str(lease.fence)]
             two.entrance.lead_to(two.replicas[promoted].port)
             async with aiolock.connect(two.replicas[promoted].url, prefix=prefix) as other:
-                assert await other.lock("lock").acquire(blocking=False) is None
+                assert await other.lock("lock").try_acquire() is None
                 assert await lease.verify()
                 assert await lease.release()
                 again = await take(other.lock("lock"))

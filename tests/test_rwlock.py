@@ -45,7 +45,7 @@ async def test_readers_share_and_a_writer_excludes(world: World) -> None:
         one, two = await asking(ours.rwlock("a").read()), await asking(theirs.rwlock("a").read())
         assert (one.name, two.name) == ("a", "a")
         assert two.fence > one.fence
-        assert await ours.rwlock("a").write().acquire(blocking=False) is None
+        assert await ours.rwlock("a").write().try_acquire() is None
         status = await theirs.rwlock("a").status()
         assert [holder.shared for holder in status.holders] == [True, True]
         writing = asking(theirs.rwlock("a").write())
@@ -54,7 +54,7 @@ async def test_readers_share_and_a_writer_excludes(world: World) -> None:
         assert await two.release()
         lease = await writing
         assert lease.fence > two.fence
-        assert await ours.rwlock("a").read().acquire(blocking=False) is None
+        assert await ours.rwlock("a").read().try_acquire() is None
         await lease.release()
 
 
@@ -97,9 +97,9 @@ async def test_a_plain_lock_writes() -> None:
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
         async with ours.rwlock("a").read():
-            assert await theirs.lock("a").acquire(timeout=1) is None
+            assert await theirs.lock("a").try_acquire(timeout=1) is None
         async with ours.lock("a"):
-            assert await theirs.rwlock("a").read().acquire(timeout=1) is None
+            assert await theirs.rwlock("a").read().try_acquire(timeout=1) is None
 
 
 @virtual
@@ -168,7 +168,7 @@ async def test_downgraded_and_renewed() -> None:
             async with theirs.rwlock("a", ttl=5).read():
                 await asyncio.sleep(60)
                 assert lease.state == "held"
-            assert await theirs.rwlock("a").write().acquire(blocking=False) is None
+            assert await theirs.rwlock("a").write().try_acquire() is None
         assert not server.names()
 
 
@@ -218,7 +218,7 @@ async def test_downgrade_that_nobody_confirms(how: str) -> None:
             assert lease.state == "held"
             with pytest.raises(WouldDeadlock, match="not upgraded"):
                 await ours.rwlock("a").write().acquire()
-            reading = await theirs.rwlock("a").read().acquire(blocking=False)
+            reading = await theirs.rwlock("a").read().try_acquire()
             assert (reading is not None) == (how == "lose")
             if reading is not None:
                 await reading.release()

@@ -18,9 +18,7 @@ async def take(
     semaphore: aiolock.Semaphore, permits: int = 1, timeout: float | None = None
 ) -> aiolock.Lease:
     """So many permits, by hand."""
-    lease = await semaphore.acquire(permits, timeout=timeout)
-    assert lease is not None
-    return lease
+    return await semaphore.acquire(permits, timeout=timeout)
 
 
 async def test_never_more_than_there_are(world: World) -> None:
@@ -56,7 +54,7 @@ async def test_async_with(world: World) -> None:
             assert other.fence > lease.fence
             status = await semaphore.status()
             assert [holder.permits for holder in status.holders] == [1, 2]
-            assert await semaphore.acquire(blocking=False) is None
+            assert await semaphore.try_acquire() is None
             with pytest.raises(AcquireTimeout):
                 async with semaphore.acquire(timeout=0.5):
                     raise AssertionError
@@ -125,7 +123,7 @@ async def test_resize() -> None:
         await (await asked[1]).release()
         await (await asked[2]).release()
         await semaphore.resize(0)
-        assert await semaphore.acquire(timeout=100) is None
+        assert await semaphore.try_acquire(timeout=100) is None
         assert (await semaphore.status()).limit == 0
 
 
@@ -154,7 +152,7 @@ async def test_other_limits(world: World) -> None:
         async with ours.semaphore("s", 2):
             for acquisition in (
                 theirs.semaphore("s", 3).acquire(),
-                theirs.semaphore("s", 3).acquire(blocking=False),
+                theirs.semaphore("s", 3).try_acquire(),
             ):
                 with pytest.raises(
                     LimitMismatch, match=r"the semaphore 's' is in use with 2, but 3.*resize\(\)"

@@ -580,7 +580,7 @@ async def test_a_child_opens_the_file_for_itself(url: str) -> None:
         forks.stdin.flush()
         assert (await asyncio.to_thread(forks.stdout.readline)).startswith("child in ")
         async with aiolock.connect(url) as client:
-            assert await client.lock("x").acquire(timeout=0.3) is None
+            assert await client.lock("x").try_acquire(timeout=0.3) is None
             forks.stdin.write("\n")
             forks.stdin.flush()
             assert await asyncio.to_thread(forks.stdout.readline) == "child True\n"
@@ -1142,7 +1142,7 @@ async def test_a_part_of_the_file_that_is_removed(
         async with aiolock.connect(url) as newcomer:
             second = await take(newcomer.lock("x", ttl=30))
             await asyncio.wait_for(lease.lost.wait(), 2)
-            assert await theirs.lock("x").acquire(timeout=1) is None
+            assert await theirs.lock("x").try_acquire(timeout=1) is None
             await second.release()
 
 
@@ -1175,7 +1175,7 @@ async def test_a_file_that_is_read_by_who_uses_it(
             path.read_bytes()
         assert await asyncio.to_thread(looked_at, path) == "1\n"
         async with aiolock.connect(url) as theirs:
-            assert await theirs.lock("x").acquire(blocking=False) is None
+            assert await theirs.lock("x").try_acquire() is None
         assert await lease.verify()
         async with ours.lock("y"):
             pass
@@ -1203,7 +1203,7 @@ async def test_a_file_that_two_clients_have_where_the_kernel_has_no_such_locks(
         assert await asyncio.to_thread(looked_at, path) == "1\n"
         assert path.with_name("locks.db-wal").exists(), "the other process took itself for the last"
         async with aiolock.connect(url) as theirs:
-            assert await theirs.lock("x").acquire(blocking=False) is None
+            assert await theirs.lock("x").try_acquire() is None
         assert await lease.verify()
 
 

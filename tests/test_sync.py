@@ -113,7 +113,7 @@ def test_a_thread_is_an_owner(client: aiolock.sync.LockClient, threads: ThreadPo
     assert not result(threads.submit(lock.held))
     with pytest.raises(NotHeld):
         result(threads.submit(lock.release))
-    assert result(threads.submit(lock.acquire, timeout=0.1)) is None
+    assert result(threads.submit(lock.try_acquire, timeout=0.1)) is None
     with pytest.raises(WouldDeadlock):
         client.lock("a").acquire()
     (holder,) = lock.status().holders
@@ -138,10 +138,15 @@ def test_a_lease_is_anybodys(client: aiolock.sync.LockClient, threads: ThreadPoo
 
 def test_refusals(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
     """Those that tasks get, for the same reasons; and no more is left behind."""
-    with client.lock("a"):
+    with client.lock("a"), client.semaphore("a", 1):
         for acquiring, refused in (
-            (lambda: client.lock("a").acquire(timeout=0.1), None),
-            (lambda: client.lock("a").acquire(blocking=False), None),
+            (lambda: client.lock("a").try_acquire(timeout=0.1), None),
+            (lambda: client.semaphore("a", 1).try_acquire(timeout=0.1), None),
+            (lambda: client.multilock("a").try_acquire(), None),
+            (lambda: client.lock("a").acquire(timeout=0.1), AcquireTimeout),
+            (lambda: client.semaphore("a", 1).acquire(timeout=0), AcquireTimeout),
+            (lambda: client.multilock("a").acquire(timeout=0.1), AcquireTimeout),
+            (lambda: client.lock("a").try_acquire(), None),
             (lambda: client.lock("a", timeout=0.1).acquire(), AcquireTimeout),
             (lambda: client.lock("a", timeout=0.1).__enter__(), AcquireTimeout),
         ):
@@ -171,7 +176,7 @@ def test_a_lease_is_entered(client: aiolock.sync.LockClient) -> None:
     with pytest.raises(LeaseLost), lock.acquire() as lease:
         lock.break_()
     with client.semaphore("s", 2).acquire(permits=2) as both:
-        assert client.semaphore("s", 2).acquire(blocking=False) is None
+        assert client.semaphore("s", 2).try_acquire() is None
     assert both.state == "released"
     assert client.names() == []
 
@@ -323,7 +328,7 @@ def test_readers(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -
     """Readers share, a writer is alone, and goes on as a reader."""
     rates = client.rwlock("rates")
     with rates.write() as lease:
-        assert result(threads.submit(rates.read().acquire, timeout=0.1)) is None
+        assert result(threads.submit(rates.read().try_acquire, timeout=0.1)) is None
         lease.downgrade()
         with result(threads.submit(rates.read().acquire)):
             assert len(rates.status().holders) == 2
@@ -334,7 +339,7 @@ def test_semaphore(client: aiolock.sync.LockClient) -> None:
     """Permits, of which a thread may have several."""
     api = client.semaphore("api", 2)
     with api, api:
-        assert api.acquire(blocking=False) is None
+        assert api.try_acquire() is None
         assert len(api.status().holders) == 2
     api.resize(3)
     assert api.status().limit == 3
@@ -348,7 +353,7 @@ def test_multilock(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
     assert both.names == ("a", "b")
     with both as lease:
         assert list(lease.leases) == ["a", "b"]
-        assert result(threads.submit(client.multilock("b", "c").acquire, timeout=0.1)) is None
+        assert result(threads.submit(client.multilock("b", "c").try_acquire, timeout=0.1)) is None
         assert lease.verify()
         lease.extend(20)
         lease.check()
@@ -788,7 +793,7 @@ def test_the_last_body_is_left_there(url: str, prefix: str) -> None:
 # --- Interruptions
 
 
-@pytest.mark.parametrize("how", ["acquire", "with", "once"])
+@pytest.mark.parametrize("how", ["acquire", "try", "with", "once"])
 def test_interrupted_too_late(
     client: aiolock.sync.LockClient,
     monkeypatch: pytest.MonkeyPatch,
@@ -808,6 +813,7 @@ def test_interrupted_too_late(
     once = client.once("a", remember=60)
     taking: dict[str, Callable[[], object]] = {
         "acquire": client.lock("a").acquire,
+        "try": client.lock("a").try_acquire,
         "with": client.lock("a").__enter__,
         "once": once.__enter__,
     }
@@ -991,7 +997,7 @@ async def test_fork(server: RedisServer, prefix: str, peek: Peek) -> None:
                         assert "another process" in str(error), error
                     else:
                         say("used", how=str(use))
-                assert lazy.lock("lock").acquire(timeout=0.1) is None
+                assert lazy.lock("lock").try_acquire(timeout=0.1) is None
                 del lease
                 say("child", pid=os.getpid(), names=lazy.names())
                 sys.exit()

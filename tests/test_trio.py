@@ -73,7 +73,7 @@ ENTRIES: dict[str, Entry] = {
     "async with": entered,
     "aclose": lambda client: client.aclose(),
     "acquire": lambda client: client.lock("a").acquire(),
-    "try": lambda client: client.lock("a").acquire(blocking=False),
+    "try": lambda client: client.lock("a").try_acquire(),
     "lock": lambda client: entered(client.lock("a")),
     "entered acquire": lambda client: entered(client.lock("a").acquire(timeout=1)),
     "release": lambda client: client.lock("a").release(),

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import fakeredis
@@ -60,7 +61,7 @@ LOCKS: dict[str, list[Wrong]] = {
     "renew": FLAGS,
     "reentrant": FLAGS,
     "max_waiters": [
-        (0, ValueError, "at least 1, not 0: .*blocking=False"),
+        (0, ValueError, r"at least 1, not 0: .*try_acquire\(\)"),
         (-1, ValueError, "at least 1, not -1"),
         (1.5, TypeError, "must be an int or None, not 1.5"),
         (True, TypeError, "must be an int or None, not True"),
@@ -128,26 +129,69 @@ async def test_acquire(
     client: aiolock.LockClient, argument: str, value: Any, error: type[Exception], match: str
 ) -> None:
     """A wrong timeout of `acquire` is an error of the call, before anything is awaited."""
-    with pytest.raises(error, match=f"{argument}.* {match}"):
-        _ = client.lock("a").acquire(timeout=value)
+    for call in (client.lock("a").acquire, client.lock("a").try_acquire):
+        with pytest.raises(error, match=f"{argument}.* {match}"):
+            _ = call(timeout=value)
 
 
-async def test_acquire_not_blocking(client: aiolock.LockClient) -> None:
-    """Not to wait and to wait for so long cannot both be meant; and `blocking` is a flag."""
-    for timeout in (3, 0.001):
-        with pytest.raises(ValueError, match=r"blocking=False .* no timeout"):
-            _ = client.lock("a").acquire(blocking=False, timeout=timeout)
-    wrong: Any
-    for wrong in (0, None, 1, 2.5, "no"):
-        with pytest.raises(TypeError, match="blocking must be True or False"):
-            _ = client.lock("a").acquire(blocking=wrong)
+async def test_try_acquire_without_an_end_names_acquire(client: aiolock.LockClient) -> None:
+    """What never gives up is `acquire`; None is no timeout of `try_acquire`, of nothing."""
+    never: dict[str, Any] = {"timeout": None}
+    tries: list[Any] = [
+        *(client.lock("a").try_acquire, client.semaphore("a", 2).try_acquire),
+        *(client.rwlock("a").read().try_acquire, client.multilock("a").try_acquire),
+    ]
+    for attempt in tries:
+        with pytest.raises(ValueError, match=r"not None: acquire\(\) waits as long as"):
+            await attempt(**never)
+
+
+def test_try_acquire_without_an_end_names_acquire_in_a_thread() -> None:
+    """As in a task."""
+    never: dict[str, Any] = {"timeout": None}
+    with aiolock.sync.connect("memory://") as client:
+        each: Any
+        for each in (client.lock("a"), client.semaphore("a", 2), client.multilock("a")):
+            with pytest.raises(ValueError, match=r"not None: acquire\(\) waits as long as"):
+                each.try_acquire(**never)
+
+
+@pytest.mark.parametrize("wrong", ["blocking", "block"])
+@pytest.mark.parametrize("value", [True, False])
+async def test_blocking_names_try_acquire(
+    client: aiolock.LockClient, wrong: str, value: bool
+) -> None:
+    """Other libraries have one method for both; where a lock is described, too."""
+    threads, options = aiolock.sync.connect("memory://"), {wrong: value}
+    calls: list[Any] = [
+        client.lock("a").acquire,
+        client.lock("a").try_acquire,
+        client.semaphore("a", 2).acquire,
+        client.semaphore("a", 2).try_acquire,
+        client.multilock("a").acquire,
+        client.multilock("a").try_acquire,
+        threads.lock("a").acquire,
+        threads.lock("a").try_acquire,
+        threads.semaphore("a", 2).acquire,
+        threads.semaphore("a", 2).try_acquire,
+        threads.multilock("a").acquire,
+        threads.multilock("a").try_acquire,
+        partial(client.lock, "a"),
+        partial(client.locked, "a"),
+        partial(threads.lock, "a"),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=rf"'{wrong}': did you mean try_acquire\(\)"):
+            await call(**options)
 
 
 async def test_a_timeout_is_not_taken_for_blocking(client: aiolock.LockClient) -> None:
-    """The arguments of `acquire` have names, so nobody passes seconds where a flag is wanted."""
+    """The arguments of `acquire` have names, so nobody passes a flag where seconds are wanted."""
     acquire: Any = client.lock("a").acquire
     with pytest.raises(TypeError, match="positional"):
         _ = acquire(5)
+    with pytest.raises(TypeError, match="positional"):
+        _ = acquire(False)  # as with other libraries
     lock: Any = client.lock
     with pytest.raises(TypeError, match="positional"):
         lock("a", 30)
@@ -185,9 +229,9 @@ async def test_what_is_right(client: aiolock.LockClient) -> None:
         client.lock(**wish)
     for acquisition in (
         client.lock("a").acquire(timeout=0),
-        client.lock("a").acquire(timeout=None, blocking=False),
-        client.lock("a").acquire(timeout=0, blocking=False),
-        client.lock("a", timeout=5).acquire(blocking=False),
+        client.lock("a").acquire(timeout=None),
+        client.lock("a").try_acquire(timeout=0),
+        client.lock("a", timeout=5).try_acquire(),
     ):
         acquisition.close()
 
@@ -385,9 +429,13 @@ async def test_option_of_acquire_of_another_library_names_ours(client: aiolock.L
     threads = aiolock.sync.connect("memory://")
     calls: list[Any] = [
         client.lock("a").acquire,
+        client.lock("a").try_acquire,
         client.semaphore("a", 2).acquire,
+        client.semaphore("a", 2).try_acquire,
         threads.lock("a").acquire,
+        threads.lock("a").try_acquire,
         threads.semaphore("a", 2).acquire,
+        threads.semaphore("a", 2).try_acquire,
     ]
     for call in calls:
         with pytest.raises(TypeError, match="did you mean timeout="):

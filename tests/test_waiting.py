@@ -600,7 +600,7 @@ def test_busy_after_a_break_is_given_up() -> None:
     async def play() -> None:
         for breaks in (False, True):
             s = await scene()
-            trying = asyncio.create_task(s.client.lock("n").acquire(blocking=False))
+            trying = asyncio.create_task(s.client.lock("n").try_acquire())
             await settle()
             if breaks:
                 s.store.inbox.reconnected()

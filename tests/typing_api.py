@@ -61,8 +61,9 @@ async def describing_more(client: aiolock.LockClient) -> None:
     assert_type(both, aiolock.MultiLock)
     assert_type(both.names, tuple[str, ...])
     assert_type(await both.acquire(), aiolock.MultiLease)
-    assert_type(await both.acquire(timeout=1), aiolock.MultiLease | None)
-    assert_type(await both.acquire(blocking=False), aiolock.MultiLease | None)
+    assert_type(await both.acquire(timeout=1), aiolock.MultiLease)
+    assert_type(await both.try_acquire(), aiolock.MultiLease | None)
+    assert_type(await both.try_acquire(timeout=1), aiolock.MultiLease | None)
     async with both as lease:
         assert_type(lease, aiolock.MultiLease)
         assert_type(lease.leases["a"], aiolock.Lease)
@@ -95,11 +96,10 @@ async def acquiring(lock: aiolock.Lock) -> None:
         assert_type(await stack.enter_async_context(lock), aiolock.Lease)
         assert_type(await stack.enter_async_context(lock.acquire(timeout=2)), aiolock.Lease)
     _ = assert_type(lock.acquire(), aiolock.Acquisition[aiolock.Lease])
-    _ = assert_type(lock.acquire(timeout=1), aiolock.Acquisition[aiolock.Lease | None])
+    _ = assert_type(lock.acquire(timeout=1), aiolock.Acquisition[aiolock.Lease])
     assert_type(await lock.acquire(), aiolock.Lease)
-    assert_type(await lock.acquire(blocking=True), aiolock.Lease)
-    assert_type(await lock.acquire(blocking=False), aiolock.Lease | None)
-    assert_type(await lock.acquire(timeout=timedelta(seconds=1)), aiolock.Lease | None)
+    assert_type(await lock.acquire(timeout=timedelta(seconds=1)), aiolock.Lease)
+    await lock.acquire(blocking=False)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # see try_acquire
     assert_type(await asyncio.wait_for(lock.acquire(timeout=None), 5), aiolock.Lease)
     task = asyncio.create_task(lock.acquire())
     _ = assert_type(task, asyncio.Task[aiolock.Lease])
@@ -107,10 +107,22 @@ async def acquiring(lock: aiolock.Lock) -> None:
     assert_type(first, aiolock.Lease)
     assert_type(second, str)
     await (await lock.acquire()).release()  # the first line that anybody writes
-    lease_or_none = await lock.acquire(timeout=0)
-    if lease_or_none:
-        assert_type(lease_or_none, aiolock.Lease)
-    await (await lock.acquire(timeout=1)).release()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # it may be None
+    await (await lock.acquire(timeout=1)).release()
+
+
+async def trying(lock: aiolock.Lock) -> None:
+    """An attempt: awaited only, and it may give None."""
+    assert_type(await lock.try_acquire(), aiolock.Lease | None)
+    assert_type(await lock.try_acquire(timeout=timedelta(seconds=1)), aiolock.Lease | None)
+    assert_type(await asyncio.wait_for(lock.try_acquire(timeout=1), 5), aiolock.Lease | None)
+    task = asyncio.create_task(lock.try_acquire())
+    _ = assert_type(task, asyncio.Task[aiolock.Lease | None])
+    if lease := await lock.try_acquire():
+        assert_type(lease, aiolock.Lease)
+    await (await lock.try_acquire()).release()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # it may be None
+    await lock.try_acquire(timeout=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # see acquire
+    async with lock.try_acquire():  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues, reportAttributeAccessIssue]  # it may be None
+        pass
 
 
 async def holding(lease: aiolock.Lease) -> None:
@@ -171,7 +183,8 @@ async def sharing(client: aiolock.LockClient) -> None:
     api = client.semaphore("a", 3)
     assert_type(api, aiolock.Semaphore)
     assert_type(await api.acquire(2), aiolock.Lease)
-    assert_type(await api.acquire(2, timeout=1), aiolock.Lease | None)
+    assert_type(await api.acquire(2, timeout=1), aiolock.Lease)
+    assert_type(await api.try_acquire(2, timeout=1), aiolock.Lease | None)
     assert_type(await api.resize(4), None)
     assert_type((await api.status()).limit, int | None)
     async with api as permit, api.acquire(permits=2) as permits:
@@ -243,17 +256,20 @@ def threads(client: aiolock.sync.LockClient) -> None:
         assert_type(lease.release(), bool)
     assert_type(lock.acquire(), aiolock.sync.Lease)
     assert_type(lock.acquire(timeout=None), aiolock.sync.Lease)
-    assert_type(lock.acquire(timeout=1), aiolock.sync.Lease | None)
-    assert_type(lock.acquire(blocking=False), aiolock.sync.Lease | None)
+    assert_type(lock.acquire(timeout=1), aiolock.sync.Lease)
+    assert_type(lock.try_acquire(), aiolock.sync.Lease | None)
+    assert_type(lock.try_acquire(timeout=1), aiolock.sync.Lease | None)
     assert_type(client.semaphore("s", 3).acquire(2), aiolock.sync.Lease)
-    assert_type(client.semaphore("s", 3).acquire(2, timeout=1), aiolock.sync.Lease | None)
+    assert_type(client.semaphore("s", 3).acquire(2, timeout=1), aiolock.sync.Lease)
+    assert_type(client.semaphore("s", 3).try_acquire(2), aiolock.sync.Lease | None)
     with lock.acquire() as lease, client.semaphore("s", 3) as permit:
         assert_type(lease, aiolock.sync.Lease)
         assert_type(permit, aiolock.sync.Lease)
     with client.multilock("a", "b") as both:
         assert_type(both, aiolock.sync.MultiLease)
         assert_type(both.leases["a"], aiolock.sync.Lease)
-    assert_type(client.multilock("a").acquire(timeout=1), aiolock.sync.MultiLease | None)
+    assert_type(client.multilock("a").acquire(timeout=1), aiolock.sync.MultiLease)
+    assert_type(client.multilock("a").try_acquire(timeout=1), aiolock.sync.MultiLease | None)
     with client.once("a", remember=60) as mine:
         assert_type(mine, aiolock.sync.Lease | None)
     with client.rwlock("a").read() as reading, client.periodic("p", every=60) as run:

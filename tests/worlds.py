@@ -155,8 +155,6 @@ def asking(lock: aiolock.Lock, timeout: float | None = None) -> asyncio.Task[aio
     """A task that asks for the lock on its own account, and gives the lease."""
 
     async def ask() -> aiolock.Lease:
-        lease = await lock.acquire(timeout=timeout)
-        assert lease is not None
-        return lease
+        return await lock.acquire(timeout=timeout)
 
     return asyncio.create_task(ask())

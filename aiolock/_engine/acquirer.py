@@ -118,15 +118,16 @@ class Acquirer:
         owner: Owner,
         *,
         timeout: float | None,
-        wait: bool,
         raises: bool,
         label: str = "",
     ) -> Hold | None:
         """Take the lock, or wait for it.
 
-        If it is not free, or not in ``timeout`` seconds, the result is None; with ``raises``, an
-        `AcquireTimeout` that names the holder. The caller has called `Engine.check`.
+        If it does not become free in ``timeout`` seconds (0: is not free now), the result is None;
+        with ``raises``, an `AcquireTimeout` that names the holder. The caller has called
+        `Engine.check`.
         """
+        wait = timeout != 0
         held = self._held(policy, owner)
         if held is not None:
             return held

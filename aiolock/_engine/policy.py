@@ -66,9 +66,9 @@ _ELSEWHERE: Final = {
         "ttl",
     ),
     **dict.fromkeys(("auto_renewal", "auto_renew", "auto_extend"), "renew"),
-    "block": "blocking",
 }
 """What other lock libraries call these options."""
+_NOT_WAITING: Final = ("blocking", "block")
 _MEANS: Final = {
     "timeout": "the seconds to wait for it",
     "ttl": "the seconds for which the server keeps it if nobody renews it",
@@ -98,6 +98,17 @@ def checked_timeout(value: object) -> float | None:
     return None if value is None else seconds("timeout (or None)", value, least=0)
 
 
+def checked_wait(value: object) -> float:
+    """The timeout of what gives up in the end: seconds, at least 0."""
+    timeout = checked_timeout(value)
+    if timeout is None:
+        raise ValueError(
+            "try_acquire() must have a timeout in seconds, not None:"
+            " acquire() waits as long as it takes"
+        )
+    return timeout
+
+
 def checked_ttl(value: object) -> float:
     """A ttl in seconds; one that may be meant in milliseconds is questioned in the log."""
     ttl = seconds("ttl", value, least=SHORTEST_TTL, most=LONGEST_TTL)
@@ -117,7 +128,9 @@ def unexpected(function: str, name: str, known: Collection[str]) -> TypeError:
     near = get_close_matches(name, known, 1, 0.75)
     meant = _ELSEWHERE.get(name) or (near[0] if near else "")
     text = f"{function}() got an unexpected keyword argument {name!r}"
-    if meant in known:
+    if name in _NOT_WAITING and "timeout" in known:
+        text += ": did you mean try_acquire() or timeout=0, which do not wait?"
+    elif meant in known:
         text += (
             f": did you mean {meant}=, {_MEANS[meant]}?"
             if meant in _MEANS
@@ -232,7 +245,7 @@ class Policy:
             if self.max_waiters < 1:
                 raise ValueError(
                     f"max_waiters must be at least 1, not {self.max_waiters!r}:"
-                    " for none at all, acquire with blocking=False"
+                    " for none at all, use try_acquire()"
                 )
         for flag in ("renew", "reentrant", "confirm"):
             if not isinstance(getattr(self, flag), bool):

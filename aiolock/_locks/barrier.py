@@ -51,7 +51,7 @@ class Barrier(CopiedAsItself):
         are those of `Lock.acquire`: after each of them this party has left, though the others may
         just have gone on with it.
         """
-        give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
+        give_back(await self._lock._acquisition(timeout))
 
     async def status(self) -> Status:
         """The parties that wait for the others; as `Lock.status`."""

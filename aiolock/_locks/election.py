@@ -147,7 +147,7 @@ class Election(CopiedAsItself):
             raise ValueError(f"value must have at most {LONGEST_VALUE} characters")
         value.encode()  # UnicodeEncodeError, a ValueError, before the campaign begins
         engine = self._lock._engine
-        async with self._lock._acquisition(timeout, blocking=True) as lease:
+        async with self._lock._acquisition(timeout) as lease:
             loop = asyncio.get_running_loop()
             await self._announce(lease.fence, value, loop.time() + _PATIENCE)
             every = max(_AGAIN, min(self._lock.ttl, _KEPT) / 3)

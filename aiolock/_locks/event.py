@@ -67,7 +67,7 @@ class Event(CopiedAsItself):
 
         Errors and cancellation are those of `Lock.acquire`.
         """
-        give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
+        give_back(await self._lock._acquisition(timeout))
 
     async def status(self) -> Status:
         """The waiters of the event; as `Lock.status`."""

@@ -88,7 +88,7 @@ class Latch(CopiedAsItself):
 
         Errors and cancellation are those of `Lock.acquire`; also `LimitMismatch`.
         """
-        give_back(await self._lock._acquisition(timeout, blocking=True, raises=True))
+        give_back(await self._lock._acquisition(timeout))
 
     async def status(self) -> Status:
         """The waiters of the latch; as `Lock.status`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import warnings
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Final, Literal, Never, TypeVar, cast, overload
+from typing import Any, Final, Never, TypeVar, cast
 
 from aiolock._copying import Uncopyable
 from aiolock._engine.deadlock import remember
@@ -22,6 +23,7 @@ from aiolock._engine.policy import (
     checked_label,
     checked_number,
     checked_timeout,
+    checked_wait,
     unexpected,
 )
 from aiolock._engine.scope import Scope
@@ -30,7 +32,7 @@ from aiolock._locks.options import without_unknown
 from aiolock.errors import NotHeld, StoreError
 from aiolock.store import BREAK_UNKNOWN, Status
 
-Got_co = TypeVar("Got_co", Lease, Lease | None, covariant=True)
+Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
 
 
 class Default:
@@ -41,17 +43,16 @@ class Default:
 
 
 DEFAULT: Final = Default()
-ACQUIRE_OPTIONS: Final = ("timeout", "blocking", "label")
+ACQUIRE_OPTIONS: Final = ("timeout", "label")
 
 
 class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
     """One acquisition that has not begun yet: await it, or enter it with ``async with``.
 
-    Awaited, it gives a `Lease`. If `acquire` was given a ``timeout`` or ``blocking=False``, it
-    gives None when the lock could not be had. Entered, it gives a `Lease` or raises
-    `AcquireTimeout`, and the body is cancelled when the lease is lost. It can be used once, in one
-    of the two ways. The task that called `Lock.acquire` owns the lease, whichever task awaits it,
-    so ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
+    Either way it gives a `Lease`, or raises `AcquireTimeout`; entered, it also cancels the body
+    when the lease is lost. It can be used once, in one of the two ways. The task that called
+    `Lock.acquire` owns the lease, whichever task awaits it, so
+    ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
     """
 
     _instead = "it is one attempt; call acquire() again"
@@ -62,10 +63,8 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         "_label",
         "_lock",
         "_owner",
-        "_raises",
         "_scope",
         "_timeout",
-        "_wait",
         "_where",
     )
 
@@ -74,65 +73,40 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         lock: Lock,
         *,
         timeout: float | None,
-        wait: bool,
-        raises: bool,
         where: str = "",
         label: str = "",
     ) -> None:
         self._coroutine: Coroutine[Any, Any, Lease | None] | None = None
         self._lock = lock
         self._timeout = timeout
-        self._wait = wait
-        self._raises = raises
         self._where = where
         self._label = label
-        task = lock._engine.watchdog.current_task()
-        remember(task)
-        self._owner: Owner = (task, lock._policy.key)
+        self._owner = lock._owner()
         self._scope: Scope | None = None
 
     def __repr__(self) -> str:
         return f"<Acquisition of {self._lock.name!r} timeout={self._timeout}>"
 
-    async def _acquire(self, *, enters: bool) -> Lease | None:
-        """A lease, and with ``enters`` the body that relies on it."""
-        engine = self._lock._engine
-        engine.check()
-        hold = await engine.acquirer.acquire(
-            self._lock._policy,
-            self._owner,
-            timeout=self._timeout,
-            wait=self._wait,
-            raises=enters or self._raises,
-            label=self._label,
-        )
-        if hold is None:
-            return None
-        lease = None
-        try:
-            lease = Lease(engine.watchdog, hold, shares=self._lock._policy.shared)
-            if enters:
-                cancels = self._lock._policy.on_lost == "cancel"
-                self._scope = Scope(lease, engine.watchdog.current_task(), cancels=cancels)
-            else:
-                hold.where = hold.where or self._where
-                engine.watchdog.watch(hold)
-        except BaseException:
-            not_entered(engine.watchdog, hold, lease)
-            raise
-        return lease
-
-    def _begin(self, *, enters: bool = False) -> Coroutine[Any, Any, Lease | None]:
+    def _begin(self, begins: Callable[[Lease], None]) -> Coroutine[Any, Any, Lease | None]:
         if self._coroutine is not None:
             raise RuntimeError("this acquisition was begun already: call acquire() again")
-        self._coroutine = self._acquire(enters=enters)
+        self._coroutine = self._lock._acquire(
+            begins, self._owner, self._timeout, raises=True, label=self._label
+        )
         return self._coroutine
 
+    def _wait(self) -> Coroutine[Any, Any, Lease | None]:
+        return self._begin(partial(_watch, self._where))
+
+    def _enters(self, lease: Lease) -> None:
+        cancels = lease._hold.policy.on_lost == "cancel"
+        self._scope = Scope(lease, lease._watchdog.current_task(), cancels=cancels)
+
     def __await__(self) -> Generator[Any, None, Got_co]:
-        return cast("Generator[Any, None, Got_co]", self._begin().__await__())
+        return cast("Generator[Any, None, Got_co]", self._wait().__await__())
 
     async def __aenter__(self) -> Lease:
-        lease = await self._begin(enters=True)
+        lease = await self._begin(self._enters)
         assert lease is not None
         return lease
 
@@ -156,11 +130,11 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
 
     def send(self, value: Any, /) -> Any:
         """As any coroutine."""
-        return (self._coroutine or self._begin()).send(value)
+        return (self._coroutine or self._wait()).send(value)
 
     def throw(self, *error: Any) -> Any:
         """As any coroutine."""
-        return (self._coroutine or self._begin()).throw(*error)
+        return (self._coroutine or self._wait()).throw(*error)
 
     def close(self) -> None:
         """As any coroutine."""
@@ -182,6 +156,13 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
 
 async def _never() -> None:
     """Stands for an acquisition that was closed before it began."""
+
+
+def _watch(where: str, lease: Lease) -> None:
+    """Warn if a lease that no body relies on is dropped; ``where`` is the line of its `acquire`."""
+    hold = lease._hold
+    hold.where = hold.where or where
+    lease._watchdog.watch(hold)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
@@ -217,83 +198,102 @@ class Lock(Enterable[Lease], AsyncOnly):
         """For how many seconds the store keeps a lease that nobody renews."""
         return self._policy.ttl
 
-    @overload
-    def acquire(
-        self,
-        *,
-        timeout: Default | None = DEFAULT,
-        blocking: Literal[True] = True,
-        label: str | None = None,
-    ) -> Acquisition[Lease]: ...
-
-    @overload
-    def acquire(
-        self, *, timeout: Seconds, blocking: bool = True, label: str | None = None
-    ) -> Acquisition[Lease | None]: ...
-
-    @overload
-    def acquire(
-        self,
-        *,
-        timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool,
-        label: str | None = None,
-    ) -> Acquisition[Lease | None]: ...
-
     @without_unknown
     def acquire(
         self,
         *,
         timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool = True,
         label: str | None = None,
         **unknown: Never,
-    ) -> Acquisition[Lease] | Acquisition[Lease | None]:
-        """Take the lock, or wait for it in its queue.
+    ) -> Acquisition[Lease]:
+        """Take the lock, or wait for it in its queue; `AcquireTimeout` when the time has passed.
 
-        Await the result for a `Lease`. If the lock cannot be had with the ``timeout`` or
-        ``blocking`` given here, the result is None; the lock's own ``timeout`` raises
-        `AcquireTimeout`. Or enter the result with ``async with``: that raises `AcquireTimeout` in
-        every case, and the body is cancelled when the lease is lost. Errors and cancellation are as
-        for ``async with lock``.
+        Await the result for a `Lease`. Or enter it with ``async with``: then the body is cancelled
+        when the lease is lost. Errors and cancellation are as for ``async with lock``.
 
         :param timeout: seconds that *you* wait at most (how long the lock is kept for you is its
             ``ttl``); None waits as long as it takes. The lock's own, if it is not given.
-        :param blocking: whether to wait at all: False takes the lock only if it is free at once, as
-            does ``timeout=0``. The store's answer is waited for all the same, for the
-            ``answer_timeout`` of the client.
         :param label: what `status`, the commands and observers call you ("job 17"), seen by others
             once you have waited or held for a second; the name of the task, if None.
         """
         for wrong in unknown:
             raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
-        return self._acquisition(timeout, blocking=blocking, where=where, label=label)
+        return self._acquisition(timeout, where=where, label=label)
+
+    @without_unknown
+    def try_acquire(
+        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Never
+    ) -> Coroutine[Any, Any, Lease | None]:
+        """Take the lock if it is free now, or within ``timeout`` seconds; else the result is None.
+
+        Only to be awaited; the task that calls it owns the lease. All that is not a matter of time
+        raises the same errors as `acquire`, including `QueueFull` and `StoreError`. The lock's own
+        timeout does not count. If it is to be free now, the store's answer is waited for all the
+        same, for the ``answer_timeout`` of the client.
+
+        :param timeout: seconds to wait in the queue at most; `ValueError` for None, which `acquire`
+            takes: it waits as long as it takes.
+        :param label: as for `acquire`.
+        """
+        for wrong in unknown:
+            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
+        return self._attempt(timeout, where=where, label=label)
 
     def _acquisition(
         self,
         timeout: Seconds | Default | None,
         *,
-        blocking: bool,
         where: str = "",
-        raises: bool | None = None,
         label: str | None = None,
-    ) -> Acquisition[Any]:
-        if not isinstance(blocking, bool):
-            raise TypeError(f"blocking must be True or False, not {blocking!r}")
+    ) -> Acquisition[Lease]:
         own = isinstance(timeout, Default)
         seconds = self._policy.timeout if own else checked_timeout(timeout)
-        if not blocking and not own and timeout:
-            raise ValueError("blocking=False does not wait, so it takes no timeout")
+        label = checked_label("label", label)
         self._engine.check()
-        return Acquisition(
-            self,
-            timeout=seconds,
-            wait=blocking and seconds != 0,
-            raises=blocking and (own or timeout is None) if raises is None else raises,
-            where=where,
-            label=checked_label("label", label),
+        return Acquisition(self, timeout=seconds, where=where, label=label)
+
+    def _attempt(
+        self, timeout: Seconds, *, where: str = "", label: str | None = None
+    ) -> Coroutine[Any, Any, Lease | None]:
+        seconds, label = checked_wait(timeout), checked_label("label", label)
+        self._engine.check()
+        begins = partial(_watch, where)
+        attempt = self._acquire(begins, self._owner(), seconds, raises=False, label=label)
+        attempt.__qualname__ = "Lock.try_acquire"  # type: ignore[attr-defined]  # of any coroutine
+        return attempt
+
+    def _owner(self) -> Owner:
+        task = self._engine.watchdog.current_task()
+        remember(task)
+        return task, self._policy.key
+
+    async def _acquire(
+        self,
+        begins: Callable[[Lease], None],
+        owner: Owner,
+        timeout: float | None,
+        *,
+        raises: bool,
+        label: str,
+    ) -> Lease | None:
+        """A lease, of which ``begins`` is told; if it cannot be had, None, or an error."""
+        engine, policy = self._engine, self._policy
+        engine.check()
+        hold = await engine.acquirer.acquire(
+            policy, owner, timeout=timeout, raises=raises, label=label
         )
+        if hold is None:
+            return None
+        lease = None
+        try:
+            lease = Lease(engine.watchdog, hold, shares=policy.shared)
+            begins(lease)
+        except BaseException:
+            not_entered(engine.watchdog, hold, lease)
+            raise
+        return lease
 
     async def release(self) -> bool:
         """End the lease that the current task holds; True if it was still ours.
@@ -407,7 +407,6 @@ class Lock(Enterable[Lease], AsyncOnly):
             policy,
             (task, policy.key),
             timeout=policy.timeout,
-            wait=policy.timeout != 0,
             raises=True,
         )
         assert hold is not None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Never, overload
+from typing import Any, Never
 
 from aiolock._copying import Uncopyable
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
-from aiolock._engine.policy import Seconds, checked_timeout, unexpected
+from aiolock._engine.policy import Seconds, checked_timeout, checked_wait, unexpected
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Default, Lock
 from aiolock._locks.options import without_unknown
@@ -110,58 +110,47 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         """The names, in the order in which the locks are taken."""
         return tuple(lock.name for lock in self._locks)
 
-    @overload
-    async def acquire(
-        self,
-        *,
-        timeout: Default | None = DEFAULT,
-        blocking: Literal[True] = True,
-        label: str | None = None,
-    ) -> MultiLease: ...
-
-    @overload
-    async def acquire(
-        self, *, timeout: Seconds, blocking: bool = True, label: str | None = None
-    ) -> MultiLease | None: ...
-
-    @overload
-    async def acquire(
-        self,
-        *,
-        timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool,
-        label: str | None = None,
-    ) -> MultiLease | None: ...
-
     @without_unknown
     async def acquire(
         self,
         *,
         timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool = True,
         label: str | None = None,
         **unknown: Never,
-    ) -> MultiLease | None:
-        """Take all locks, within the multilock's own ``timeout``, or raise `AcquireTimeout`.
+    ) -> MultiLease:
+        """Take all locks, within ``timeout`` seconds (the multilock's own, if it is not given).
 
-        With a ``timeout`` in seconds, or ``blocking=False``, the result is None instead when a lock
-        could not be had. Errors and cancellation are those of `Lock.acquire`; `LeaseLost` when one
-        lease was lost while another lock was waited for. After an error, as after None, none is
-        held.
+        Errors and cancellation are those of `Lock.acquire`; `LeaseLost` when one lease was lost
+        while another lock was waited for. After an error none is held.
         """
         for wrong in unknown:
             raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
-        raises = blocking and (timeout is None or isinstance(timeout, Default))
-        left = _Countdown(self._timeout if isinstance(timeout, Default) else timeout)
+        left = _countdown(self._timeout if isinstance(timeout, Default) else timeout)
+        lease = await self._take(lambda lock: lock._acquisition(left(), label=label))
+        assert lease is not None
+        return lease
+
+    @without_unknown
+    async def try_acquire(
+        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Never
+    ) -> MultiLease | None:
+        """Take all locks if they are free now, or within ``timeout`` seconds; else it gives None.
+
+        As `Lock.try_acquire`; errors are those of `acquire`. After None, too, none is held.
+        """
+        for wrong in unknown:
+            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+        left = _Countdown(checked_wait(timeout))
+        return await self._take(lambda lock: lock._attempt(left(), label=label))
+
+    async def _take(
+        self, ask: Callable[[Lock], Coroutine[Any, Any, Lease | None]]
+    ) -> MultiLease | None:
+        """The leases that ``ask`` gives for all locks; None if it gives none for one of them."""
         leases: list[Lease] = []
         try:
             for lock in self._locks:
-                lease = await lock._acquisition(
-                    left() if blocking else DEFAULT,
-                    blocking=blocking,
-                    raises=raises,
-                    label=label,
-                )
+                lease = await ask(lock)
                 if lease is None:
                     break
                 leases.append(lease)
@@ -182,7 +171,7 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         return self._engine.entered
 
     async def _enter(self, entry: Entry) -> MultiLease:
-        left = _Countdown(self._timeout)
+        left = _countdown(self._timeout)
         async with AsyncExitStack() as stack:
             leases = [
                 await stack.enter_async_context(lock.acquire(timeout=left()))
@@ -214,13 +203,14 @@ class _Bodies:
 class _Countdown:
     """The rest of a timeout, in seconds."""
 
-    def __init__(self, timeout: Seconds | None) -> None:
-        self._until = None
-        seconds = checked_timeout(timeout)
-        if seconds is not None:
-            self._until = asyncio.get_running_loop().time() + seconds
+    def __init__(self, seconds: float) -> None:
+        self._until = asyncio.get_running_loop().time() + seconds
 
-    def __call__(self) -> float | None:
-        if self._until is None:
-            return None
+    def __call__(self) -> float:
         return max(0.0, self._until - asyncio.get_running_loop().time())
+
+
+def _countdown(timeout: Seconds | None) -> Callable[[], float | None]:
+    """The rest of a timeout; of none there is none."""
+    seconds = checked_timeout(timeout)
+    return (lambda: None) if seconds is None else _Countdown(seconds)

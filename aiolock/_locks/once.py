@@ -20,7 +20,7 @@ from aiolock._engine.lease import Lease, give_back
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import Acquisition, Lock
+from aiolock._locks.lock import DEFAULT, Acquisition, Lock
 from aiolock._locks.naming import naming, whole
 from aiolock.errors import AcquireTimeout, StoreError
 from aiolock.store import WAS_UNKNOWN, Rule, Status
@@ -146,7 +146,7 @@ class Once(Enterable[Lease | None], AsyncOnly):
         return self._lock._engine.entered
 
     async def _enter(self, entry: Entry) -> Lease | None:
-        acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)
+        acquisition = self._lock.acquire(timeout=DEFAULT if self._wait else 0)
         try:
             lease = await acquisition.__aenter__()
         except AlreadyDone:
@@ -193,7 +193,7 @@ class Once(Enterable[Lease | None], AsyncOnly):
     @asynccontextmanager
     async def _asked(self) -> AsyncGenerator[Outcome | Doing, None]:
         """The outcome of work done before; or a body, which is to set its result."""
-        acquisition = self._lock.acquire() if self._wait else self._lock.acquire(blocking=False)
+        acquisition = self._lock.acquire(timeout=DEFAULT if self._wait else 0)
         try:
             lease = await acquisition.__aenter__()
         except AlreadyDone:

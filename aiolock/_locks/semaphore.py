@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Never, overload
+from typing import Any, Final, Never
 
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
@@ -54,46 +54,15 @@ class Semaphore(Enterable[Lease], AsyncOnly):
         """The number of permits declared here; `status` tells how many there really are."""
         return self._limit
 
-    @overload
-    def acquire(
-        self,
-        permits: int = 1,
-        *,
-        timeout: Default | None = DEFAULT,
-        blocking: Literal[True] = True,
-        label: str | None = None,
-    ) -> Acquisition[Lease]: ...
-
-    @overload
-    def acquire(
-        self,
-        permits: int = 1,
-        *,
-        timeout: Seconds,
-        blocking: bool = True,
-        label: str | None = None,
-    ) -> Acquisition[Lease | None]: ...
-
-    @overload
-    def acquire(
-        self,
-        permits: int = 1,
-        *,
-        timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool,
-        label: str | None = None,
-    ) -> Acquisition[Lease | None]: ...
-
     @without_unknown
     def acquire(
         self,
         permits: int = 1,
         *,
         timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool = True,
         label: str | None = None,
         **unknown: Never,
-    ) -> Acquisition[Lease] | Acquisition[Lease | None]:
+    ) -> Acquisition[Lease]:
         """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`.
 
         `LimitMismatch` when others declare another limit. If `resize` has left fewer permits than
@@ -101,14 +70,35 @@ class Semaphore(Enterable[Lease], AsyncOnly):
         """
         for wrong in unknown:
             raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
+        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
+        return self._of(permits)._acquisition(timeout, where=where, label=label)
+
+    @without_unknown
+    def try_acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds = 0,
+        label: str | None = None,
+        **unknown: Never,
+    ) -> Coroutine[Any, Any, Lease | None]:
+        """Take ``permits`` at once, all or none; otherwise as `Lock.try_acquire`.
+
+        Errors are those of `acquire`.
+        """
+        for wrong in unknown:
+            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
+        return self._of(permits)._attempt(timeout, where=where, label=label)
+
+    def _of(self, permits: int) -> Lock:
+        """The lock that takes so many permits."""
         lock = self._one
         if checked_number("permits", permits) > self._limit:
             raise ValueError(f"there are {self._limit} permits, so nobody can have {permits}")
-        if permits > 1:
-            policy = replace(lock._policy, number=permits)
-            lock = Lock(lock._engine, policy)
-        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
-        return lock._acquisition(timeout, blocking=blocking, where=where, label=label)
+        if permits == 1:
+            return lock
+        return Lock(lock._engine, replace(lock._policy, number=permits))
 
     async def resize(self, limit: int) -> None:
         """Set the number of permits to ``limit``, for all clients, from now on.

@@ -122,18 +122,13 @@ async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
 
 def _acquisition(
     client: aiolock.LockClient, arguments: argparse.Namespace
-) -> aiolock.Acquisition[aiolock.Lease | None]:
+) -> aiolock.Acquisition[aiolock.Lease]:
     name, ttl = arguments.name, arguments.ttl
     limit: int | None = arguments.limit
+    timeout: float | None = 0 if arguments.no_wait else arguments.timeout
     if limit is None:
-        lock = client.lock(name, ttl=ttl)
-        if arguments.no_wait:
-            return lock.acquire(blocking=False)
-        return lock.acquire(timeout=arguments.timeout)
-    semaphore = client.semaphore(name, limit, ttl=ttl)
-    if arguments.no_wait:
-        return semaphore.acquire(blocking=False)
-    return semaphore.acquire(timeout=arguments.timeout)
+        return client.lock(name, ttl=ttl).acquire(timeout=timeout)
+    return client.semaphore(name, limit, ttl=ttl).acquire(timeout=timeout)
 
 
 async def _once(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:

@@ -69,7 +69,7 @@ class Lease(Uncopyable, Enterable["Lease"]):
 
     Entered with ``with``, it is released at the end, as by ``with lock``::
 
-        if lease := lock.acquire(timeout=2):
+        if lease := lock.try_acquire(timeout=2):
             with lease:
                 ...
     """

@@ -7,14 +7,12 @@ import sys
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
-from types import FrameType
-from typing import Any, Generic, Literal, Never, TypeVar, overload
+from typing import Generic, Never, TypeVar
 
 import aiolock
 from aiolock._copying import CopiedAsItself
 from aiolock._engine.policy import Seconds, unexpected
-from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Acquisition, Default
+from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Default
 from aiolock._locks.lock import caller as line
 from aiolock._locks.options import without_unknown
 from aiolock.errors import ClientClosed
@@ -28,72 +26,25 @@ Given = TypeVar("Given", aiolock.Lease, aiolock.MultiLease)
 Taken = TypeVar("Taken", Lease, MultiLease)
 
 
-class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
+class _Taking(Entrance[Given, Taken], Generic[Given, Taken]):
     """A description that a thread acquires, and releases by its lease."""
 
     __slots__ = ()
 
-    @abstractmethod
-    def _acquirer(self) -> Callable[..., Awaitable[Given | None]]:
-        """The acquisition; called in the thread's task, because the calling task owns the lease."""
+    def _take(self, ask: Callable[[str], Awaitable[Given | None]]) -> Taken | None:
+        """The lease that ``ask`` gives, or None.
 
-    @overload
-    def acquire(
-        self,
-        *,
-        timeout: Default | None = DEFAULT,
-        blocking: Literal[True] = True,
-        label: str | None = None,
-    ) -> Taken: ...
-
-    @overload
-    def acquire(
-        self, *, timeout: Seconds, blocking: bool = True, label: str | None = None
-    ) -> Taken | None: ...
-
-    @overload
-    def acquire(
-        self,
-        *,
-        timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool,
-        label: str | None = None,
-    ) -> Taken | None: ...
-
-    @without_unknown
-    def acquire(
-        self,
-        *,
-        timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool = True,
-        label: str | None = None,
-        **unknown: Never,
-    ) -> Taken | None:
-        """Take it, or wait for it in its queue, and return its lease.
-
-        It waits at most for the lock's own ``timeout``, and then raises `AcquireTimeout`; with
-        ``timeout=None`` as long as it takes. With a ``timeout`` in seconds, or ``blocking=False``
-        to take it only if it is free at once, the result is None instead if it could not be had.
-        Other errors are those of ``with lock``. Interrupted (Ctrl-C), it leaves the queue, or
-        releases what was granted at that moment. ``label`` is as in `aiolock.Lock.acquire`; it is
-        the name of the thread, if None.
+        It is called in the thread's task, because the calling task owns the lease, and with the
+        line of the calling program, not one of aiolock's.
         """
-        for wrong in unknown:
-            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
-        options = {"timeout": timeout, "blocking": blocking, "label": label}
-        return self._take(sys._getframe(1), options)
-
-    def _take(self, frame: FrameType, options: dict[str, Any]) -> Taken | None:
+        where = line(sys._getframe(2)) if sys.flags.dev_mode else ""
         refuse_in_transaction(self)
         portal = self._client.portal()
-        where = line(frame) if sys.flags.dev_mode else ""
 
         taken = list[Taken]()  # shared with the loop, because the way back may be interrupted
 
         async def take() -> None:
-            acquisition = self._acquirer()(**options)
-            _comes_from(acquisition, where)
-            given = await acquisition
+            given = await ask(where)
             if given is not None:
                 taken.append(self._given(portal, given))
 
@@ -111,6 +62,58 @@ class _Acquirable(Entrance[Given, Taken], Generic[Given, Taken]):
             with contextlib.suppress(ClientClosed):
                 portal.soon(undo_now)
             raise
+
+
+class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
+    """One that is acquired as a whole."""
+
+    __slots__ = ()
+
+    @without_unknown
+    def acquire(
+        self,
+        *,
+        timeout: Seconds | Default | None = DEFAULT,
+        label: str | None = None,
+        **unknown: Never,
+    ) -> Taken:
+        """Take it, or wait for it in its queue, and return its lease.
+
+        It waits at most for ``timeout`` seconds, and then raises `AcquireTimeout`; with None as
+        long as it takes, and for its own timeout, if none is given. Other errors are those of
+        ``with lock``. Interrupted (Ctrl-C), it leaves the queue, or releases what was granted at
+        that moment. ``label`` is as in `aiolock.Lock.acquire`; it is the name of the thread, if
+        None.
+        """
+        for wrong in unknown:
+            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
+        taken = self._take(lambda where: self._acquisition(timeout, where=where, label=label))
+        assert taken is not None
+        return taken
+
+    @without_unknown
+    def try_acquire(
+        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Never
+    ) -> Taken | None:
+        """Take it if it is free now, or within ``timeout`` seconds; else the result is None.
+
+        As `aiolock.Lock.try_acquire`. Interrupted (Ctrl-C), it leaves nothing, as `acquire`.
+        """
+        for wrong in unknown:
+            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+        return self._take(lambda where: self._attempt(timeout, where=where, label=label))
+
+    @abstractmethod
+    def _acquisition(
+        self, timeout: Seconds | Default | None, *, where: str, label: str | None
+    ) -> Awaitable[Given]:
+        """What `acquire` awaits."""
+
+    @abstractmethod
+    def _attempt(
+        self, timeout: Seconds, *, where: str, label: str | None
+    ) -> Awaitable[Given | None]:
+        """What `try_acquire` awaits."""
 
 
 class Lock(_Acquirable[aiolock.Lease, Lease]):
@@ -160,8 +163,15 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
     def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
         return Lease(portal, value)
 
-    def _acquirer(self) -> Callable[..., Awaitable[aiolock.Lease | None]]:
-        return self._lock.acquire
+    def _acquisition(
+        self, timeout: Seconds | Default | None, *, where: str, label: str | None
+    ) -> Awaitable[aiolock.Lease]:
+        return self._lock._acquisition(timeout, where=where, label=label)
+
+    def _attempt(
+        self, timeout: Seconds, *, where: str, label: str | None
+    ) -> Awaitable[aiolock.Lease | None]:
+        return self._lock._attempt(timeout, where=where, label=label)
 
     def release(self) -> bool:
         """End the lease that this thread holds; True if it was still ours.
@@ -233,7 +243,7 @@ class RWLock(CopiedAsItself):
         return self._client.call(lambda: self._lock.break_(fence))
 
 
-class Semaphore(Entrance[aiolock.Lease, Lease]):
+class Semaphore(_Taking[aiolock.Lease, Lease]):
     """A description of one semaphore: as `aiolock.Semaphore`, for threads.
 
     ``with`` takes one permit; several are taken with ``with api.acquire(permits=2):``.
@@ -264,51 +274,37 @@ class Semaphore(Entrance[aiolock.Lease, Lease]):
     def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
         return Lease(portal, value)
 
-    @overload
-    def acquire(
-        self,
-        permits: int = 1,
-        *,
-        timeout: Default | None = DEFAULT,
-        blocking: Literal[True] = True,
-        label: str | None = None,
-    ) -> Lease: ...
-
-    @overload
-    def acquire(
-        self,
-        permits: int = 1,
-        *,
-        timeout: Seconds,
-        blocking: bool = True,
-        label: str | None = None,
-    ) -> Lease | None: ...
-
-    @overload
-    def acquire(
-        self,
-        permits: int = 1,
-        *,
-        timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool,
-        label: str | None = None,
-    ) -> Lease | None: ...
-
     @without_unknown
     def acquire(
         self,
         permits: int = 1,
         *,
         timeout: Seconds | Default | None = DEFAULT,
-        blocking: bool = True,
         label: str | None = None,
         **unknown: Never,
-    ) -> Lease | None:
+    ) -> Lease:
         """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`."""
         for wrong in unknown:
             raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
-        options = {"timeout": timeout, "blocking": blocking, "label": label}
-        return _Permits(self, permits)._take(sys._getframe(1), options)
+        lock = self._semaphore._of(permits)
+        taken = self._take(lambda where: lock._acquisition(timeout, where=where, label=label))
+        assert taken is not None
+        return taken
+
+    @without_unknown
+    def try_acquire(
+        self,
+        permits: int = 1,
+        *,
+        timeout: Seconds = 0,
+        label: str | None = None,
+        **unknown: Never,
+    ) -> Lease | None:
+        """Take ``permits`` at once, all or none; otherwise as `Lock.try_acquire`."""
+        for wrong in unknown:
+            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+        lock = self._semaphore._of(permits)
+        return self._take(lambda where: lock._attempt(timeout, where=where, label=label))
 
     def resize(self, limit: int) -> None:
         """Set the number of permits, for all clients; as `aiolock.Semaphore.resize`."""
@@ -321,30 +317,6 @@ class Semaphore(Entrance[aiolock.Lease, Lease]):
     def status(self) -> Status:
         """The holders and waiters with their permits; as `aiolock.Semaphore.status`."""
         return self._client.call(self._semaphore.status)
-
-
-class _Permits(_Acquirable[aiolock.Lease, Lease]):
-    """A number of a semaphore's permits."""
-
-    __slots__ = ("_client", "_permits", "_semaphore")
-
-    def __init__(self, semaphore: Semaphore, permits: int) -> None:
-        self._client = semaphore._client
-        self._semaphore = semaphore._semaphore
-        self._permits = permits
-
-    def __repr__(self) -> str:
-        return repr(self._semaphore)
-
-    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
-        return self._semaphore.acquire(self._permits)
-
-    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
-        return Lease(portal, value)
-
-    def _acquirer(self) -> Callable[..., Awaitable[aiolock.Lease | None]]:
-        acquire: Callable[..., Awaitable[aiolock.Lease | None]] = self._semaphore.acquire
-        return partial(acquire, self._permits)
 
 
 class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
@@ -370,11 +342,20 @@ class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
     def _given(self, portal: Portal, value: aiolock.MultiLease) -> MultiLease:
         return MultiLease(portal, value)
 
-    def _acquirer(self) -> Callable[..., Awaitable[aiolock.MultiLease | None]]:
-        return self._multi.acquire
+    def _acquisition(
+        self,
+        timeout: Seconds | Default | None,
+        *,
+        where: str,  # noqa: ARG002  # multilocks do not note it
+        label: str | None,
+    ) -> Awaitable[aiolock.MultiLease]:
+        return self._multi.acquire(timeout=timeout, label=label)
 
-
-def _comes_from(acquisition: object, where: str) -> None:
-    """Note the line of the calling program, not one of aiolock's."""
-    if isinstance(acquisition, Acquisition):
-        acquisition._where = where
+    def _attempt(
+        self,
+        timeout: Seconds,
+        *,
+        where: str,  # noqa: ARG002  # multilocks do not note it
+        label: str | None,
+    ) -> Awaitable[aiolock.MultiLease | None]:
+        return self._multi.try_acquire(timeout=timeout, label=label)

@@ -363,13 +363,14 @@ class _Attempt:
             return rates.read() if choice.shared or self._downgraded else rates.write()
         return self._client.lock(called(choice.name), **options)
 
-    def _acquire(self, **options: Any) -> aiolock.Acquisition[Any]:
+    def _asking(self, how: str, timeout: float | None) -> Any:
+        """What `acquire` or `try_acquire` returns."""
         choice = self._choice
         if choice.kind == "permits":
             described = {key: value for key, value in choice.options.items() if key != "reentrant"}
             api = self._client.semaphore("api", PERMITS, **described)
-            return api.acquire(choice.permits, **options)
-        return self._described().acquire(**options)
+            return getattr(api, how)(choice.permits, timeout=timeout)
+        return getattr(self._described(), how)(timeout=timeout)
 
     def _entrance(self) -> AbstractAsyncContextManager[aiolock.Lease]:
         """The object that is entered at once, with the timeout of its description."""
@@ -383,7 +384,9 @@ class _Attempt:
         if choice.kind == "campaign":
             return _led(self._client.election("primary", ttl=ttl).campaign(self._id))
         if choice.kind == "permits":
-            return self._acquire(timeout=choice.timeout)
+            acquisition: aiolock.Acquisition[aiolock.Lease]
+            acquisition = self._asking("acquire", choice.timeout)
+            return acquisition
         return self._described(timeout=choice.timeout)
 
     async def _try(self) -> str:
@@ -401,20 +404,20 @@ class _Attempt:
             return "ok"
         if choice.style == "wait_for":
             lock = self._described()
-            lease_or_none = await asyncio.wait_for(lock.acquire(), timeout)
-            assert lease_or_none is not None
+            taken = await asyncio.wait_for(lock.acquire(), timeout)
             try:
-                await self._body(lease_or_none)
+                await self._body(taken)
             finally:
                 released = await self._described().release()
             return "ok" if released else "not ours"
-        waits: dict[str, Any] = {"timeout": timeout} if choice.wait else {"blocking": False}
-        acquisition = self._acquire(**waits)
+        if not choice.wait:
+            timeout = 0
         if choice.style == "acquire with":
-            async with acquisition as lease:
+            async with self._asking("acquire", timeout) as lease:
                 await self._body(lease)
             return "ok"
-        lease_or_none = await acquisition
+        how = "acquire" if timeout is None else "try_acquire"
+        lease_or_none: aiolock.Lease | None = await self._asking(how, timeout)
         if lease_or_none is None:
             return "none"
         try:
