@@ -68,6 +68,11 @@ class MemoryVoter:
         if empty:
             self.forget()
 
+    @property
+    def left_behind(self) -> list[str]:
+        """The names with a vote or a line."""
+        return [name for name, state in self.states.items() if state.out or state.line]
+
     def listed(self, start: str) -> tuple[tuple[str, ...], str]:
         """Some names with a vote or a line, and where the next page begins.
 
