@@ -212,7 +212,7 @@ async def test_a_malformed_neighbour_spoils_nothing(
         with pytest.raises(aiolock.AcquireTimeout):
             async with theirs.acquire(timeout=0.1):
                 pass
-        assert await theirs.acquire(blocking=False) is None
+        assert await theirs.try_acquire() is None
         assert await theirs.locked()
         with pytest.raises(aiolock.StoreError, match="something else than a lock"):
             await client.lock("text").status()
