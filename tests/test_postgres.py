@@ -381,8 +381,11 @@ async def test_silence_is_noticed(
         await until(lambda: ear._connection not in (None, before))
 
 
-async def test_busy_for_others(own_postgres: PostgresServer) -> None:
+async def test_busy_for_others(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A deadlock, or a lock that somebody has on our rows, is no error: it is tried again."""
+    monkeypatch.setitem(_settings.PINNED, "lock_timeout", "50")
     async with aiolock.connect(own_postgres.url("app")) as client:
         lease = await take(client.lock("x"))
         with contextlib.closing(psycopg.connect(own_postgres.url())) as other:
