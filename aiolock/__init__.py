@@ -9,7 +9,7 @@
 `connect` makes a client, one for each process. The client makes descriptions, which any number of
 tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `event`,
 `latch` and `barrier` (see `LockClient`). ``memory://`` needs no server and works within one event
-loop.
+loop. A script that takes one lock does so with `aiolock.lock`, without a client.
 """
 
 import typing
@@ -28,6 +28,7 @@ from aiolock._locks.once import Once, Outcome
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
+from aiolock._own_client import lock
 from aiolock.errors import (
     AcquireTimeout,
     ClientClosed,
@@ -89,6 +90,7 @@ __all__ = [
     "Unsupported",
     "WouldDeadlock",
     "connect",
+    "lock",
     "web",
 ]
 

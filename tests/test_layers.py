@@ -75,6 +75,7 @@ CORE = [
     "aiolock._locks.periodic",
     "aiolock._target",
     "aiolock._client",
+    "aiolock._own_client",
     "aiolock",
 ]
 STORE = {
@@ -111,6 +112,7 @@ SYNC = [
     "aiolock.sync._meeting",
     "aiolock.sync._jobs",
     "aiolock.sync._client",
+    "aiolock.sync._own_client",
     "aiolock.sync",
 ]
 DRIVERS = {"redis", "hiredis", "fakeredis"}

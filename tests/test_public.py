@@ -64,12 +64,18 @@ NAMES = [
     "Unsupported",
     "WouldDeadlock",
     "connect",
+    "lock",
     "web",
 ]
 SIGNATURES = {
     "connect": (
         "(target, *, prefix='aiolock', ttl=30.0, label=None, observer=(), deadlock_after=10.0,"
         " replicas=None, longest_ttl=None, durable=False, answer_timeout=1.0)"
+    ),
+    "lock": (
+        "(name, *, url=None, prefix='aiolock', ttl=None, timeout=None, renew=True, reentrant=False,"
+        " max_waiters=None, max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None,"
+        " confirm=True, priority=0, family=None)"
     ),
     "web": "(client, *, may_break=None, may_see=None, hosts=None)",
     "LockClient.id": "property",

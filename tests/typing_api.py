@@ -31,6 +31,16 @@ async def connecting(driver: redis.asyncio.Redis, fake: FakeAsyncRedis) -> None:
     aiolock.connect("redis://", "app")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name
 
 
+async def scripting() -> None:
+    """One lock, with a client of its own."""
+    async with aiolock.lock("nightly", url="redis://localhost", timeout=0, prefix="app") as lease:
+        assert_type(lease, aiolock.Lease)
+    with aiolock.sync.lock("nightly", ttl=timedelta(minutes=1)) as held:
+        assert_type(held, aiolock.sync.Lease)
+    aiolock.lock("a", expire=30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # ttl
+    aiolock.lock("a", "redis://")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only
+
+
 async def describing(client: aiolock.LockClient) -> None:
     """A lock and its options."""
     lock = client.lock(

@@ -20,6 +20,7 @@ from aiolock.sync._jobs import Election, Once, Periodic
 from aiolock.sync._lease import Flag, Lease, MultiLease, Term
 from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
 from aiolock.sync._meeting import Barrier, Event, Latch
+from aiolock.sync._own_client import lock
 
 __all__ = [
     "Barrier",
@@ -38,6 +39,7 @@ __all__ = [
     "Semaphore",
     "Term",
     "connect",
+    "lock",
 ]
 
 

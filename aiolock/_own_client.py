@@ -1,0 +1,54 @@
+"""A lock with a client of its own: all that a script needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Unpack
+
+from aiolock._client import LockClient, connect
+from aiolock._engine.lease import Lease
+from aiolock._locks.options import LockOptions, spelled_out
+
+
+@spelled_out(LockClient.lock, LockOptions)
+def lock(
+    name: str, *, url: str | None = None, prefix: str = "aiolock", **options: Unpack[LockOptions]
+) -> AbstractAsyncContextManager[Lease]:
+    """One lock for one body, for a script: connects, takes the lock, and closes the connections.
+
+    ::
+
+        async with aiolock.lock("nightly", url="redis://localhost:6379/0", timeout=0) as lease:
+            ...
+
+    ``url`` and ``prefix`` are those of `connect`; without ``url``, the URL is in the environment
+    variable ``AIOLOCK_URL``. The options, errors, cancellation and loss are those of
+    `LockClient.lock` and of ``async with lock``. `StoreError` when the store cannot be used.
+    Whatever happens, the client is closed at the end. A program that takes more than one lock makes
+    a client with `connect`, which keeps its connections.
+
+    Raises `ValueError` or `TypeError` for invalid arguments, before any I/O.
+    """
+    describe = partial(connect, store_url(url), prefix=prefix)
+    describe().lock(name, **options)  # what is wrong is an error of this call
+    return _taken(describe, name, options)
+
+
+@asynccontextmanager
+async def _taken(
+    describe: Callable[[], LockClient], name: str, options: LockOptions
+) -> AsyncGenerator[Lease, None]:
+    # A client for each body: each call of a function that this decorates has one of its own.
+    async with describe() as client, client.lock(name, **options) as lease:
+        yield lease
+
+
+def store_url(url: str | None) -> str:
+    """The URL that was given, or that of the environment."""
+    url = os.environ.get("AIOLOCK_URL") if url is None else url
+    if not url:
+        raise ValueError("which store? Give url=, or set the environment variable AIOLOCK_URL")
+    return url
