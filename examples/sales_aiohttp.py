@@ -1,6 +1,6 @@
 """A stock in a database, in aiohttp: a lock that is held until the transaction has ended.
 
-    export DATABASE_URL=postgresql+psycopg://localhost/shop
+    export AIOLOCK_URL=redis://localhost DATABASE_URL=postgresql+psycopg://localhost/shop
     PYTHONPATH=examples python -m aiohttp.web sales_aiohttp:make
 
 The session of a request belongs to a middleware, which commits when the handler has returned. The
@@ -60,5 +60,5 @@ def make(_: Sequence[str] = ()) -> web.Application:
     """The application."""
     app = web.Application(middlewares=[transaction])
     app.router.add_post("/items/{item}/sales", sell)
-    setup(app, aiolock.connect(os.environ.get("AIOLOCK_URL", "memory://")))
+    setup(app, aiolock.connect(os.environ.get("AIOLOCK_URL", "redis://localhost")))
     return app

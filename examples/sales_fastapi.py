@@ -1,6 +1,6 @@
 """A stock in a database, in FastAPI: a lock that is held until the transaction has ended.
 
-    export DATABASE_URL=postgresql+psycopg://localhost/shop
+    export AIOLOCK_URL=redis://localhost DATABASE_URL=postgresql+psycopg://localhost/shop
     uvicorn --app-dir examples sales_fastapi:app
 
 The session commits when the response has been sent, as sessions of SQLAlchemy usually do in
@@ -44,7 +44,7 @@ async def transaction() -> AsyncGenerator[AsyncSession, None]:
 
 
 app = FastAPI()
-setup(app, aiolock.connect(os.environ.get("AIOLOCK_URL", "memory://")))
+setup(app, aiolock.connect(os.environ.get("AIOLOCK_URL", "redis://localhost")))
 
 
 Session = Annotated[AsyncSession, Depends(transaction)]

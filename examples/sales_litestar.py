@@ -1,6 +1,6 @@
 """A stock in a database, in Litestar: a lock that is held until the transaction has ended.
 
-    export DATABASE_URL=postgresql+psycopg://localhost/shop
+    export AIOLOCK_URL=redis://localhost DATABASE_URL=postgresql+psycopg://localhost/shop
     uvicorn --app-dir examples sales_litestar:app
 
 The session is a dependency, which commits when the handler has returned. The lock is held for
@@ -55,5 +55,5 @@ async def sell(item: FromPath[str], session: NamedDependency[AsyncSession]) -> d
     return {"left": stock.amount}
 
 
-locks = Locks(aiolock.connect(os.environ.get("AIOLOCK_URL", "memory://")))
+locks = Locks(aiolock.connect(os.environ.get("AIOLOCK_URL", "redis://localhost")))
 app = Litestar([sell], plugins=[locks])

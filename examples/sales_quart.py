@@ -1,6 +1,6 @@
 """A stock in a database, in Quart: a lock that is held until the transaction has ended.
 
-    export DATABASE_URL=postgresql+psycopg://localhost/shop
+    export AIOLOCK_URL=redis://localhost DATABASE_URL=postgresql+psycopg://localhost/shop
     hypercorn --root-path examples examples/sales_quart:app
 
 The session of a request commits in a function of Quart that runs after the view. The lock is held
@@ -35,7 +35,7 @@ class Stock(Base):
 
 
 app = Quart(__name__)
-setup(app, aiolock.connect(os.environ.get("AIOLOCK_URL", "memory://")))
+setup(app, aiolock.connect(os.environ.get("AIOLOCK_URL", "redis://localhost")))
 
 
 @app.before_request

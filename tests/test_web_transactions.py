@@ -321,6 +321,7 @@ async def test_session_of_middleware_loses_no_update(
 async def example(name: str, database: str, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str]:
     """One of the examples, served; gives its URL."""
     monkeypatch.setenv("DATABASE_URL", database.replace("postgresql://", "postgresql+psycopg://"))
+    monkeypatch.setenv("AIOLOCK_URL", "memory://")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delitem(sys.modules, f"sales_{name}", raising=False)
     module = importlib.import_module(f"sales_{name}")
