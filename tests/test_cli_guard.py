@@ -299,6 +299,17 @@ async def test_terminated_guard_keeps_the_lock_until_all_of_its_command_has_ende
         assert (await end_of(it))[0] == 128 + signal.SIGTERM
 
 
+async def test_terminated_guard_ends_a_command_that_is_stopped(cli: Cli) -> None:
+    """It gets the signal when it is continued, and is continued."""
+    script = "trap 'exit 7' TERM; echo $$; while :; do sleep 0.05; done"
+    async with cli.started("run", "job", *sh(script)) as it:
+        (pid,) = await numbers(it, 1)
+        os.kill(pid, signal.SIGSTOP)
+        await until(stopped([pid]))
+        it.terminate()
+        assert (await end_of(it))[0] == 7
+
+
 async def test_ended_command_leaves_its_daemon_alone_and_no_supervisor(cli: Cli) -> None:
     """What a command has left in the background is no part of it."""
     script = "(sleep 60 >/dev/null 2>&1 & echo $!); echo $PPID"

@@ -345,14 +345,16 @@ class Supervisor:
     def _pass_on(self, number: int) -> None:
         if self._code is not None:
             return
-        if not self._job:
-            self._send_to_group(number)
-        elif number in (*ENDING, signal.SIGQUIT):
-            group = os.getpgid(self._command)
-            send(number, [each.pid for each in self._members() if each.group == group])
-        else:
-            send(number, (self._command,))
         self._told_to_end |= number in ENDING
+        # What is stopped gets the first only when it gets the second.
+        for each in (number, signal.SIGCONT) if number in ENDING else (number,):
+            if not self._job:
+                self._send_to_group(each)
+            elif number in (*ENDING, signal.SIGQUIT):
+                group = os.getpgid(self._command)
+                send(each, [one.pid for one in self._members() if one.group == group])
+            else:
+                send(each, (self._command,))
 
     def _send(self, number: int) -> set[int]:
         """Send it to each once; returns those to which we may send none."""
