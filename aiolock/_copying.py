@@ -15,7 +15,9 @@ class Uncopyable:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         # `copy`, `deepcopy` and `pickle` all call this.
         instead = f": {self._instead}" if self._instead else ""
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled{instead}")
+        kind = type(self).__name__
+        a = "an" if kind[0] in "AEIOU" else "a"
+        raise TypeError(f"{a} {kind} cannot be copied or pickled{instead}")
 
 
 class CopiedAsItself(Uncopyable):
