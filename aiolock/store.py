@@ -331,6 +331,11 @@ def plain(text: str) -> str:
     return repr(text)[1:-1]
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, as a part of a sentence: drivers write several lines, and a full stop."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
 _SHORT: Final = 6
 """How many characters of a client's id people need to tell it from others."""
 

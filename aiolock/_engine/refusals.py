@@ -8,7 +8,7 @@ from typing import Final
 
 from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
-from aiolock.store import Differs, Full, Party, ServerStatus, plain
+from aiolock.store import Differs, Full, Party, ServerStatus, one_line, plain
 
 _NOT_YET: Final = {
     "barrier": ("is not complete", "was not complete"),
@@ -82,7 +82,7 @@ def unanswered(
     policy: Policy, limit: str, timeout: float, store: object, broken: Exception | None
 ) -> StoreError:
     """The store did not answer within this limit; ``broken`` is the error of the link to it."""
-    why = f" (the link to it is broken: {broken})" if broken is not None else ""
+    why = f" (the link to it is broken: {one_line(broken)})" if broken is not None else ""
     error = StoreError(
         f"{store!r} did not answer within the {limit} of {timeout:g} s{why}, so nobody knows who"
         f" holds {policy.called}"

@@ -16,7 +16,7 @@ from aiolock._engine.hold import LossReason
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
 from aiolock._turns import Backlog
-from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter
+from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter, one_line
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
@@ -291,7 +291,7 @@ class Waiters:
         elif now - self._broken_at >= _STILL:
             # Once: what broke it, which was logged, may have been less than what keeps it down.
             self._broken_at = math.inf
-            _log.warning("aiolock: the link to the store is still broken: %s", error)
+            _log.warning("aiolock: the link to the store is still broken: %s", one_line(error))
         self.broken = error
         self._watchdog.events.link("up" if error is None else "down", error)
 

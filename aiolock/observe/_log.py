@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from aiolock.observer import Deadlock, Link, LockRequest, Loss, LostBody, Observer, who
-from aiolock.store import Party
+from aiolock.store import Party, one_line
 
 SLOW_WAIT: Final = 10.0
 SLOW_HOLD: Final = 300.0
@@ -72,11 +72,11 @@ class Log(Observer):
         """Log that the store cannot be reached, or can again."""
         if state == "up":
             _log.warning("aiolock: the link to the store is there again")
-        elif state == "down":
+        elif error is not None:  # it is down
             _log.warning(
                 "aiolock: the link to the store broke: %s. It is dialled again, and waiters keep"
                 " their places; what is held is lost unless that works before the leases end",
-                error,
+                one_line(error),
             )
 
     def waits_long(
