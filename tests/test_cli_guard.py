@@ -258,8 +258,9 @@ async def test_closed_terminal_ends_all(
     """Also what ignores that; but not what has left the session."""
     async with shell() as terminal:
         pids = await at_the_shell(cli, terminal, tmp_path, "{}", "--grace", "0.5")
-    await entered_alone(client, pids[:1])
-    os.kill(pids[1], signal.SIGKILL)
+        inside, outside = sorted(pids, key=lambda pid: os.getsid(pid) == pid)
+    await entered_alone(client, [inside])
+    os.kill(outside, signal.SIGKILL)
 
 
 # --- The guard is ended

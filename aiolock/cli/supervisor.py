@@ -253,7 +253,9 @@ class Supervisor:
                 self._stopped(os.WSTOPSIG(status))
                 continue
             self._code = os.waitstatus_to_exitcode(status)
-            if self._told_to_end and self._kill_at is None:
+            # A closed terminal tells the command as well, perhaps before the guard tells us.
+            told = self._told_to_end or -self._code in ENDING
+            if told and self._kill_at is None:
                 self._kill_at = clock() + self._grace
 
     def _stopped(self, number: int) -> None:
