@@ -5188,8 +5188,8 @@ SAFEGUARDS = (
     Safeguard(
         "several servers: readers may hold it side by side, as far as is known",
         "stores/quorum/_statuses.py",
-        "alone if parties[0].shared else any_other",
-        "any_other",
+        "others = alone if parties[0].shared else any_other",
+        "others = any_other",
         "test_quorum_rwlock.py::test_who_holds_it_where_some_do_not_answer",
     ),
     Safeguard(
@@ -5535,7 +5535,7 @@ SAFEGUARDS = (
     Safeguard(
         "no part of a password passes for a path",
         "_urls.py",
-        '    if "@" in outside and (authority or _LOGIN_IN_PATH.match(tail)):\n',
+        '    if authority and "@" in outside:\n',
         "    if False:\n",
         "test_urls.py::test_password_that_begins_like_a_port_is_no_path[postgresql]",
     ),

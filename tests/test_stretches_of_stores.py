@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +16,7 @@ import pytest
 import redis.asyncio
 
 import aiolock
+import aiolock.sync
 from aiolock.store import FEW
 from aiolock.stores.memory import MemoryServer
 from tests.servers import RedisServer
@@ -140,3 +145,66 @@ async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str)
         await check_short(read, pause)
         assert told == [f"name:{number}" for number in range(MANY)]
         assert all(answer.result().count == 0 for answer in answers)
+
+
+class _Counts(aiolock.Observer):
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.told = Counter[str]()
+
+    def acquired(self, *_: Any, **__: Any) -> None:
+        self.told["acquired"] += 1
+
+    def released(self, *_: Any, **__: Any) -> None:
+        self.told["released"] += 1
+
+    def lost(self, *_: Any, **__: Any) -> None:
+        self.told["lost"] += 1
+
+
+async def test_leases_that_are_observed() -> None:
+    """Ten thousand leases, with an observer: looked at, released on closing, and lost at once."""
+    observer = _Counts()
+    client = aiolock.connect(MemoryServer(), ttl=600, observer=observer)
+    kept = list[Any]()
+
+    async def take() -> None:
+        if client._engine.state.name == "CLOSED":
+            await client.open()
+        kept.append(await each(lambda n: client.lock(f"{len(kept)}:{n}", renew=False).acquire()))
+
+    async def expire() -> None:
+        await take()
+        watchdog = client._engine.watchdog
+        now = watchdog.time()
+        for hold in watchdog.holds.values():
+            hold.deadline = now + 0.3
+            watchdog._wheel.schedule(hold, hold.deadline, now)
+
+    await client.open()
+    await check_short(lambda: asyncio.sleep(1.5), expire)
+    assert observer.told["lost"] >= MANY
+    await check_short(client.aclose, take)
+    assert observer.told["acquired"] == observer.told["released"] + observer.told["lost"]
+    _kept.clear()
+
+
+def test_leases_of_threads() -> None:
+    """Ten thousand leases of a thread, in the loop that serves it."""
+    with aiolock.sync.connect(MemoryServer(), ttl=600) as client:
+        leases = [client.lock(f"name:{number}").acquire() for number in range(MANY)]
+        portal = client._portal
+        assert portal is not None
+
+        def check(operation: Callable[[], object]) -> None:
+            portal.start(lambda: check_short(lambda: asyncio.to_thread(operation)), "it").result()
+
+        check(partial(time.sleep, 2.5))  # it looks for what is new
+        check(client.snapshot)
+        check(client.names)
+        check(client.lock("name:1").status)
+        some = iter(leases)
+        check(lambda: [lease.release() for lease in islice(some, MANY // 3)])
+        for lease in some:
+            lease.release()
