@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from aiolock.store import FEW
 from aiolock.stores.memory import MemoryServer
 from tests.servers import RedisServer
 from tests.stretches import check_short
-from tests.test_stretches import _AT_A_TIME, MANY, _kept, all_wait, each
+from tests.test_stretches import _AT_A_TIME, MANY, _kept, all_wait, each, waits
 
 pytestmark = [pytest.mark.one_loop, pytest.mark.long]
 
@@ -29,24 +29,21 @@ _SLOW: Final = 2000
 """Names or parties where each takes a store milliseconds; what takes long then grows in steps."""
 
 
-STORES: Final = ["sqlite", "postgres", "mariadb", "quorum", "redis-quorum", "cluster"]
+STORES: Final = ["sqlite", "postgres", "mariadb", "quorum", "cluster"]
 
 
 @pytest.fixture(params=STORES)
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Where a client connects to."""
     match request.param:
         case "sqlite":
-            yield f"sqlite:///{tmp_path}/locks.db"
+            return f"sqlite:///{tmp_path}/locks.db"
         case "quorum":
-            yield [MemoryServer() for _ in range(3)]
-        case "redis-quorum":
-            with contextlib.ExitStack() as stack:
-                yield [stack.enter_context(RedisServer()).url for _ in range(3)]
+            return [MemoryServer() for _ in range(3)]
         case "cluster":
-            yield request.getfixturevalue("cluster").url
+            return request.getfixturevalue("cluster").url
         case _:
-            yield request.getfixturevalue(f"{request.param}_server").url("app")
+            return request.getfixturevalue(f"{request.param}_server").url("app")
 
 
 @pytest.fixture
@@ -145,6 +142,27 @@ async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str)
         await check_short(read, pause)
         assert told == [f"name:{number}" for number in range(MANY)]
         assert all(answer.result().count == 0 for answer in answers)
+
+
+async def test_waiters_of_a_quorum_of_redis_servers(prefix: str) -> None:
+    """Thousands of waiters, whom each server names in parts."""
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(RedisServer()).url for _ in range(3)]
+        async with aiolock.connect(urls, prefix=prefix, longest_ttl=3, ttl=3) as client:
+            lock = client.lock("crowded")
+            async with lock:  # once the servers, which have just been started, vote
+                tasks = list[asyncio.Task[None]]()
+                while len(tasks) < _SLOW:
+                    tasks += [asyncio.create_task(waits(lock)) for _ in range(_AT_A_TIME)]
+                    await asyncio.sleep(0.002)
+                while len((await lock.status()).waiters) < _SLOW:  # noqa: ASYNC110  # no Event
+                    await asyncio.sleep(0.05)
+                await check_short(lambda: client._engine.runs.status("lock:crowded"))
+                status = await lock.status()
+                assert [each.place for each in status.waiters] == list(range(1, _SLOW + 1))
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
 
 
 class _Counts(aiolock.Observer):
