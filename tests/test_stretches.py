@@ -208,6 +208,37 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ho
     )
 
 
+@pytest.mark.parametrize("connect", ["redis"], indirect=True)
+async def test_readers_that_enter_at_once(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
+    """Ten thousand tasks wait for a writer, and its release lets all of them in."""
+
+    async def reads() -> None:
+        async with client.rwlock("book").read():
+            pass
+
+    found = list[stretches.Stretches]()
+    for _ in range(3):
+        tasks = list[asyncio.Task[None]]()
+        async with other.rwlock("book").write() as lease:
+            while len(tasks) < MANY:
+                tasks += [asyncio.create_task(reads()) for _ in range(_AT_A_TIME)]
+                await asyncio.sleep(0.002)
+            lock = other.rwlock("book")
+            while len((await lock.status()).waiters) < MANY:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.05)
+            with stretches.measured() as stretch:
+                await lease.release()
+                while not all(task.done() for task in tasks[::100]):  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0.05)
+        await asyncio.gather(*tasks)
+        found.append(stretch)
+        if stretch.longest <= stretches.LONGEST:
+            return
+    pytest.fail("; ".join(map(str, found)))
+
+
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
 async def test_page(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
     """The page of ten thousand locks: each look, and each view of it."""
