@@ -5535,7 +5535,7 @@ SAFEGUARDS = (
     Safeguard(
         "no part of a password passes for a path",
         "_urls.py",
-        '    if authority and "@" in outside:\n',
+        '    if "@" in outside and (authority or _LOGIN_IN_PATH.match(tail)):\n',
         "    if False:\n",
         "test_urls.py::test_password_that_begins_like_a_port_is_no_path[postgresql]",
     ),
