@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 from weakref import ref
@@ -67,6 +67,9 @@ def check(
     itself: then `warn_of_circle` is due.
     """
     wanted = attempt.policy
+    # First with what is not certain: as a rule there is no circle, and one search tells.
+    if not _circle(wanted, task, owned, attempts, certain=False):
+        return False
     if circle := _circle(wanted, task, owned, attempts, certain=True):
         raise wanted.about(
             WouldDeadlock(
@@ -74,7 +77,7 @@ def check(
                 f" ends one of these waits, which cannot be seen here. {_CURE}"
             )
         )
-    return bool(_circle(wanted, task, owned, attempts, certain=False))
+    return True
 
 
 def _circle(
@@ -97,11 +100,13 @@ def _circle(
         for key, hold in owned.get(holder, {}).items():
             if certain and not _is_inside(holder, hold):
                 continue
-            for other in _blocked(attempts.get(key, {}).values(), hold):
-                if other in found or other is task:
+            for waiting in attempts.get(key, {}).values():
+                other = waiting.blocked
+                # Who holds nothing has nobody waiting for it: of many waiters, that is most.
+                if other is None or other not in owned or other in found or other is task:
                     continue
-                if other not in owned:
-                    continue  # it holds nothing, so nobody waits for it
+                if not _excludes(hold, waiting.policy):
+                    continue
                 found[other] = (holder, key)
                 theirs = owned[other].get(wanted.key)
                 if (
@@ -118,13 +123,6 @@ def _circle(
 def _is_inside(task: Task, hold: Hold) -> bool:
     """Whether the task itself is in a body of this hold, so that no other task releases it."""
     return any(body.task is task for body in hold.inside)
-
-
-def _blocked(attempts: Iterable[Attempt], hold: Hold) -> Iterable[Task]:
-    """The tasks that wait until this hold ends, however long it takes."""
-    for attempt in attempts:
-        if attempt.blocked is not None and _excludes(hold, attempt.policy):
-            yield attempt.blocked
 
 
 def _excludes(hold: Hold, wanted: Policy) -> bool:
