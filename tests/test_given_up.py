@@ -369,11 +369,17 @@ async def test_a_waiter_outlives_refusals_that_pass() -> None:
 
 @virtual
 @pytest.mark.parametrize(("ttl", "least"), [(20, 20), (1, 10)])
-async def test_a_waiter_is_told_in_the_end(ttl: float, least: float) -> None:
-    """A store that refuses for as long as a holder would believe in its lease is an error.
+async def test_a_waiter_is_told_of_an_error_that_stays(ttl: float, least: float) -> None:
+    """What somebody must change is an error, once a holder would not believe in its lease any more.
 
     For a short lease, it is one after ten seconds.
     """
+
+    def wrong_password(operation: str) -> StoreError:
+        error = StoreError(f"{operation}: another password")
+        error.refused = error.misconfigured = True
+        return error
+
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
     loop = asyncio.get_running_loop()
@@ -385,11 +391,33 @@ async def test_a_waiter_is_told_in_the_end(ttl: float, least: float) -> None:
         began = loop.time()
         waiting = asking(ours.lock("a", ttl=ttl))
         await queued(theirs.lock("a"), 1)
-        faulty.refuse("acquire", sys.maxsize)
-        with pytest.raises(StoreError):
-            await waiting
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("aiolock.testing._faulty._refusal", wrong_password)
+            faulty.refuse("acquire", sys.maxsize)
+            with pytest.raises(StoreError, match="another password"):
+                await waiting
         assert least <= loop.time() - began <= least + 10
         assert faulty.calls["acquire"] < 60
+
+
+@virtual
+async def test_a_waiter_waits_out_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a timeout it waits for as long as it takes, and the log says so once a minute."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        held = await theirs.lock("a", ttl=5).acquire()
+        waiting = [asking(ours.lock("a", ttl=1)) for _ in range(3)]
+        await queued(theirs.lock("a"), 3)
+        faulty.refuse("acquire", sys.maxsize)
+        await asyncio.sleep(100)
+        assert not any(each.done() for each in waiting)
+        told = [each.message for each in caplog.records if "is still waited for" in each.message]
+        assert 1 <= len(told) <= 3
+        faulty.resume()
+        await held.release()
+        for each in waiting:
+            await (await each).release()
 
 
 @virtual
