@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from typing import Any, Final, cast
 
 LONGEST: Final = 0.010
 """Seconds for which the library may keep the loop."""
+_BESIDE_OTHERS: Final = 3
+"""So much more processor time the same work may take beside other processes of the tests, which
+empty the caches of the processor. What grows with ten thousand took from 50 to 140 ms."""
 _TRIES: Final = 3
 
 
@@ -104,12 +108,13 @@ async def check_short(
     not. ``before`` is done before each time, and not measured.
     """
     found = list[Stretches]()
+    allowed = LONGEST * (_BESIDE_OTHERS if "PYTEST_XDIST_WORKER" in os.environ else 1)
     for _ in range(_TRIES):
         if before is not None:
             await before()
         with measured() as stretches:
             done = await operation()
-        if stretches.longest <= LONGEST:
+        if stretches.longest <= allowed:
             return
         found.append(stretches)
         del done  # what it returned is the test's to free

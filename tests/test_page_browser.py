@@ -127,7 +127,7 @@ def test_take_away(browser: Browser, server: Server) -> None:
     browser.open("/admin/")
     browser.until(lambda: browser.names() == ["report"])
     browser.open_row(0)
-    browser.press("Ask to let go")
+    browser.press("Ask to release")
     browser.until(lambda: browser.text("#details-said") == "Asked to release.")
     assert lease.requested.is_set()
     browser.press("Take away")

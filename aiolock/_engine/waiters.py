@@ -19,8 +19,8 @@ from aiolock._turns import Backlog
 from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter, one_line
 
 _FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 1.0
-"""Seconds until a question that failed or was refused is asked again."""
+_LONGEST_PAUSE: Final = 10.0
+"""Seconds until a question that failed or was refused is asked again: a third of what it took."""
 
 _TOGETHER: Final = 64
 """Waiters that ask again in one iteration of the event loop; others have a turn then."""
@@ -175,7 +175,7 @@ class Waiters:
                     failure,
                 )
         if attempt.retry is None:
-            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing))
+            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing / 3))
             attempt.retry = self._loop.call_later(pause, self._ask_again, attempt)
 
     def _was_displaced(self, found: Attempt, known: float) -> None:

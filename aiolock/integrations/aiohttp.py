@@ -239,7 +239,7 @@ async def _reason_to_leave(request: web.Request) -> Exception:
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_EVERY):
                 await stopping.wait()
-    return ClientClosed("this server is shutting down")
+    return ClientClosed("this server is shutting down", closed=True)
 
 
 def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
