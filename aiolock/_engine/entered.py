@@ -164,12 +164,6 @@ class AsyncEntry(Entry):
     """One whose call gives a coroutine: `unittest.mock` looks for that in what it is to imitate."""
 
 
-if sys.version_info >= (3, 12):
-    inspect.markcoroutinefunction(AsyncEntry)
-else:
-    AsyncEntry._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # the mark of 3.11
-
-
 class Exit:
     """The object that a lookup of ``__aexit__`` gives: call it to leave what its entry entered."""
 
@@ -258,6 +252,14 @@ entering: Final = _Entering(Entry)
 entering_async: Final = _Entering(AsyncEntry)
 leaving: Final = _Leaving(is_async=False)
 leaving_async: Final = _Leaving(is_async=True)
+
+# From Python 3.13 on, `unittest.mock` looks at the descriptors, and before at what they give.
+for _marked in (AsyncEntry, entering_async, leaving_async):
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(_marked)
+    else:
+        _mark: Any = asyncio.coroutines  # which has the mark of 3.11
+        setattr(_marked, "_is_coroutine", _mark._is_coroutine)  # noqa: B010  # declared nowhere
 
 
 class Enterable(CopiedAsItself, Generic[Value_co]):
