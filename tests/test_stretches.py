@@ -72,13 +72,13 @@ async def waits(lock: aiolock.Lock) -> None:
             pass
 
 
-async def all_wait(lock: aiolock.Lock) -> list[asyncio.Task[None]]:
-    """Ten thousand tasks that wait for it."""
+async def all_wait(lock: aiolock.Lock, count: int = MANY) -> list[asyncio.Task[None]]:
+    """So many tasks that wait for it."""
     tasks = list[asyncio.Task[None]]()
-    while len(tasks) < MANY:
+    while len(tasks) < count:
         tasks += [asyncio.create_task(waits(lock)) for _ in range(_AT_A_TIME)]
         await asyncio.sleep(0.002)
-    while len((await lock.status()).waiters) < MANY:  # noqa: ASYNC110  # it sets no Event
+    while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
         await asyncio.sleep(0.05)
     return tasks
 
