@@ -23,9 +23,7 @@ from aiolock._engine.policy import (
     LONGEST_LABEL,
     LONGEST_TTL,
     SHORTEST_TTL,
-    OnLost,
     Policy,
-    Seconds,
     checked_label,
     checked_name,
     checked_number,
@@ -45,23 +43,24 @@ from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLock
 from aiolock._locks.naming import fields, naming, whole
 from aiolock._locks.once import Once
-from aiolock._locks.options import (
-    ElectionOptions,
-    LockOptions,
-    MultiLockOptions,
-    RWLockOptions,
-    SemaphoreOptions,
-    named,
-    spelled_out,
-)
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
+from aiolock._locks.signatures import named, spelled_out
 from aiolock._target import store_for
 from aiolock._turns import let_go, turns
 from aiolock.errors import ClientClosed
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
+from aiolock.options import (
+    ElectionOptions,
+    LockOptions,
+    MultiLockOptions,
+    OnLost,
+    RWLockOptions,
+    Seconds,
+    SemaphoreOptions,
+)
 from aiolock.store import Rule, ServerStatus, Status, Store, Versioned
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Unpack
 
 from aiolock._client import LockClient, connect
 from aiolock._engine.lease import Lease
-from aiolock._locks.options import LockOptions, spelled_out
+from aiolock._locks.signatures import spelled_out
+from aiolock.options import LockOptions
 
 
 @spelled_out(LockClient.lock, LockOptions)

@@ -6,8 +6,9 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
-from aiolock._engine.policy import LONGEST_TTL, SHORTEST_TTL, Seconds, seconds
+from aiolock._engine.policy import LONGEST_TTL, SHORTEST_TTL, seconds
 from aiolock._urls import scheme_of
+from aiolock.options import Seconds
 from aiolock.store import Store
 
 _STORES: Final = {

@@ -28,6 +28,7 @@ import pytest
 
 import aiolock
 import aiolock.errors
+import aiolock.options
 import aiolock.store
 import aiolock.sync
 import aiolock.testing
@@ -35,7 +36,7 @@ from tests.servers import RedisServer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-MODULES = (aiolock, aiolock.errors, aiolock.store, aiolock.sync, aiolock.testing)
+MODULES = (aiolock, aiolock.errors, aiolock.options, aiolock.store, aiolock.sync, aiolock.testing)
 URL = "redis://localhost:6379/0"
 FILE = "sqlite:////run/app/locks.db"
 BLOCK = re.compile(
@@ -153,7 +154,8 @@ def test_reference_is_complete() -> None:
     shown = set(re.findall(r"^::: (aiolock[\w.]*)", pages, re.MULTILINE))
     errors = [name for name, it in vars(aiolock.errors).items() if inspect.isclass(it)]
     missing = set[str]()
-    for name in (*aiolock.__all__, *aiolock.testing.__all__, *errors):
+    names = (*aiolock.__all__, *aiolock.options.__all__, *aiolock.testing.__all__, *errors)
+    for name in names:
         places = {module.__name__ for module in MODULES if hasattr(module, name)}
         if not shown & (places | {f"{place}.{name}" for place in places}):
             missing.add(name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import aiolock
+import pytest_aiolock
 
 ROOT = Path(aiolock.__file__).parent
 
@@ -23,6 +25,7 @@ CORE = [
     "aiolock._turns",
     "aiolock.store",
     "aiolock.errors",
+    "aiolock.options",
     "aiolock.observer",
     "aiolock.observe._log",
     "aiolock.observe._labels",
@@ -61,7 +64,7 @@ CORE = [
     "aiolock._engine.engine",
     "aiolock._locks",
     "aiolock._locks.async_only",
-    "aiolock._locks.options",
+    "aiolock._locks.signatures",
     "aiolock._locks.lock",
     "aiolock._locks.rwlock",
     "aiolock._locks.semaphore",
@@ -136,7 +139,7 @@ DECORATORS = {
     "aiolock._engine.policy",
     "aiolock._locks.naming",
     "aiolock._locks.once",
-    "aiolock._locks.options",
+    "aiolock.options",
 }
 # Each framework's module, and whatever else of ours it builds on.
 FRAMEWORKS = {
@@ -150,18 +153,51 @@ FRAMEWORKS = {
 # A part of one of these, which knows its framework, too.
 PARTS = {"_parameters": "fastapi", "_handling": "aiohttp"}
 TASK_FRAMEWORKS = {"arq", "saq", "taskiq", "celery", "apscheduler", "faststream", "procrastinate"}
+# How many modules of a package import a private module of another one. No number is to be raised,
+# and no line added: what users who write wrappers need as well belongs into a public module.
+PRIVATE = {
+    "aiolock.integrations": {
+        "aiolock._engine.policy": 3,
+        "aiolock._locks.naming": 3,
+        "aiolock._locks.once": 2,
+        "aiolock.sync._transactions": 1,
+    },
+    "aiolock.sync": {
+        "aiolock._copying": 7,
+        "aiolock._engine.entered": 2,
+        "aiolock._engine.hold": 1,
+        "aiolock._engine.lease": 1,
+        "aiolock._engine.library": 1,
+        "aiolock._engine.policy": 3,
+        "aiolock._engine.scope": 1,
+        "aiolock._locks.lock": 1,
+        "aiolock._locks.naming": 2,
+        "aiolock._locks.once": 2,
+        "aiolock._locks.signatures": 3,
+        "aiolock._own_client": 1,
+    },
+    "aiolock.page": dict[str, int](),
+    "aiolock.cli": dict[str, int](),
+    "aiolock.observe": dict[str, int](),
+    "pytest_aiolock": {
+        "aiolock._engine.engine": 1,
+        "aiolock._engine.hold": 1,
+        "aiolock._engine.library": 1,
+    },
+}
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the package, by its name."""
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of a package, by its name."""
     found = dict[str, Path]()
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-MODULES = modules()
+MODULES = modules(ROOT)
+PLUGIN = modules(Path(pytest_aiolock.__file__).parent)
 
 
 def _parsed(source: str) -> ast.Module:
@@ -175,8 +211,12 @@ def _parsed(source: str) -> ast.Module:
 
 def imports(module: str) -> set[str]:
     """The modules that a module imports, wherever in it, but for type checkers alone."""
+    return _imported(module, _run_time(_parsed(MODULES[module].read_text("utf-8"))))
+
+
+def _imported(module: str, nodes: Iterable[ast.AST]) -> set[str]:
     found = set[str]()
-    for node in _run_time(_parsed(MODULES[module].read_text("utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -253,7 +293,7 @@ def test_testing_imports_the_protocol(module: str) -> None:
 @pytest.mark.parametrize("module", ["aiolock._locks", "aiolock._engine"])
 def test_layers_of_the_core(module: str) -> None:
     """What users hold may know the engine, which knows nothing of that; neither knows a store."""
-    below_all = ["aiolock.observer", "aiolock._dropped", *STORE]
+    below_all = ["aiolock.observer", "aiolock.options", "aiolock._dropped", *STORE]
     layers = ["aiolock._client", "aiolock._locks", "aiolock._engine", *below_all]
     below = tuple(layers[layers.index(module) :])
     for name in MODULES:
@@ -277,7 +317,7 @@ def test_the_page_uses_what_is_public(module: str) -> None:
 def test_integrations_import_what_is_below(module: str) -> None:
     """What they have in common imports no framework, and each framework's module no other."""
     name = module.rpartition(".")[2]
-    below = {"aiolock", "aiolock._locks.options", "aiolock._locks.naming", "aiolock._engine.policy"}
+    below = {"aiolock", "aiolock.options", "aiolock._locks.naming", "aiolock._engine.policy"}
     below |= set(WEB[: WEB.index(module)] if module in WEB else WEB) | FRAMEWORKS.get(name, set())
     if module in TASKS or name in TASK_FRAMEWORKS:
         below = {"aiolock", *DECORATORS, *({*TASKS} - {module})}
@@ -289,6 +329,23 @@ def test_integrations_import_what_is_below(module: str) -> None:
         other.rpartition(".")[2] for other in FRAMEWORKS.get(name, set())
     }
     assert roots & FRAMEWORKS.keys() <= (allowed & FRAMEWORKS.keys())
+
+
+@pytest.mark.parametrize("package", PRIVATE)
+def test_private_imports_become_fewer(package: str) -> None:
+    """No package imports more of the inside of another one, not even for type checkers."""
+    found = Counter[str]()
+    for module, path in (MODULES | PLUGIN).items():
+        if f"{module}.".startswith(f"{package}."):
+            names = _imported(module, ast.walk(_parsed(path.read_text("utf-8"))))
+            found.update(
+                name
+                for name in names
+                if name.startswith("aiolock.")
+                and "._" in name
+                and not name.startswith(f"{package}.")
+            )
+    assert found == PRIVATE[package]
 
 
 def test_drivers_stay_in_their_store() -> None:

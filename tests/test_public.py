@@ -18,11 +18,12 @@ import pytest
 
 import aiolock
 import aiolock.errors
+import aiolock.options
 import aiolock.store
 import aiolock.stores.memory
 import aiolock.testing
 
-PUBLIC = [aiolock, aiolock.errors, aiolock.store, aiolock.testing]
+PUBLIC = [aiolock, aiolock.errors, aiolock.options, aiolock.store, aiolock.testing]
 
 # A change of any of these lines is a change of the API: an entry in the changelog.
 NAMES = [
@@ -66,6 +67,18 @@ NAMES = [
     "connect",
     "lock",
     "web",
+]
+OPTIONS = [
+    "DEFAULT",
+    "Default",
+    "ElectionOptions",
+    "LeaseOptions",
+    "LockOptions",
+    "MultiLockOptions",
+    "OnLost",
+    "RWLockOptions",
+    "Seconds",
+    "SemaphoreOptions",
 ]
 SIGNATURES = {
     "connect": (
@@ -240,6 +253,17 @@ def test_nothing_else_is_public() -> None:
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
     assert public == set(NAMES) - {"web"}  # which is imported when it is used
+
+
+def test_types_of_options() -> None:
+    """Those that a wrapper needs are public; each class has what one method takes."""
+    assert aiolock.options.__all__ == OPTIONS
+    methods = {"LockOptions": "lock", "RWLockOptions": "rwlock", "SemaphoreOptions": "semaphore"}
+    methods |= {"MultiLockOptions": "multilock", "ElectionOptions": "election"}
+    for name, method in methods.items():
+        options = typing.get_type_hints(getattr(aiolock.options, name))
+        parameters = inspect.signature(getattr(aiolock.LockClient, method)).parameters.values()
+        assert options.keys() == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def signature(thing: Any) -> str:

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from aiolock._copying import Uncopyable
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
-from aiolock._engine.policy import Seconds, checked_ttl, to_ms
+from aiolock._engine.policy import checked_ttl, to_ms
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
 from aiolock.errors import LeaseLost, StoreError, Unsupported
+from aiolock.options import Seconds
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
 
 log = logging.getLogger("aiolock")

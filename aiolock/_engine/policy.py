@@ -10,16 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Final, Literal, TypeVar, overload
+from typing import Final, TypeVar, overload
 
 from aiolock.errors import LockError
+from aiolock.options import OnLost, Seconds
 from aiolock.store import CLAIM, Form, Rule
 
 Error = TypeVar("Error", bound=LockError)
 Raised = TypeVar("Raised", bound=BaseException)
-
-Seconds = float | timedelta
-"""A duration, as the public API takes it."""
 
 LONGEST_NAME = 512
 LONGEST_LABEL = 100
@@ -32,8 +30,6 @@ MOST_URGENT = 9
 """The limit of `Policy.priority`, in both directions."""
 
 _log = logging.getLogger("aiolock")
-
-OnLost = Literal["cancel", "signal"]
 
 
 @overload

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiolock._copying import CopiedAsItself
 from aiolock._engine.lease import give_back
-from aiolock._engine.policy import Seconds
-from aiolock._locks.lock import DEFAULT, Default, Lock
+from aiolock._locks.lock import Lock
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 
 

@@ -15,10 +15,11 @@ from typing import Final
 from aiolock._copying import CopiedAsItself, Uncopyable
 from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
-from aiolock._engine.policy import Policy, Seconds, to_ms
+from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.watchdog import retrieve
-from aiolock._locks.lock import DEFAULT, Default, Lock
+from aiolock._locks.lock import Lock
 from aiolock.errors import StoreError
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Posted, Rule, Status
 
 _BOARD: Final = "elected"

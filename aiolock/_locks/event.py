@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from aiolock._copying import CopiedAsItself
 from aiolock._engine.lease import give_back
-from aiolock._engine.policy import Seconds, to_ms
-from aiolock._locks.lock import DEFAULT, Default, Lock
+from aiolock._engine.policy import to_ms
+from aiolock._locks.lock import Lock
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 
 

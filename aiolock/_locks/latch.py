@@ -6,9 +6,10 @@ import itertools
 
 from aiolock._copying import CopiedAsItself
 from aiolock._engine.lease import give_back
-from aiolock._engine.policy import Seconds, checked_name, to_ms
-from aiolock._locks.lock import DEFAULT, Default, Lock
+from aiolock._engine.policy import checked_name, to_ms
+from aiolock._locks.lock import Lock
 from aiolock.errors import LimitMismatch
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 
 _numbers = itertools.count(1)

@@ -19,7 +19,6 @@ from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, not_entered
 from aiolock._engine.policy import (
     Policy,
-    Seconds,
     checked_label,
     checked_number,
     checked_timeout,
@@ -28,21 +27,14 @@ from aiolock._engine.policy import (
 )
 from aiolock._engine.scope import Scope
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.options import without_unknown
+from aiolock._locks.signatures import without_unknown
 from aiolock.errors import NotHeld, StoreError
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import BREAK_UNKNOWN, Status
 
 Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
 
 
-class Default:
-    """The lock's own timeout: what `acquire` uses when none is given."""
-
-    def __repr__(self) -> str:
-        return "the lock's own"
-
-
-DEFAULT: Final = Default()
 ACQUIRE_OPTIONS: Final = ("timeout", "label")
 
 

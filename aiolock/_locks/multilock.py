@@ -13,10 +13,11 @@ from aiolock._copying import Uncopyable
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
-from aiolock._engine.policy import Seconds, checked_timeout, checked_wait, unexpected
+from aiolock._engine.policy import checked_timeout, checked_wait, unexpected
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Default, Lock
-from aiolock._locks.options import without_unknown
+from aiolock._locks.lock import ACQUIRE_OPTIONS, Lock
+from aiolock._locks.signatures import without_unknown
+from aiolock.options import DEFAULT, Default, Seconds
 
 
 class _Relay(LostEvent):

@@ -20,9 +20,10 @@ from aiolock._engine.lease import Lease, give_back
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import DEFAULT, Acquisition, Lock
+from aiolock._locks.lock import Acquisition, Lock
 from aiolock._locks.naming import naming, whole
 from aiolock.errors import AcquireTimeout, StoreError
+from aiolock.options import DEFAULT
 from aiolock.store import WAS_UNKNOWN, Rule, Status
 
 P = ParamSpec("P")

@@ -9,10 +9,11 @@ from typing import Any, Final, Never
 
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
-from aiolock._engine.policy import Seconds, checked_number, unexpected
+from aiolock._engine.policy import checked_number, unexpected
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Acquisition, Default, Lock, caller
-from aiolock._locks.options import without_unknown
+from aiolock._locks.lock import ACQUIRE_OPTIONS, Acquisition, Lock, caller
+from aiolock._locks.signatures import without_unknown
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 
 _REMEMBERED: Final = 30 * 24 * 3_600_000

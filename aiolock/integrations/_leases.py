@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
 from aiolock import Acquisition, Lease, LeaseLost, LeaseState, Lock, LockClient
-from aiolock._engine.policy import Seconds, seconds
-from aiolock._locks.options import LockOptions
+from aiolock._engine.policy import seconds
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._waiting import ReasonToLeave, held, patient
+from aiolock.options import LockOptions, Seconds
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Unpack
 
 from aiolock import Lock, LockClient, connect
-from aiolock._locks.options import LockOptions
+from aiolock.options import LockOptions
 
 PATIENCE = 10.0
 """Seconds that a request waits for its turn by default."""

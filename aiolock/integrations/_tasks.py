@@ -31,10 +31,10 @@ from aiolock import (
     QueueFull,
     StoreError,
 )
-from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, Seconds, checked_name, seconds
+from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, checked_name, seconds
 from aiolock._locks.naming import fields, naming
 from aiolock._locks.once import LONGEST_RESULT, ResultGone
-from aiolock._locks.options import LockOptions, SemaphoreOptions
+from aiolock.options import LockOptions, Seconds, SemaphoreOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -35,8 +35,6 @@ from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Handler, Middleware
 
 from aiolock import ClientClosed, Lease, LockClient, connect
-from aiolock._engine.policy import Seconds
-from aiolock._locks.options import LockOptions
 from aiolock.integrations._functions import check_async, check_parameters, checked_client
 from aiolock.integrations._handling import LOOK_EVERY, carry_out, exchanged, leases_here
 from aiolock.integrations._kept import (
@@ -51,6 +49,7 @@ from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._waiting import GONE, Disconnected
+from aiolock.options import LockOptions, Seconds
 
 __all__ = ["KEY", "client_of", "idempotent", "locked", "setup"]
 

@@ -38,7 +38,7 @@ from apscheduler.util import (  # type: ignore[import-untyped]  # has none
 )
 
 from aiolock import AcquireTimeout, LockClient
-from aiolock._engine.policy import Seconds
+from aiolock.options import Seconds
 
 __all__ = ["SharedExecutor"]
 

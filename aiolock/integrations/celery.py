@@ -22,10 +22,9 @@ from celery import current_task
 from celery.exceptions import Retry
 
 from aiolock import LockError
-from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, Seconds, checked_name, seconds
+from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, checked_name, seconds
 from aiolock._locks.naming import fields, naming
 from aiolock._locks.once import ResultGone
-from aiolock._locks.options import LockOptions, SemaphoreOptions
 from aiolock.integrations._tasks import (
     NOT_REMEMBERED,
     PATIENCE,
@@ -39,6 +38,7 @@ from aiolock.integrations._tasks import (
     restored,
     tell_not_remembered,
 )
+from aiolock.options import LockOptions, Seconds, SemaphoreOptions
 from aiolock.sync import Lease, LockClient
 
 __all__ = ["Locks"]

@@ -29,12 +29,12 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from aiolock import Lease, LockClient, connect
-from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import App, Interrupted, Message, Receive, Scope, Send
 from aiolock.integrations._functions import Locked, check_async
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._waiting import held
+from aiolock.options import LockOptions
 from aiolock.sync._transactions import ignore_transactions, refuse_in_transaction
 
 __all__ = ["client", "close", "ignore_transactions", "locked", "with_locks"]

@@ -26,8 +26,6 @@ from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, WebSocketRoute
 
 from aiolock import Lease, LockClient, connect
-from aiolock._engine.policy import Seconds
-from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import leases_of
 from aiolock.integrations._exchange import begin, exchange_of, keys_in
 from aiolock.integrations._kept import HEADER, check_options, key_of, once_of
@@ -35,6 +33,7 @@ from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._parameters import check_values, values_of
 from aiolock.integrations.starlette import NO_HTTP, set_up
 from aiolock.integrations.starlette import client_of as _client_of
+from aiolock.options import LockOptions, Seconds
 
 __all__ = ["Client", "Idempotent", "client_of", "idempotent", "locked", "setup"]
 

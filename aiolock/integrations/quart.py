@@ -21,12 +21,11 @@ from typing import Any, Final, TypeVar, Unpack
 from quart import Quart, Response, current_app, request
 
 from aiolock import Lease, LockClient
-from aiolock._engine.policy import Seconds
-from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import Held, Interrupted, leases_of
 from aiolock.integrations._functions import Locked, checked_client
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
+from aiolock.options import LockOptions, Seconds
 
 __all__ = ["current_client", "locked", "setup"]
 

@@ -32,8 +32,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute, compile_path
 
 from aiolock import Lease, LockClient, connect
-from aiolock._engine.policy import Seconds
-from aiolock._locks.options import LockOptions
 from aiolock.integrations._asgi import Held, Interrupted, leases_of
 from aiolock.integrations._exchange import Exchanges, begin, exchange_of, keys_in
 from aiolock.integrations._functions import check_async, check_parameters, checked_client
@@ -41,6 +39,7 @@ from aiolock.integrations._kept import check_options, key_of, once_of, owner
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
+from aiolock.options import LockOptions, Seconds
 
 __all__ = ["client_of", "idempotent", "locked", "setup"]
 

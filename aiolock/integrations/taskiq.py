@@ -25,8 +25,8 @@ from taskiq.exceptions import NoResultError
 from taskiq.kicker import AsyncKicker
 
 from aiolock import LockClient, LockError
-from aiolock._engine.policy import Seconds
 from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks
+from aiolock.options import Seconds
 
 __all__ = ["Locks"]
 

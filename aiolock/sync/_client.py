@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 
 import aiolock
 from aiolock._copying import Uncopyable
-from aiolock._engine.policy import LONGEST_LABEL, Seconds, checked_name
+from aiolock._engine.policy import LONGEST_LABEL, checked_name
 from aiolock._locks.naming import fields, naming, whole
-from aiolock._locks.options import (
+from aiolock._locks.signatures import named, spelled_out
+from aiolock.errors import ClientClosed
+from aiolock.observer import Deadlock, Observer
+from aiolock.options import (
     ElectionOptions,
     LockOptions,
     MultiLockOptions,
     RWLockOptions,
+    Seconds,
     SemaphoreOptions,
-    named,
-    spelled_out,
 )
-from aiolock.errors import ClientClosed
-from aiolock.observer import Deadlock, Observer
 from aiolock.store import ServerStatus, Status, Store
 from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets

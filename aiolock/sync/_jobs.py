@@ -10,11 +10,10 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 
 import aiolock
 from aiolock._copying import CopiedAsItself
-from aiolock._engine.policy import Seconds
-from aiolock._locks.lock import DEFAULT, Default
 from aiolock._locks.naming import naming, whole
 from aiolock._locks.once import Doing
 from aiolock.errors import LeaseLost, StoreError
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 from aiolock.sync._body import Body, Entrance, Opened
 from aiolock.sync._lease import Lease, Term

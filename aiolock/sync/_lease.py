@@ -13,8 +13,9 @@ from aiolock._copying import Uncopyable
 from aiolock._engine.entered import Entry
 from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import give_back
-from aiolock._engine.policy import Seconds, checked_timeout
+from aiolock._engine.policy import checked_timeout
 from aiolock.errors import ClientClosed
+from aiolock.options import Seconds
 from aiolock.sync._body import Bodies, Body, Enterable, Held
 from aiolock.sync._portal import Portal
 from aiolock.sync._thread import caller

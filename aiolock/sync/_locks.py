@@ -11,11 +11,12 @@ from typing import Generic, Never, TypeVar
 
 import aiolock
 from aiolock._copying import CopiedAsItself
-from aiolock._engine.policy import Seconds, unexpected
-from aiolock._locks.lock import ACQUIRE_OPTIONS, DEFAULT, Default
+from aiolock._engine.policy import unexpected
+from aiolock._locks.lock import ACQUIRE_OPTIONS
 from aiolock._locks.lock import caller as line
-from aiolock._locks.options import without_unknown
+from aiolock._locks.signatures import without_unknown
 from aiolock.errors import ClientClosed
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 from aiolock.sync._body import Entrance, Opened
 from aiolock.sync._lease import Lease, MultiLease, give_up

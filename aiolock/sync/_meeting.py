@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import aiolock
 from aiolock._copying import CopiedAsItself
-from aiolock._engine.policy import Seconds
-from aiolock._locks.lock import DEFAULT, Default
+from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 from aiolock.sync._body import Opened
 from aiolock.sync._transactions import refuse_in_transaction

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Unpack
 
 import aiolock
-from aiolock._locks.options import LockOptions, spelled_out
+from aiolock._locks.signatures import spelled_out
 from aiolock._own_client import store_url
+from aiolock.options import LockOptions
 from aiolock.sync._client import LockClient, connect
 from aiolock.sync._lease import Lease
 

@@ -20,8 +20,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from aiolock._engine.hold import LeaseState
-from aiolock._engine.lease import Lease
+from aiolock import Lease, LeaseState
 from aiolock._engine.library import in_trio
 from aiolock.errors import ClientClosed, LeaseLost
 from aiolock.sync._greenlets import check_no_greenlets
