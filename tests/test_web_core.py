@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import itertools
 import json
@@ -434,6 +435,34 @@ async def test_leases_of_a_request_cancelled_at_any_step_leave_nothing(
             async with theirs.lock("x", timeout=10), theirs.lock("y", timeout=10):
                 assert not ours._engine.watchdog.holds
                 assert not ours._engine.waiters.attempts
+
+
+async def test_body_that_is_cancelled_while_it_learns_of_a_loss_releases_its_leases() -> None:
+    """The loss is of another lock, of an inner body whose response has begun."""
+    async with aiolock.connect("memory://") as client:
+        leases = RequestLeases()
+
+        async def handler() -> None:
+            async with leases.body() as body:
+                body.begun = True
+                await leases.take(client.lock("x"), 1)
+                await client.lock("x").break_()
+                await asyncio.Event().wait()
+
+        async def middleware() -> None:
+            async with leases.body():
+                await leases.take(client.lock("y"), 1)
+                inner = asyncio.create_task(handler())
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                with pytest.raises(aiolock.LeaseLost):
+                    inner.result()
+                outer.cancel()  # it is seen at the next await, which is in the exit
+
+        outer = asyncio.create_task(middleware())
+        await asyncio.wait([outer])
+        assert outer.cancelled()
+        assert not await client.snapshot()
 
 
 async def test_a_lease_is_not_taken_for_a_request_that_has_ended() -> None:

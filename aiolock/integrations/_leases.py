@@ -197,11 +197,12 @@ class Body:
     ) -> None:
         self.ended = True
         self._all.remove(self)
-        ours = self._lost is not None and await self._take_back(error)
+        if self._lost is not None:
+            # The first to be called: leases end whatever comes of it.
+            self._leases = self._leases or AsyncExitStack()
+            self._leases.push_async_exit(self._take_back)
         if self._leases is not None:
             await self._leases.__aexit__(kind, error, traceback)
-        if self._lost is not None and (error is None or ours):
-            raise self._lost from None
 
     def add(self, lease: Lease, acquisition: Acquisition[Lease]) -> None:
         """When this body ends, end the lease, or let the outer body have it."""
@@ -237,9 +238,15 @@ class Body:
             outer._lost = loss
             outer.task.cancel(str(loss))
 
-    async def _take_back(self, error: BaseException | None) -> bool:
-        """Undo the cancellation by `_interrupt`; True if ``error`` came from it alone."""
+    async def _take_back(
+        self,
+        _: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Undo the cancellation by `_interrupt`; raise the loss, if nothing else is."""
         assert self.task is not None
+        assert self._lost is not None
         alone = self.task.uncancel() <= self._before
         if not isinstance(error, asyncio.CancelledError):
             try:
@@ -247,8 +254,8 @@ class Body:
             except asyncio.CancelledError:
                 if self.task.cancelling() > self._before:
                     raise
-            return False
-        return alone
+        if error is None or (alone and isinstance(error, asyncio.CancelledError)):
+            raise self._lost from None
 
 
 class RequestLock(LockOf):
