@@ -3880,7 +3880,7 @@ SAFEGUARDS = (
     Safeguard(
         "web: a client that reads slowly is cut off",
         "integrations/_leases.py",
-        "            raise self.too_slow() from None\n",
+        "            raise self.too_slow(bound) from None\n",
         "            pass\n",
         "test_web_lifetimes.py::test_client_that_is_slow_keeps_the_lock_no_longer_than_send_timeout[starlette-True]",
         seconds=20,
@@ -3904,8 +3904,8 @@ SAFEGUARDS = (
     Safeguard(
         "… also in aiohttp",
         "integrations/_handling.py",
-        "        if (full or lacks) and leases.bound is not None:\n",
-        "        if full and leases.bound is not None:\n",
+        "        if (full or lacks) and (bound := leases.bound) is not None:\n",
+        "        if full and (bound := leases.bound) is not None:\n",
         "test_web_lifetimes.py::test_client_that_sends_its_body_slowly_keeps_the_lock_no_longer_than_send_timeout[True-aiohttp]",
         seconds=40,
     ),

@@ -15,7 +15,7 @@ import pytest
 
 import aiolock
 from aiolock.integrations._asgi import KEPT, PIECES, Inbox, Interrupted
-from aiolock.integrations._leases import RequestLeases, RequestLock
+from aiolock.integrations._leases import RequestLeases, RequestLock, SlowClient
 from aiolock.integrations._names import BadName, LockOf
 from aiolock.integrations._problems import ERRORS, problem
 from aiolock.integrations._waiting import Disconnected, held
@@ -475,6 +475,24 @@ async def test_a_lease_is_not_taken_for_a_request_that_has_ended() -> None:
         assert lease.state is aiolock.LeaseState.RELEASED
         with pytest.raises(RuntimeError, match="the request that is to hold 'x' has ended"):
             await leases.take(client.lock("x"), 1)
+
+
+async def test_slow_client_is_named_the_locks_that_it_keeps_also_if_one_is_lost_by_then() -> None:
+    """With ``on_lost="signal"``; a lease that has ended is none of them."""
+    async with aiolock.connect("memory://") as client:
+        leases, lock = RequestLeases(), client.lock("x", on_lost="signal")
+
+        async def never() -> None:
+            await lock.break_()
+            await asyncio.Event().wait()
+
+        async with leases.body():
+            async with leases.hold(client.lock("short"), 0):
+                pass
+            assert leases.bound is None
+            await leases.take(lock, 0.05)
+            with pytest.raises(SlowClient, match=r"its client has let 'x' wait for 0\.05 s"):
+                await leases.bounded(never)
 
 
 @pytest.mark.parametrize(

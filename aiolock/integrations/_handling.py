@@ -111,10 +111,10 @@ def _bounded(request: web.Request, leases: RequestLeases) -> Generator[None]:
         full = transport.get_write_buffer_size() > (low if full else high)
         # The handler waits for a part of the body.
         lacks = getattr(request.content, "_waiter", None) is not None
-        if (full or lacks) and leases.bound is not None:
+        if (full or lacks) and (bound := leases.bound) is not None:
             leases.waited(LOOK_EVERY)
             if not leases.patience:
-                leases.too_slow()
+                leases.too_slow(bound)
                 _cut_off(request)
                 return
         timer = loop.call_later(LOOK_EVERY, look)

@@ -103,8 +103,12 @@ class RequestLeases:
     async def hold(self, lock: Lock, send_timeout: float) -> AsyncGenerator[Lease]:
         """Wait for the lock, and have it in the body of this."""
         async with held(lock, self._innermost(lock).reason_to_leave) as lease:
-            self._taken.append((lease, send_timeout))
-            yield lease
+            taken = (lease, send_timeout)
+            self._taken.append(taken)
+            try:
+                yield lease
+            finally:
+                self._taken.remove(taken)
 
     def _innermost(self, lock: Lock) -> Body:
         if not self._bodies:
@@ -123,18 +127,19 @@ class RequestLeases:
 
     async def bounded(self, wait: Callable[[], Awaitable[T]]) -> T:
         """Wait for the client; `SlowClient` if it has kept the locks too long."""
-        if not self._taken or self.bound is None:
+        bound = self.bound
+        if bound is None:
             return await wait()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        patience = asyncio.timeout(None if math.isinf(self.patience) else self.patience)
+        patience = asyncio.timeout(None if math.isinf(bound) else self.patience)
         try:
             async with patience:
                 return await wait()
         except TimeoutError:
             if not patience.expired():
                 raise
-            raise self.too_slow() from None
+            raise self.too_slow(bound) from None
         finally:
             self.waited(loop.time() - began)
 
@@ -143,12 +148,12 @@ class RequestLeases:
         if seconds > _NO_WAIT:
             self._waited += seconds
 
-    def too_slow(self) -> SlowClient:
-        """The error of a client that is too slow; logs it."""
+    def too_slow(self, bound: float) -> SlowClient:
+        """The error of a client that has taken longer than the bound; logs it."""
         names = ", ".join(sorted({repr(lease.name) for lease, _ in self._taken}))
         error = SlowClient(
             f"the request was cut off: in all, its client has let {names} wait for"
-            f" {self.bound:g} s (send_timeout)"
+            f" {bound:g} s (send_timeout)"
         )
         _log.warning("%s", error)
         return error
