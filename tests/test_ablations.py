@@ -4006,15 +4006,15 @@ SAFEGUARDS = (
     Safeguard(
         "idempotency: a key is somebody's",
         "integrations/_kept.py",
-        "who.encode(), key.encode())",
-        "key.encode())",
+        "digest(application, who, key)",
+        "digest(application, key)",
         "test_idempotency.py::test_keys_of_others",
         seconds=10,
     ),
     Safeguard(
         "idempotency: a key is an application's",
         "integrations/_kept.py",
-        "digest(application.encode(), who",
+        "digest(application, who",
         "digest(who",
         "test_idempotency_comparison.py::test_the_same_key_in_another_application[fastapi]",
         seconds=20,

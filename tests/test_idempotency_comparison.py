@@ -214,6 +214,17 @@ async def test_a_response_that_depends_on_headers(framework: str) -> None:
         assert service.done == 1
 
 
+@pytest.mark.parametrize("header", ["Content-Type", "Accept-Language"])
+async def test_a_header_that_is_not_text_is_compared_as_any(framework: str, header: str) -> None:
+    """Its request is carried out once, and not refused when that has been done."""
+    service = Service(MemoryServer(), "shop", "Accept-Language")
+    async with opened(framework, service) as http:
+        for value, expected in ((b"\xff", "now"), (b"\xff", "before"), (b"\xfe", "refused")):
+            reply = await http.post("/charges/", headers={header.encode(): value})
+            assert outcome(reply) == expected
+        assert service.done == 1
+
+
 async def test_a_compressed_response(framework: str) -> None:
     """Nobody gets it who has asked for a plain one."""
     service = Service(MemoryServer(), "shop")

@@ -102,11 +102,13 @@ async def kept(
     return came, False
 
 
-def digest(*parts: bytes) -> str:
+def digest(*parts: str | bytes) -> str:
     """A digest of these parts: other parts have another one."""
     made = hashlib.sha256()
     for part in parts:
-        made.update(b"%d:" % len(part) + part)
+        # In aiohttp, a byte of a header that is not UTF-8 is a surrogate.
+        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        made.update(b"%d:" % len(raw) + raw)
     return made.hexdigest()
 
 
@@ -127,16 +129,16 @@ async def owner(found: str | Awaitable[str]) -> str:
     return await found if isinstance(found, Awaitable) else found
 
 
-def fingerprint(method: str, target: bytes, headers: Headers, body: bytes) -> str:
+def fingerprint(method: str, target: str | bytes, headers: Headers, body: bytes) -> str:
     """A digest of a request, to tell it from others under the same key.
 
     ``target`` is the path and the query as they were sent, ``body`` may be a digest.
     """
     compared = [
-        (value.lower() if name == "host" else value).encode()
+        value.lower() if name == "host" else value
         for name, value in zip(_COMPARED, _values(headers, _COMPARED), strict=True)
     ]
-    return digest(method.encode(), target, *compared, body)
+    return digest(method, target, *compared, body)
 
 
 def _values(headers: Headers, names: Sequence[str]) -> list[str]:
@@ -160,7 +162,7 @@ def once_of(
             f"who must give a str, the id of the user or tenant, and not {type(who).__name__}:"
             ' return str(user.id), for example, and "" for a request of nobody'
         )
-    name = f"idempotency:{digest(application.encode(), who.encode(), key.encode())}"
+    name = f"idempotency:{digest(application, who, key)}"
     return client.once(name, remember=remember, wait=False)
 
 
@@ -216,7 +218,7 @@ class Recorded(NamedTuple):
         return sorted(names - _WHOSE)
 
     def _chosen_by(self, request: Headers) -> str:
-        return digest(*(value.encode() for value in _values(request, self.varies_by)))
+        return digest(*_values(request, self.varies_by))
 
 
 def is_to_be_tried_again(status: int, headers: Iterable[tuple[Any, Any]]) -> bool:

@@ -203,8 +203,8 @@ def idempotent(
             if key is None:
                 return await handler(source)
             whose = await owner(who(request))
-            headers, target = list(request.headers.items()), request.raw_path.encode()
-            asked = fingerprint(request.method, target, headers, await _read(request))
+            headers, body = list(request.headers.items()), await _read(request)
+            asked = fingerprint(request.method, request.raw_path, headers, body)
             once = once_of(client_of(request), application, whose, key, remember)
             return await exchanged(once, asked, functools.partial(handler, source), headers)
 

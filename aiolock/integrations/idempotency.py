@@ -184,7 +184,7 @@ def idempotent(
             bound.apply_defaults()
             given = {one: value for one, value in bound.arguments.items() if one in compared}
             try:
-                asked = digest(dumps(given).encode())
+                asked = digest(dumps(given))
             except TypeError as error:
                 raise TypeError(
                     f"the arguments of {function.__name__}() cannot be compared with those of"
