@@ -1,7 +1,7 @@
 """A stock in a database, in Quart: a lock that is held until the transaction has ended.
 
     export AIOLOCK_URL=redis://localhost DATABASE_URL=postgresql+psycopg://localhost/shop
-    hypercorn --root-path examples examples/sales_quart:app
+    hypercorn examples/sales_quart:app
 
 The session of a request commits in a function of Quart that runs after the view. The lock is held
 for longer than that.

@@ -1,8 +1,13 @@
 """A lock and a real transaction: none of what concurrent requests do is lost, in any order."""
 
 import asyncio
-import importlib
-import sys
+import contextlib
+import os
+import re
+import signal
+import socket
+import sysconfig
+from asyncio.subprocess import DEVNULL
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -27,7 +32,9 @@ import aiolock
 from aiolock import Lease
 from aiolock.integrations import fastapi, starlette
 from tests.databases import PostgresServer
-from tests.webapps.servers import serving
+from tests.failures import until
+from tests.procs import tied
+from tests.servers import hold_port
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 REQUESTS = 20
@@ -319,18 +326,37 @@ async def test_session_of_middleware_loses_no_update(
 
 @asynccontextmanager
 async def example(name: str, database: str, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str]:
-    """One of the examples, served; gives its URL."""
+    """One of the examples, served by the command in its docstring; gives its URL."""
     monkeypatch.setenv("DATABASE_URL", database.replace("postgresql://", "postgresql+psycopg://"))
     monkeypatch.setenv("AIOLOCK_URL", "memory://")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.delitem(sys.modules, f"sales_{name}", raising=False)
-    module = importlib.import_module(f"sales_{name}")
-    app = module.make() if name == "aiohttp" else module.app
-    try:
-        async with serving(name, app) as url:
-            yield url
-    finally:
-        await module.sessions.kw["bind"].dispose()
+    monkeypatch.setenv("PATH", sysconfig.get_path("scripts"), prepend=os.pathsep)
+    usage = (EXAMPLES / f"sales_{name}.py").read_text("utf-8")
+    (command,) = re.findall(rf"^    (.*\bsales_{name}:\w+)$", usage, re.MULTILINE)
+    with hold_port() as port:
+        host, number = port.getsockname()
+        address = ["--port", str(number)]
+        if command.startswith("hypercorn"):
+            address = ["--bind", f"{host}:{number}"]
+        process = await asyncio.create_subprocess_exec(
+            *tied("env", *command.split(), *address),
+            cwd=EXAMPLES.parent,
+            stdout=DEVNULL,
+            start_new_session=True,
+        )
+
+        def listens() -> bool:
+            assert process.returncode is None
+            with socket.socket() as tried:
+                return tried.connect_ex((host, number)) == 0
+
+        try:
+            await until(listens, within=60)
+            yield f"http://{host}:{number}"
+        finally:
+            # Hypercorn serves in a process of its own, which would go on without its parent.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart", "aiohttp"])
